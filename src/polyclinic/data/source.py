@@ -1,0 +1,30 @@
+"""A source: the `[data]` table of a study, and how its images are loaded."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyclinic.data.dataset import Dataset
+from polyclinic.settings import Settings
+
+TASKS = ("classification", "regression", "segmentation")
+
+
+class Source(Settings):
+    """One subclass per source, in one file of `data/datasets/`, with its own settings as fields."""
+
+    source: str = Field(description="where the images come from; `polyclinic data list` names all sources")
+    size: int = Field(64, ge=16, le=1024, description="side of the square images, in pixels")
+    validation: float = Field(0.15, ge=0, lt=1, description="share of the images held out for model selection")
+    test: float = Field(0.2, gt=0, lt=1, description="share of the images held out for testing")
+    seed: int = Field(0, ge=0, description="seed of the split and of the partition, apart from the study's seed")
+
+    #: tasks this source has labels for; checked against `[task]` before anything is loaded
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+
+    @abstractmethod
+    def load(self) -> Dataset:
+        """Every image of the source, prepared at `size`."""
