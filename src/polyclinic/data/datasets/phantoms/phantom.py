@@ -1,0 +1,50 @@
+"""What phantoms have in common: so many images, each drawn from its own address."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from polyclinic.data.datasets.phantoms.canvas import Canvas, to_bytes
+from polyclinic.data.source import Source
+from polyclinic.randomness import numpy_rng
+
+
+class Phantom(Source):
+    """A source that draws its images. Image i depends on (seed, i) only, not on how many there are."""
+
+    samples: int = Field(2000, ge=10, le=1_000_000, description="number of images")
+    size: int = Field(64, ge=28, le=256, description="side of the square images, in pixels")
+    acquisition: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="how much the sites' cameras differ: contrast, colour, blur, noise, vignette, crop",
+    )
+
+    channels: ClassVar[int] = 1
+
+    def rng(self, index: int, purpose: str) -> np.random.Generator:
+        """Draws about image `index`: its "label", its "anatomy", or its "grain", which alone depends on the size."""
+        return numpy_rng(self.seed, self.source, index, purpose)
+
+    def draw_all(self, labels: np.ndarray) -> np.ndarray:
+        """Every image, uint8 [samples, channels, size, size]."""
+        images = np.empty((self.samples, self.channels, self.size, self.size), dtype=np.uint8)
+        canvas = Canvas(self.size)
+        for i, label in enumerate(labels):
+            image = self.draw(canvas, label, self.rng(i, "anatomy"))
+            grain = self.rng(i, "grain").standard_normal(image.shape, dtype=np.float32)
+            images[i] = to_bytes(image + self.grain() * grain)
+        return images
+
+    def grain(self) -> float:
+        """Standard deviation of the sensor's noise, of intensities in [0, 1]."""
+        return 0.02
+
+    @abstractmethod
+    def draw(self, canvas: Canvas, label: float, rng: np.random.Generator) -> np.ndarray:
+        """One image of intensities in [0, 1], float32 [channels, size, size], before the sensor's noise."""
