@@ -1,0 +1,17 @@
+"""What a study learns: one file a task, with its head, its loss and metrics that add over sites.
+
+Tasks know torch, MONAI, `errors` and `settings`, and nothing of models, methods or sites.
+"""
+
+from polyclinic.tasks.classification import Classification
+from polyclinic.tasks.regression import Regression
+from polyclinic.tasks.segmentation import Segmentation
+from polyclinic.tasks.task import Sums, Target, Task
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "segmentation": Segmentation,
+}
+
+__all__ = ["TASKS", "Classification", "Regression", "Segmentation", "Sums", "Target", "Task"]

@@ -1,0 +1,53 @@
+"""A U-Net for masks: MONAI's BasicUNet with a cut after its first block."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from monai.networks.nets import BasicUNet
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.models.backbone import Backbone
+from polyclinic.models.norms import GROUPS
+
+FEATURES = (32, 32, 64, 128, 256, 32)
+DOWN = ("down_1", "down_2", "down_3", "down_4")
+UP = ("upcat_4", "upcat_3", "upcat_2", "upcat_1")
+
+
+class UNet(Backbone):
+    """Cut `block1` lies after the first two convolutions, whose output is all that the rest needs."""
+
+    name: ClassVar[str] = "unet"
+    description: ClassVar[str] = "U-Net (MONAI's BasicUNet), 2 million parameters: segmentation"
+    stages: ClassVar[dict[str, tuple[str, ...]]] = {"block1": ("conv_0",), "rest": (*DOWN, *UP, "final_conv")}
+    dense: ClassVar[bool] = True
+
+    def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
+        super().__init__(channels, outputs, size, norm)
+        basic = BasicUNet(
+            spatial_dims=2,
+            in_channels=channels,
+            out_channels=outputs,
+            features=FEATURES,
+            act=("LeakyReLU", {"negative_slope": 0.1}),  # not in place: see resnet.py
+            norm="batch" if norm == "batch" else ("group", {"num_groups": GROUPS}),
+        )
+        for name, child in basic.named_children():
+            self.add_module(name, child)
+
+    def run_stage(self, stage: str, x: Tensor) -> Tensor:
+        return super().run_stage(stage, x) if stage == "block1" else self._encode_and_decode(x)
+
+    def _encode_and_decode(self, features: Tensor) -> Tensor:
+        """[B, 32, H, W] to [B, outputs, H, W]; padded meanwhile: four halvings need a multiple of 16."""
+        height, width = features.shape[-2:]
+        x = F.pad(features, (0, -width % 16, 0, -height % 16))
+        skips = []
+        for name in DOWN:
+            skips.append(x)
+            x = self.get_submodule(name)(x)
+        for name in UP:
+            x = self.get_submodule(name)(x, skips.pop())
+        return self.get_submodule("final_conv")(x)[..., :height, :width]

@@ -1,0 +1,92 @@
+"""Classification: cross-entropy; accuracies from a confusion matrix, AUC from histograms of scores."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.tasks.task import Sums, Target, Task
+
+BINS = 1024
+# Edges of the score histogram: fine around zero, where an untrained network's scores crowd, and ever wider
+# up to margins of a thousand, where an overconfident one's lie.
+EDGES = 0.05 * torch.sinh(torch.linspace(-10.6, 10.6, BINS - 1, dtype=torch.float64))
+
+
+class Classification(Task):
+    """One of several classes per image. Output: logits [B, C]; targets: int64 [B]."""
+
+    name: Literal["classification"] = "classification"
+
+    metric: ClassVar[str] = "accuracy"
+    better: ClassVar[Literal["higher", "lower"]] = "higher"
+
+    def outputs(self, target: Target) -> int:
+        if len(target.classes) < 2:
+            count = len(target.classes)
+            raise BadInput(f"task.name: classification needs two classes or more, and the data names {count}")
+        return len(target.classes)
+
+    def targets(self, labels: Tensor, masks: Tensor | None = None) -> Tensor:
+        return labels.long()
+
+    def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
+        return F.cross_entropy(output, targets, reduction="none")
+
+    def observe(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
+        """The logits, [B, C]."""
+        return output.detach().cpu().double()
+
+    def sums(self, observations: Tensor, labels: Tensor, cases: Tensor | None, target: Target) -> Sums:
+        """confusion int64 [C, C] (true, predicted), histograms int64 [C, 2, 1024], loss and count."""
+        classes, labels = len(target.classes), labels.cpu().long()
+        pairs = labels * classes + observations.argmax(1)
+        return {
+            "confusion": pairs.bincount(minlength=classes * classes).reshape(classes, classes),
+            "histograms": score_histograms(observations, labels, classes),
+            "loss": self.losses(observations, labels, target).sum(),
+            "count": torch.tensor(len(labels)),
+        }
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        confusion, count = sums["confusion"].double(), int(sums["count"])
+        if count == 0:
+            return {}
+        seen = confusion.sum(1) > 0
+        recalls = confusion.diag()[seen] / confusion.sum(1)[seen]
+        metrics = {
+            "accuracy": float(confusion.diag().sum()) / count,
+            "balanced_accuracy": float(recalls.mean()),
+            "loss": float(sums["loss"]) / count,
+        }
+        # of two classes the second is the positive one; of more, each in turn against all others
+        histograms = sums["histograms"][1:] if len(confusion) == 2 else sums["histograms"]
+        areas = [auc(histogram) for histogram in histograms if bool((histogram.sum(1) > 0).all())]
+        return metrics | ({"auc": sum(areas) / len(areas)} if areas else {})
+
+
+def margins(logits: Tensor) -> Tensor:
+    """How far each class lies above all others together, in logits: log p - log(1 - p), [N, C]."""
+    classes = logits.shape[1]
+    itself = torch.eye(classes, dtype=torch.bool)
+    others = logits[:, None, :].expand(-1, classes, -1).masked_fill(itself, -torch.inf)
+    return logits - others.logsumexp(2)
+
+
+def score_histograms(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """How many images of the other classes [C, 0] and of the class itself [C, 1] score in each bin, int64."""
+    column = torch.arange(classes)
+    own = (labels[:, None] == column).long()
+    flat = (column * 2 + own) * BINS + torch.bucketize(margins(logits).contiguous(), EDGES)
+    return flat.flatten().bincount(minlength=classes * 2 * BINS).reshape(classes, 2, BINS)
+
+
+def auc(histogram: Tensor) -> float:
+    """The chance that an image of the class scores above one of the rest; sharing a bin counts half."""
+    rest, own = histogram.double()
+    below = rest.cumsum(0) - rest / 2
+    return float((own * below).sum() / (own.sum() * rest.sum()))

@@ -1,0 +1,80 @@
+"""Regression: one number per image, e.g. bone age in months; mean absolute and root mean square error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.tasks.task import Sums, Target, Task
+
+CRITERIA: dict[str, Callable[..., Tensor]] = {"l1": F.l1_loss, "mse": F.mse_loss, "huber": F.huber_loss}
+
+
+class Regression(Task):
+    """Output: [B, 1], scaled so that the public label range is -1 to 1; targets: float32 [B], as labelled."""
+
+    name: Literal["regression"] = "regression"
+    criterion: Literal["l1", "mse", "huber"] = Field(
+        "l1", description="the loss, on labels scaled so that their public range is -1 to 1"
+    )
+
+    metric: ClassVar[str] = "mae"
+    better: ClassVar[Literal["higher", "lower"]] = "lower"
+
+    def outputs(self, target: Target) -> int:
+        scale(target)
+        return 1
+
+    def targets(self, labels: Tensor, masks: Tensor | None = None) -> Tensor:
+        return labels.float()
+
+    def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
+        middle, half = scale(target)
+        return CRITERIA[self.criterion](output.squeeze(1), (targets - middle) / half, reduction="none")
+
+    def observe(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
+        """The network's output as it is, [B, 1]."""
+        return output.detach().cpu().double()
+
+    def sums(self, observations: Tensor, labels: Tensor, cases: Tensor | None, target: Target) -> Sums:
+        labels = labels.cpu().double()
+        errors = self.predictions(observations, target) - labels
+        return {
+            "absolute_error": errors.abs().sum(),
+            "squared_error": errors.square().sum(),
+            "loss": self.losses(observations, labels, target).sum(),
+            "count": torch.tensor(len(labels)),
+        }
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        count = int(sums["count"])
+        if count == 0:
+            return {}
+        return {
+            "mae": float(sums["absolute_error"]) / count,
+            "rmse": (float(sums["squared_error"]) / count) ** 0.5,
+            "loss": float(sums["loss"]) / count,
+        }
+
+    @staticmethod
+    def predictions(output: Tensor, target: Target) -> Tensor:
+        """The network's output [B, 1] in the label's unit, [B]."""
+        middle, half = scale(target)
+        return output.squeeze(1) * half + middle
+
+
+def scale(target: Target) -> tuple[float, float]:
+    """Middle and half width of the public label range, by which every site scales its labels alike."""
+    if target.label_range is None or not target.label_range[0] < target.label_range[1]:
+        raise BadInput(
+            "task.name: regression needs labels with a public range, "
+            f"and the data's is {target.label_range}; choose a source that declares the lowest and highest possible label"
+        )
+    low, high = target.label_range
+    return (low + high) / 2, (high - low) / 2

@@ -1,0 +1,71 @@
+"""Segmentation: one binary mask per image; loss: soft Dice and cross-entropy, metric: Dice per patient."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from monai.losses import DiceLoss
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.tasks.task import Sums, Target, Task
+
+SOFT_DICE = DiceLoss(sigmoid=True, reduction="none")
+
+
+class Segmentation(Task):
+    """Output: logits [B, 1, H, W]; targets: float32 [B, 1, H, W] of 0 and 1."""
+
+    name: Literal["segmentation"] = "segmentation"
+
+    metric: ClassVar[str] = "dice"
+    better: ClassVar[Literal["higher", "lower"]] = "higher"
+    dense: ClassVar[bool] = True
+
+    def outputs(self, target: Target) -> int:
+        return 1
+
+    def targets(self, labels: Tensor, masks: Tensor | None = None) -> Tensor:
+        if masks is None:
+            raise BadInput("task.name: segmentation needs masks; choose a data source that has them")
+        return masks.float()[:, None]
+
+    def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
+        cross_entropy = F.binary_cross_entropy_with_logits(output, targets, reduction="none")
+        return SOFT_DICE(output, targets).flatten() + cross_entropy.mean((1, 2, 3))
+
+    def observe(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
+        """Pixels predicted and true at once, predicted, and true; and the loss: [B, 4]."""
+        predicted, true = output.detach() > 0, targets > 0.5
+        areas = [mask.sum((1, 2, 3)) for mask in (predicted & true, predicted, true)]
+        losses = self.losses(output.detach(), targets, target)
+        return torch.stack([*areas, losses], 1).cpu().double()
+
+    def sums(self, observations: Tensor, labels: Tensor, cases: Tensor | None, target: Target) -> Sums:
+        """A patient's Dice is that of all its images together: slices without the organ do not each count 1."""
+        count = len(observations)
+        members = torch.arange(count) if cases is None else cases.cpu().unique(return_inverse=True)[1]
+        number = int(members.max()) + 1 if count else 0
+        areas = torch.zeros(number, 3, dtype=torch.float64).index_add_(0, members, observations[:, :3])
+        return {
+            "dice": dice(areas).sum(),
+            "cases": torch.tensor(number),
+            "loss": observations[:, 3].sum(),
+            "count": torch.tensor(count),
+        }
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        if int(sums["count"]) == 0:
+            return {}
+        return {
+            "dice": float(sums["dice"]) / int(sums["cases"]),
+            "loss": float(sums["loss"]) / int(sums["count"]),
+        }
+
+
+def dice(areas: Tensor) -> Tensor:
+    """Dice of each row (overlap, predicted, true), [N, 3] to [N]; 1 where both masks are empty."""
+    overlap, both = areas[:, 0], areas[:, 1] + areas[:, 2]
+    return torch.where(both == 0, 1.0, 2 * overlap / both.clamp(min=1))
