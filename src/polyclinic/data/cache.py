@@ -1,0 +1,111 @@
+"""Where prepared images are kept, how a result is named by what it was made of, and how it is written at once.
+
+A cache entry is a folder named by a digest. It is written under another name and renamed when complete, so an
+entry that exists is whole; two processes that prepare the same thing do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyclinic import __version__
+from polyclinic.errors import BadInput
+
+#: called with (what is being done, how many are done, how many there are)
+Progress = Callable[[str, int, int], None]
+
+PACKAGE = Path(__file__).parent
+CHUNK_BYTES = 64 << 20
+
+
+def cache_folder(chosen: Path | None = None) -> Path:
+    """The folder chosen, else $POLYCLINIC_CACHE, else polyclinic in the user's cache folder."""
+    if chosen is not None:
+        return Path(chosen)
+    if given := os.environ.get("POLYCLINIC_CACHE"):
+        return Path(given)
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "polyclinic"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic"
+
+
+def digest_of(description: Any) -> str:
+    """A name of 32 hex digits for a description in plain values (dicts, lists, strings, numbers)."""
+    text = json.dumps(description, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def code_digest(files: Iterable[Path]) -> str:
+    """A digest of the package's version and the given source files: prepared images do not outlive their code."""
+    total = hashlib.sha256(__version__.encode())
+    for file in sorted(files):
+        total.update(file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def files_digest(files: Iterable[Path], root: Path) -> str:
+    """Names the content of files by their relative paths, sizes and modification times, without reading them."""
+    total = hashlib.sha256()
+    for file in sorted(files):
+        try:
+            state = file.stat()
+        except OSError:
+            total.update(f"{file}\x1fmissing\n".encode())
+            continue
+        relative = os.path.relpath(file, root)
+        total.update(f"{relative}\x1f{state.st_size}\x1f{state.st_mtime_ns}\n".encode())
+    return total.hexdigest()
+
+
+@contextmanager
+def complete_or_absent(folder: Path) -> Iterator[Path]:
+    """A scratch folder that becomes `folder` when the block ends well and vanishes when it does not."""
+    scratch = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
+    make_folder(scratch)
+    try:
+        yield scratch
+        publish(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Creates the folder and its parents, or says which setting names a better place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BadInput(
+            f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere"
+        ) from None
+
+
+def publish(scratch: Path, folder: Path) -> None:
+    """Renames a finished folder; another process's equal result, already there, is kept."""
+    try:
+        scratch.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def chunks(count: int, bytes_each: int) -> Iterator[slice]:
+    """Slices over `count` items of about 64 MiB each."""
+    step = max(1, CHUNK_BYTES // max(1, bytes_each))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def bytes_each(array: np.ndarray) -> int:
+    """Bytes of one entry along the first axis."""
+    return int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize

@@ -1,0 +1,108 @@
+"""Sources that read files: prepared once, kept in the cache, memory-mapped from then on.
+
+An entry of the cache is named by the source's settings, the paths, sizes and modification times of its files, and
+the code that prepares them. An interrupted preparation goes on where it stopped. The source is only ever read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from polyclinic.data.cache import PACKAGE, Progress, cache_folder, code_digest, digest_of, files_digest
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.listing import PER_IMAGE, Listing
+from polyclinic.data.preprocessing.fit import Fit, Shape
+from polyclinic.data.preprocessing.prepare import prepare_images
+from polyclinic.data.source import Source
+from polyclinic.errors import BadInput
+
+#: settings that do not change what is prepared, only how it is split afterwards
+AFTERWARDS = {"validation", "test", "seed"}
+
+
+class FileSource(Source):
+    """A source with a path. A subclass says what its images are (`listing`), where to get them and how they lie."""
+
+    path: Path = Field(
+        description="the folder or file of the source, relative to where polyclinic is started"
+    )
+    shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
+    channels: Literal["auto", 1, 3] = Field("auto", description="1 for grey, 3 for colour, auto to look")
+
+    #: where to get the images and under which terms, for `polyclinic data show`
+    where: ClassVar[str] = "Your own."
+    #: what must lie at `path`, for `polyclinic data show`
+    layout: ClassVar[str] = ""
+
+    @abstractmethod
+    def listing(self) -> Listing:
+        """Every image of the source, without opening one."""
+
+    def files(self) -> Iterable[Path]:
+        """The files whose change makes a new preparation necessary: `path`, or all below it."""
+        if not self.path.is_dir():
+            return [self.path]
+        return (Path(folder, name) for folder, _, names in os.walk(self.path) for name in names)
+
+    def fingerprint(self) -> str:
+        """Names the content of the source's files."""
+        self.refuse_missing_path()
+        return files_digest(self.files(), self.path)
+
+    def refuse_missing_path(self) -> None:
+        """One sentence when there is nothing at `path`."""
+        if not self.path.exists():
+            raise BadInput(
+                f"data.path: there is nothing at '{self.path}'; `polyclinic data show {self.source}` says what should be"
+            )
+
+    def load(self) -> Dataset:
+        return self.prepared()
+
+    def prepared(self, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
+        """The images at `size`, memory-mapped from the cache, prepared first where they are not there yet."""
+        folder = cache_folder(cache) / "prepared" / self._entry()
+        if not (folder / "facts.json").is_file():
+            listing = self.listing()
+            prepare_images(listing, Fit(self.size, self.shape, self.channels), folder, progress)
+        return open_prepared(folder)
+
+    def _entry(self) -> str:
+        code = [
+            Path(inspect.getfile(kind))
+            for kind in type(self).__mro__
+            if kind.__module__.startswith("polyclinic")
+        ]
+        code += [*PACKAGE.glob("preprocessing/*.py"), PACKAGE / "reading.py", PACKAGE / "listing.py"]
+        settings = self.model_dump(mode="json", exclude=AFTERWARDS)
+        settings["path"] = str(self.path.resolve())
+        return digest_of(
+            {"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))}
+        )
+
+
+def open_prepared(folder: Path) -> Dataset:
+    """The dataset of an entry of the cache; its images and masks are memory maps."""
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    names = ("images", "masks", *PER_IMAGE)
+    files = {name: folder / f"{name}.npy" for name in names if (folder / f"{name}.npy").exists()}
+    arrays = {
+        name: np.load(file, mmap_mode="r" if name in ("images", "masks") else None, allow_pickle=False)
+        for name, file in files.items()
+    }
+    bounds = facts["label_range"]
+    return Dataset(
+        **arrays,
+        classes=tuple(facts["classes"]),
+        unit=facts["unit"],
+        label_range=tuple(bounds) if bounds else None,
+    )

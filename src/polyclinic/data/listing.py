@@ -1,0 +1,63 @@
+"""A listing: what is known of every image before the first one is opened, and how each is read.
+
+A source makes a listing from folder names, tables or archive headers; `prepared` turns it into arrays on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+#: the arrays of a listing that have one entry per image
+PER_IMAGE = ("labels", "patient", "site", "split", "subgroup", "ids")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """N images to be read. Fields are those of `Dataset`, with functions instead of pixels.
+
+    picture   gives the pixels of image i: uint8 [H, W] or [H, W, 3]
+    mask      gives the mask of image i: [H, W], anything above zero is inside; None where there are no masks
+    name      says what to call image i in a message, e.g. "cases.csv row 17 (scans/a.png)"
+    """
+
+    picture: Callable[[int], np.ndarray]
+    name: Callable[[int], str]
+    labels: np.ndarray
+    classes: tuple[str, ...] = ()
+    unit: str = ""
+    label_range: tuple[float, float] | None = None
+    mask: Callable[[int], np.ndarray] | None = None
+    patient: np.ndarray | None = None
+    site: np.ndarray | None = None
+    split: np.ndarray | None = None
+    subgroup: np.ndarray | None = None
+    ids: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: np.ndarray) -> Listing:
+        """The listing of the images at `index`, in that order."""
+        index = np.asarray(index, dtype=np.int64)
+        picture, name, mask = self.picture, self.name, self.mask
+        arrays = {key: getattr(self, key) for key in PER_IMAGE}
+        return replace(
+            self,
+            picture=lambda i: picture(int(index[i])),
+            name=lambda i: name(int(index[i])),
+            mask=None if mask is None else lambda i: mask(int(index[i])),
+            **{key: array[index] for key, array in arrays.items() if array is not None},
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The per-image arrays that there are."""
+        return {key: getattr(self, key) for key in PER_IMAGE if getattr(self, key) is not None}
+
+    def facts(self) -> dict[str, Any]:
+        """What holds for all images, in plain values."""
+        bounds = None if self.label_range is None else [float(bound) for bound in self.label_range]
+        return {"classes": list(self.classes), "unit": self.unit, "label_range": bounds}

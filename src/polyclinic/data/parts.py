@@ -1,0 +1,229 @@
+"""From a source and a description of sites to one folder per site, which that site opens alone.
+
+`prepare` does load -> split by patient -> spread over sites -> write, once; `open_site` maps one site's arrays
+into memory, read-only. Layout of an entry of the cache:
+
+    parts/<digest>/info.json
+    parts/<digest>/<site>/{train,validation,test}/{images,labels,masks,cases,subgroup}.npy
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyclinic.data.acquisition import apply_styles, crop_masks
+from polyclinic.data.cache import (
+    PACKAGE,
+    Progress,
+    bytes_each,
+    cache_folder,
+    chunks,
+    code_digest,
+    complete_or_absent,
+    digest_of,
+)
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.heterogeneity import mean_ks
+from polyclinic.data.names import check_site_names, refuse_unsafe_name
+from polyclinic.data.partition import Sites, spread
+from polyclinic.data.source import Source
+from polyclinic.data.splits import SPLITS, patient_groups, split
+from polyclinic.errors import BadInput
+
+#: the images of each split of each site, as indices into the dataset
+Spread = dict[str, dict[str, np.ndarray]]
+#: what becomes of a piece of an array on its way to a part, given where it starts
+Change = Callable[[np.ndarray, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split of one site, memory-mapped and read-only.
+
+    images uint8 [N, C, H, W]; labels int64 or float32 [N]; masks uint8 [N, H, W] or None;
+    cases int64 [N], equal for images of one patient, or None; subgroup str [N] or None
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray | None = None
+    cases: np.ndarray | None = None
+    subgroup: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """What one site holds."""
+
+    name: str
+    train: Part
+    validation: Part
+    test: Part
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the sites' parts lie, and what is known of them without looking at an image.
+
+    info: source, channels, size, classes, unit, label_range, has_masks, counts[site][split],
+    class_counts[site][split] (a list, by class), digests[split] (sha256), mean_ks
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    info: dict[str, Any]
+
+
+def prepare(
+    data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None
+) -> Parts:
+    """The parts of every site, from the cache where the same settings, files and code have been there before."""
+    folder = cache_folder(cache) / "parts" / _name_of(data, sites)
+    if not (folder / "info.json").is_file():
+        _write(folder, data, sites, cache, progress)
+    info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
+    return Parts(folder, tuple(info["counts"]), info)
+
+
+def open_site(folder: Path, site: str) -> SiteData:
+    """The arrays of one site; touches no file outside `folder`/`site`."""
+    refuse_unsafe_name(site)
+    if not (Path(folder) / site).is_dir():
+        raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
+    return SiteData(site, *(_open_part(Path(folder) / site / name) for name in SPLITS))
+
+
+def _open_part(folder: Path) -> Part:
+    files = {field.name: folder / f"{field.name}.npy" for field in fields(Part)}
+    return Part(
+        **{
+            name: np.load(file, mmap_mode="r", allow_pickle=False)
+            for name, file in files.items()
+            if file.exists()
+        }
+    )
+
+
+def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
+    """The whole source; what is read from files is prepared once and memory-mapped from then on."""
+    return data.prepared(cache, progress) if isinstance(data, FileSource) else data.load()
+
+
+def _name_of(data: Source, sites: Sites) -> str:
+    return digest_of(
+        {
+            "data": data.model_dump(mode="json"),
+            "sites": sites.model_dump(mode="json"),
+            "content": data.fingerprint() if isinstance(data, FileSource) else "",
+            "code": code_digest(PACKAGE.rglob("*.py")),
+        }
+    )
+
+
+def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progress: Progress | None) -> None:
+    dataset = load(data, cache, progress)
+    splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed)
+    where = spread(sites, dataset, splits, data.seed)
+    check_site_names(where)
+    with complete_or_absent(folder) as scratch:
+        for done, (site, parts) in enumerate(where.items(), start=1):
+            for name in SPLITS:
+                camera = Camera(data, site, name)
+                _write_part(scratch / site / name, dataset, parts[name], camera)
+            if progress:
+                progress("writing the sites' parts", done, len(where))
+        facts = describe(data.source, dataset, where)
+        (scratch / "info.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Camera:
+    """How one site's images of one split are changed on their way to its part; by default not at all."""
+
+    data: Source
+    site: str
+    split: str
+
+    def images(self, images: np.ndarray, start: int) -> np.ndarray:
+        """The images from number `start` of the part on, as this site's camera would have taken them."""
+        return apply_styles(images, self._address, self._strength, split=f"{self.split} {start}")
+
+    def masks(self, masks: np.ndarray, start: int) -> np.ndarray:
+        """Masks, cropped as their images are."""
+        return crop_masks(masks, self._address, self._strength) if self._strength else masks
+
+    @property
+    def _address(self) -> tuple[str | int, ...]:
+        return (self.data.seed, "style", self.site)
+
+    @property
+    def _strength(self) -> float:
+        return getattr(self.data, "acquisition", 0.0)
+
+
+def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camera) -> None:
+    folder.mkdir(parents=True)
+    _copy(folder / "images.npy", dataset.images, index, camera.images)
+    _copy(folder / "labels.npy", dataset.labels, index)
+    if dataset.masks is not None:
+        _copy(folder / "masks.npy", dataset.masks, index, camera.masks)
+    if dataset.patient is not None:
+        _copy(folder / "cases.npy", patient_groups(dataset), index)
+    if dataset.subgroup is not None:
+        _copy(folder / "subgroup.npy", dataset.subgroup, index)
+
+
+def _copy(
+    file: Path, array: np.ndarray, index: np.ndarray, change: Change = lambda piece, start: piece
+) -> None:
+    """Writes array[index] piece by piece, so that a memory-mapped array never has to fit in memory."""
+    shape = (len(index), *array.shape[1:])
+    target = np.lib.format.open_memmap(file, mode="w+", dtype=array.dtype, shape=shape)
+    for piece in chunks(len(index), bytes_each(array)):
+        target[piece] = change(array[index[piece]], piece.start)
+    target.flush()
+
+
+def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
+    """The facts of `Parts.info`, in plain values."""
+    train_labels = {site: np.asarray(dataset.labels[parts["train"]]) for site, parts in where.items()}
+    return {
+        "source": source,
+        "channels": int(dataset.images.shape[1]),
+        "size": int(dataset.images.shape[2]),
+        "classes": list(dataset.classes),
+        "unit": dataset.unit,
+        "label_range": list(dataset.label_range) if dataset.label_range else None,
+        "has_masks": dataset.masks is not None,
+        "counts": {site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()},
+        "class_counts": {site: _class_counts(dataset, parts) for site, parts in where.items()},
+        "digests": {name: _digest(dataset, where, name) for name in SPLITS},
+        "mean_ks": mean_ks(train_labels),
+    }
+
+
+def _class_counts(dataset: Dataset, parts: dict[str, np.ndarray]) -> dict[str, list[int]]:
+    if not dataset.classes:
+        return {}
+    count = len(dataset.classes)
+    return {name: np.bincount(dataset.labels[parts[name]], minlength=count).tolist() for name in SPLITS}
+
+
+def _digest(dataset: Dataset, where: Spread, name: str) -> str:
+    """sha256 over labels and images of a split over all sites, in the source's order: the same however it is spread."""
+    index = np.unique(np.concatenate([parts[name] for parts in where.values()]))
+    total = hashlib.sha256(np.ascontiguousarray(dataset.labels[index]).tobytes())
+    for piece in chunks(len(index), bytes_each(dataset.images)):
+        total.update(np.ascontiguousarray(dataset.images[index[piece]]))
+    return total.hexdigest()

@@ -1,0 +1,122 @@
+"""Reads every image of a listing once and writes it to disk, going on where an interrupted attempt stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from polyclinic.data.cache import Progress, make_folder, publish
+from polyclinic.data.listing import Listing
+from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask, is_colour
+from polyclinic.errors import BadInput
+
+STEP = 64
+LOOKED_AT = 24
+NAMED_AT_MOST = 200
+
+
+def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress | None = None) -> None:
+    """Writes images, masks and the listing's facts to `folder`, which appears when all are there.
+
+    Every image that cannot be read is named, with the reason, in one message.
+    """
+    if len(listing) == 0:
+        raise BadInput("data.path: no images found; `polyclinic data show` says what a source must look like")
+    scratch = folder.with_name(f"{folder.name}.partial")
+    make_folder(scratch)
+    channels = channels_of(listing, fit)
+    images = _open(scratch / "images.npy", (len(listing), channels, fit.size, fit.size))
+    masks = None if listing.mask is None else _open(scratch / "masks.npy", (len(listing), fit.size, fit.size))
+    _read_all(listing, fit, images, masks, scratch / "done.txt", progress)
+    for name, array in listing.arrays().items():
+        np.save(scratch / f"{name}.npy", array, allow_pickle=False)
+    (scratch / "facts.json").write_text(json.dumps(listing.facts(), indent=1), encoding="utf-8")
+    publish(scratch, folder)
+
+
+def channels_of(listing: Listing, fit: Fit) -> int:
+    """The channels asked for; else 3 when any of a few images, taken evenly, has colour."""
+    if fit.channels != "auto":
+        return fit.channels
+    for i in np.unique(np.linspace(0, len(listing) - 1, LOOKED_AT).astype(int)):
+        try:
+            if is_colour(listing.picture(int(i))):
+                return 3
+        except Exception:
+            continue
+    return 1
+
+
+def _read_all(
+    listing: Listing,
+    fit: Fit,
+    images: np.ndarray,
+    masks: np.ndarray | None,
+    done_file: Path,
+    progress: Progress | None,
+) -> None:
+    """Fills the arrays; `done_file` holds how many images, from the first, are safely on disk."""
+    done = int(done_file.read_text()) if done_file.exists() else 0
+    problems: list[str] = []
+
+    def read(i: int) -> str | None:
+        try:
+            images[i] = fit_image(listing.picture(i), fit, images.shape[1])
+            if masks is not None and listing.mask is not None:
+                masks[i] = fit_mask(listing.mask(i), fit)
+        except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
+            return f"{listing.name(i)}: {_reason(error)}"
+        return None
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for piece in _pieces(done, len(listing)):
+            problems += [problem for problem in pool.map(read, piece) if problem]
+            if not problems:
+                _note(done_file, images, masks, piece.stop)
+            if progress:
+                progress("preparing images", piece.stop, len(listing))
+    if problems:
+        raise BadInput(_report(problems, len(listing)))
+
+
+def _pieces(start: int, stop: int) -> Iterator[range]:
+    for first in range(start, stop, STEP):
+        yield range(first, min(first + STEP, stop))
+
+
+def _note(done_file: Path, images: np.ndarray, masks: np.ndarray | None, done: int) -> None:
+    """Notes progress only after the pixels have been handed to the disk, every 32nd piece and at the end."""
+    if done % (STEP * 32) and done != len(images):
+        return
+    for array in (images, masks):
+        if isinstance(array, np.memmap):
+            array.flush()
+    draft = done_file.with_suffix(f".{os.getpid()}")
+    draft.write_text(str(done))
+    draft.replace(done_file)
+
+
+def _open(file: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """A writable uint8 memory map, taken up again where one of that shape is there."""
+    if not file.exists():
+        draft = file.with_suffix(f".{os.getpid()}")
+        np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=shape)
+        draft.replace(file)
+    return np.lib.format.open_memmap(file, mode="r+")
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _report(problems: list[str], count: int) -> str:
+    named = problems[:NAMED_AT_MOST]
+    more = [f"and {len(problems) - len(named)} more"] if len(problems) > len(named) else []
+    head = f"data.path: {len(problems)} of {count} images cannot be read; repair or remove them:"
+    return "\n  ".join([head, *named, *more])

@@ -1,0 +1,187 @@
+"""Parts: written once, whole or not at all, and each site opens its own only."""
+
+import hashlib
+import shutil
+
+import numpy as np
+import pytest
+
+from polyclinic.data import parts as parts_module
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.names import check_site_names, safe_name
+from polyclinic.data.partition import PARTITIONS
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.data.source import Source
+from polyclinic.data.splits import split
+from polyclinic.errors import BadInput
+
+
+class Drawn(Source):
+    """Sixty images of random pixels, two per patient."""
+
+    source: str = "drawn"
+    size: int = 16
+
+    def load(self) -> Dataset:
+        rng = np.random.default_rng(5)
+        return Dataset(
+            rng.integers(0, 256, (60, 1, 16, 16), np.uint8),
+            np.repeat(np.arange(30) % 2, 2),
+            ("no", "yes"),
+            masks=rng.integers(0, 2, (60, 16, 16), np.uint8),
+            patient=np.array([f"p{i // 2:02d}" for i in range(60)]),
+            subgroup=np.array(["left", "right"] * 30),
+        )
+
+
+@pytest.fixture
+def sites():
+    return PARTITIONS["iid"](partition="iid", count=3)
+
+
+def test_every_image_goes_to_one_site_with_its_label_mask_patient_and_subgroup(tmp_path, sites):
+    data = Drawn().load()
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    place = {image.tobytes(): i for i, image in enumerate(data.images)}
+    seen = []
+    for name in parts.names:
+        site = open_site(parts.folder, name)
+        for part in (site.train, site.validation, site.test):
+            at = [place[image.tobytes()] for image in part.images]
+            seen += at
+            assert np.array_equal(part.labels, data.labels[at])
+            assert np.array_equal(part.masks, data.masks[at])
+            assert np.array_equal(part.subgroup, data.subgroup[at])
+            assert np.array_equal(part.cases, np.array(at) // 2)
+    assert sorted(seen) == list(range(60))
+
+
+def test_info_counts_what_is_in_the_parts(tmp_path, sites):
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    site = open_site(parts.folder, parts.names[1])
+    assert parts.info["counts"][site.name] == {
+        "train": len(site.train),
+        "validation": len(site.validation),
+        "test": len(site.test),
+    }
+    assert (
+        parts.info["class_counts"][site.name]["train"] == np.bincount(site.train.labels, minlength=2).tolist()
+    )
+    assert (parts.info["channels"], parts.info["size"], parts.info["has_masks"]) == (1, 16, True)
+    assert 0 <= parts.info["mean_ks"] < 0.5
+
+
+def test_digests_are_of_labels_and_images_and_do_not_depend_on_the_sites(tmp_path, sites):
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    data = Drawn().load()
+    index = split(data, validation=0.15, test=0.2, seed=0)["test"]
+    by_hand = hashlib.sha256(data.labels[index].tobytes() + data.images[index].tobytes()).hexdigest()
+    assert parts.info["digests"]["test"] == by_hand
+    fewer = prepare(Drawn(), PARTITIONS["iid"](partition="iid", count=2), cache=tmp_path)
+    assert fewer.info["digests"] == parts.info["digests"]
+    assert fewer.folder != parts.folder
+
+
+def test_a_site_opens_its_own_part_only(tmp_path, sites):
+    """With every other site's folder, and the summary, gone from the disk a site still opens its part."""
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    mine, *others = parts.names
+    before = open_site(parts.folder, mine).train.images.copy()
+    for other in others:
+        shutil.rmtree(parts.folder / other)
+    (parts.folder / "info.json").unlink()
+    assert np.array_equal(open_site(parts.folder, mine).train.images, before)
+    with pytest.raises(BadInput, match="no part of 'site-2'"):
+        open_site(parts.folder, others[0])
+
+
+def test_opening_a_site_touches_no_file_outside_its_folder(tmp_path, sites, monkeypatch):
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    opened = []
+    real = np.load
+    monkeypatch.setattr(
+        np, "load", lambda file, **options: (opened.append((file, options)), real(file, **options))[1]
+    )
+    open_site(parts.folder, parts.names[0])
+    assert len(opened) == 15
+    for file, options in opened:
+        assert file.resolve().is_relative_to((parts.folder / parts.names[0]).resolve())
+        assert options == {"mmap_mode": "r", "allow_pickle": False}
+
+
+@pytest.mark.parametrize(
+    "name", ["../site-2", "site-1/../site-2", "/etc", "..", ".", "", "a\\b", "a\0b", ".hidden", "x."]
+)
+def test_a_name_that_could_leave_its_folder_is_refused(tmp_path, sites, name):
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    with pytest.raises(BadInput, match="cannot be the name of a site"):
+        open_site(parts.folder, name)
+
+
+def test_names_that_differ_by_upper_case_only_are_refused():
+    check_site_names(["Ulm", "Graz"])
+    with pytest.raises(BadInput, match="'Ulm' and 'ulm' differ by upper case only"):
+        check_site_names(["Ulm", "ulm"])
+
+
+def test_names_of_institutions_are_made_safe():
+    assert safe_name("other/unknown") == "other-unknown"
+    assert safe_name("../../x") == "x"
+    assert safe_name("Hôpital St. Luc (Bruxelles)") == "Hôpital St. Luc (Bruxelles"
+    check_site_names([safe_name(text) for text in ["../../x", "Hôpital St. Luc (B)", "///", "a" * 300]])
+
+
+def test_parts_are_read_only_memory_maps(tmp_path, sites):
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    images = open_site(parts.folder, parts.names[0]).train.images
+    assert isinstance(images, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        images[0] = 0
+
+
+def test_a_second_preparation_reads_the_cache_and_a_new_setting_does_not(tmp_path, sites, monkeypatch):
+    first = prepare(Drawn(), sites, cache=tmp_path)
+    monkeypatch.setattr(parts_module, "load", lambda *_: pytest.fail("loaded again"))
+    assert prepare(Drawn(), sites, cache=tmp_path) == first
+    monkeypatch.undo()
+    assert prepare(Drawn(seed=1), sites, cache=tmp_path).info["digests"] != first.info["digests"]
+
+
+def test_a_preparation_that_fails_leaves_nothing_behind(tmp_path, sites, monkeypatch):
+    monkeypatch.setattr(parts_module, "describe", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(Drawn(), sites, cache=tmp_path)
+    assert list((tmp_path / "parts").iterdir()) == []
+    monkeypatch.undo()
+    assert prepare(Drawn(), sites, cache=tmp_path).names == ("site-1", "site-2", "site-3")
+
+
+def test_the_cache_lies_where_the_environment_says(tmp_path, sites, monkeypatch):
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path / "here"))
+    assert prepare(Drawn(), sites).folder.parent == tmp_path / "here" / "parts"
+
+
+def test_progress_reaches_its_end(tmp_path, sites):
+    steps = []
+    prepare(Drawn(), sites, cache=tmp_path, progress=lambda what, done, total: steps.append((done, total)))
+    assert steps[-1] == (3, 3)
+
+
+def test_an_empty_validation_split_can_be_opened(tmp_path, sites):
+    parts = prepare(Drawn(validation=0), sites, cache=tmp_path)
+    assert len(open_site(parts.folder, "site-1").validation) == 0
+
+
+def test_each_site_has_its_own_camera_and_masks_follow_it(tmp_path, sites):
+    class Seen(Drawn):
+        acquisition: float = 1.0
+
+    plain, seen = prepare(Drawn(), sites, cache=tmp_path), prepare(Seen(), sites, cache=tmp_path)
+    changes = []
+    for name in plain.names:
+        before, after = open_site(plain.folder, name).train, open_site(seen.folder, name).train
+        assert np.array_equal(before.labels, after.labels)
+        changes.append(float(after.images.mean()) - float(before.images.mean()))
+        assert after.masks.shape == before.masks.shape
+        assert not np.array_equal(after.masks, before.masks)
+    assert np.ptp(changes) > 2

@@ -1,0 +1,102 @@
+"""Splits keep patients whole, follow the shares, and are the same wherever they are made."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.splits import SPLITS, split
+from polyclinic.errors import BadInput
+
+
+def dataset(labels, **columns) -> Dataset:
+    labels = np.asarray(labels)
+    classes = ("a", "b", "c") if np.issubdtype(labels.dtype, np.integer) else ()
+    return Dataset(np.zeros((len(labels), 1, 16, 16), np.uint8), labels, classes, **columns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(12, 60), st.integers(0, 5), st.booleans())
+def test_patients_stay_whole_and_shares_are_kept(per_patient, patients, seed, ages):
+    rng = np.random.default_rng(seed)
+    patient = rng.permutation(np.repeat(np.arange(patients), per_patient))
+    labels = (
+        rng.uniform(1, 200, len(patient)).astype(np.float32) if ages else rng.integers(0, 3, len(patient))
+    )
+    parts = split(dataset(labels, patient=patient), validation=0.2, test=0.3, seed=seed)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(patient)))
+    owners = [set(patient[parts[name]]) for name in SPLITS]
+    assert not (owners[0] & owners[1] or owners[0] & owners[2] or owners[1] & owners[2])
+    for name, share in zip(SPLITS, (0.5, 0.2, 0.3), strict=True):
+        assert abs(len(parts[name]) - share * len(patient)) <= 2 * per_patient
+
+
+def test_every_class_is_split_in_the_same_shares():
+    labels = np.repeat([0, 1, 2], [500, 100, 20])
+    parts = split(dataset(labels), validation=0.1, test=0.25, seed=3)
+    assert np.abs(np.bincount(labels[parts["test"]]) - [125, 25, 5]).max() <= 1
+    assert np.abs(np.bincount(labels[parts["validation"]]) - [50, 10, 2]).max() <= 1
+
+
+def test_ages_are_split_alike_over_their_whole_range():
+    ages = np.random.default_rng(0).uniform(1, 228, 2000).astype(np.float32)
+    parts = split(dataset(ages), validation=0.15, test=0.2, seed=0)
+    for decile in np.linspace(0.1, 0.9, 9):
+        assert abs(np.quantile(ages[parts["test"]], decile) - np.quantile(ages, decile)) < 5
+
+
+def test_natural_sites_keep_test_images_each():
+    site = np.repeat(["big", "small"], [900, 20])
+    labels = np.tile([0, 1], 460)
+    parts = split(dataset(labels, site=site), validation=0.1, test=0.2, seed=0)
+    assert abs((site[parts["test"]] == "small").sum() - 4) <= 1
+
+
+def test_the_split_is_pinned():
+    """Same seed, same split, on any machine: these numbers must not change."""
+    parts = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=7)
+    assert {name: index.tolist() for name, index in parts.items()} == PINNED
+    other = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=8)
+    assert other["test"].tolist() != parts["test"].tolist()
+
+
+def test_a_split_that_the_source_fixes_is_kept_and_validation_is_carved_out_of_train():
+    fixed = np.array(["train"] * 80 + ["test"] * 20)
+    parts = split(dataset(np.tile([0, 1], 50), split=fixed), validation=0.25, test=0.5, seed=0)
+    assert parts["test"].tolist() == list(range(80, 100))
+    assert len(parts["validation"]) == 20
+    assert len(parts["train"]) == 60
+
+
+def test_images_without_a_split_follow_their_patient():
+    fixed = np.array(["test", "", "train", "", "train", "", "train", ""])
+    patient = np.array([1, 1, 2, 2, 3, 3, 4, 4])
+    parts = split(
+        dataset(np.zeros(8, np.int64), split=fixed, patient=patient), validation=0.3, test=0.2, seed=0
+    )
+    assert parts["test"].tolist() == [0, 1]
+    assert len(parts["validation"]) == 2
+
+
+def test_a_patient_on_both_sides_of_a_fixed_split_is_refused_by_name():
+    fixed = np.array(["train", "test", "train", "train"])
+    patient = np.array(["ann", "ann", "bob", "eve"])
+    with pytest.raises(BadInput, match=r"1 patients are in more than one split \(for example ann\)"):
+        split(dataset(np.zeros(4, np.int64), split=fixed, patient=patient), validation=0, test=0.5, seed=0)
+
+
+def test_unknown_split_names_and_impossible_shares_are_refused():
+    with pytest.raises(BadInput, match="unknown split 'dev'"):
+        split(dataset([0, 1], split=np.array(["dev", "train"])), validation=0, test=0.5, seed=0)
+    with pytest.raises(BadInput, match="leave nothing to train on"):
+        split(dataset([0, 1] * 9), validation=0.5, test=0.5, seed=0)
+    with pytest.raises(BadInput, match="the test split is empty"):
+        split(dataset([0, 1]), validation=0, test=0.1, seed=0)
+
+
+PINNED = {
+    "train": [0, 1, 2, 4, 5, 8, 9, 11, 14, 15, 17, 18],
+    "validation": [3, 7, 12, 16],
+    "test": [6, 10, 13, 19],
+}
