@@ -13,8 +13,8 @@ class Backbone(nn.Module):
     """A whole network, or one part of it: the consecutive stages in `present`.
 
     A subclass names its stages in the order in which they run, each with the children that it owns, and makes
-    those children in `__init__`. All it knows lies in class attributes and children, so that a part is nothing
-    but some of the children under their usual state-dict names.
+    those children in `__init__`. All it knows lies in class attributes and children, so a part is nothing but
+    some of the children, under their usual state-dict names.
 
     Input: float32 [B, channels, size, size]. Output: [B, outputs], or [B, outputs, size, size] where `dense`.
     """
@@ -61,7 +61,7 @@ def split(model: B, cut: str) -> tuple[B, B]:
 
 
 def join(front: B, rest: B) -> B:
-    """The whole network of these two parts, which need not come from one split; it shares their parameters."""
+    """The network of these two parts, which may have been made apart; it shares their parameters."""
     present = front.present + rest.present
     if type(front) is not type(rest) or present != tuple(front.stages):
         raise BadInput(

@@ -18,13 +18,14 @@ def norm_layer(norm: str, channels: int) -> nn.Module:
 
 def norm_names(model: nn.Module) -> set[str]:
     """State-dict names of every parameter and buffer of batch-norm layers (FedBN keeps these local)."""
-    return {f"{prefix}.{name}" for prefix, layer in _batch_norms(model) for name in layer.state_dict()}
+    return {prefix + name for prefix, layer in _batch_norms(model) for name in layer.state_dict()}
 
 
 def statistics_names(model: nn.Module) -> set[str]:
     """State-dict names of what batch norm learns about images without gradients: means, variances, counts."""
-    return {f"{prefix}.{name}" for prefix, layer in _batch_norms(model) for name, _ in layer.named_buffers()}
+    return {prefix + name for prefix, layer in _batch_norms(model) for name, _ in layer.named_buffers()}
 
 
 def _batch_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(prefix, layer) for prefix, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    return [(f"{path}." if path else "", layer) for path, layer in layers]

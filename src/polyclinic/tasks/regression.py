@@ -73,8 +73,8 @@ def scale(target: Target) -> tuple[float, float]:
     """Middle and half width of the public label range, by which every site scales its labels alike."""
     if target.label_range is None or not target.label_range[0] < target.label_range[1]:
         raise BadInput(
-            "task.name: regression needs labels with a public range, "
-            f"and the data's is {target.label_range}; choose a source that declares the lowest and highest possible label"
+            f"task.name: regression needs a public range of labels, and the data's is {target.label_range}; "
+            "choose a source that declares the lowest and the highest possible label"
         )
     low, high = target.label_range
     return (low + high) / 2, (high - low) / 2

@@ -44,7 +44,7 @@ class Segmentation(Task):
         return torch.stack([*areas, losses], 1).cpu().double()
 
     def sums(self, observations: Tensor, labels: Tensor, cases: Tensor | None, target: Target) -> Sums:
-        """A patient's Dice is that of all its images together: slices without the organ do not each count 1."""
+        """A patient's Dice is that of all its images together, so empty slices do not count 1 each."""
         count = len(observations)
         members = torch.arange(count) if cases is None else cases.cpu().unique(return_inverse=True)[1]
         number = int(members.max()) + 1 if count else 0

@@ -1,0 +1,163 @@
+"""Every backbone: shapes, agreement with MONAI, norm layers, initial weights, messages for bad choices."""
+
+import pytest
+import torch
+from monai.networks import nets
+from torch import nn
+
+from polyclinic import models
+from polyclinic.errors import BadInput
+
+
+def images(channels: int, size: int, count: int = 2) -> torch.Tensor:
+    return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(size))
+
+
+def randomise(model: nn.Module) -> None:
+    """Weights and running statistics unlike the initial ones, so that no layer is close to the identity."""
+    rng = torch.Generator().manual_seed(1)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(0.1 * torch.randn(tensor.shape, generator=rng) + (1 if "bn" in name else 0))
+        if name.endswith("running_var"):
+            tensor.abs_().add_(0.1)
+
+
+@pytest.mark.parametrize("size", [28, 31, 64])
+@pytest.mark.parametrize("norm", models.NORMS)
+@pytest.mark.parametrize("backbone", models.BACKBONES)
+def test_any_size_and_channels_give_finite_outputs_of_the_promised_shape(backbone, norm, size):
+    channels = 3 if size == 31 else 1
+    model = models.build(backbone, channels=channels, outputs=4, size=size, norm=norm)
+    output = model(images(channels, size))
+    assert output.shape == ((2, 4, size, size) if model.dense else (2, 4))
+    assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("backbone", "theirs"), [("resnet18", nets.resnet18), ("resnet34", nets.resnet34)], ids=["18", "34"]
+)
+def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backbone, theirs, channels):
+    reference = theirs(
+        spatial_dims=2,
+        n_input_channels=channels,
+        num_classes=5,
+        conv1_t_size=7,
+        conv1_t_stride=2,
+        shortcut_type="B",
+        bias_downsample=False,
+    )
+    randomise(reference)
+    ours = models.build(backbone, channels=channels, outputs=5, size=40)
+    ours.load_state_dict(reference.state_dict())
+    for mode in (True, False):
+        ours.train(mode)
+        reference.train(mode)
+        x = images(channels, 40)
+        assert torch.equal(ours(x), reference(x))
+    ours(x).square().sum().backward()
+    reference(x).square().sum().backward()
+    wanted = dict(reference.named_parameters())
+    assert all(torch.allclose(p.grad, wanted[name].grad, rtol=1e-4) for name, p in ours.named_parameters())
+
+
+@pytest.mark.parametrize("norm", models.NORMS)
+def test_unet_is_monais_where_nothing_needs_padding(norm):
+    ours = models.build("unet", channels=1, outputs=1, size=32, norm=norm)
+    theirs = nets.BasicUNet(
+        spatial_dims=2,
+        in_channels=1,
+        out_channels=1,
+        norm="batch" if norm == "batch" else ("group", {"num_groups": 16}),
+    )
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(ours(images(1, 32)), theirs(images(1, 32)))
+
+
+@pytest.mark.parametrize("backbone", models.BACKBONES)
+def test_group_norm_leaves_no_layer_that_mixes_images(backbone):
+    model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
+    assert models.norm_names(model) == set()
+    x = images(1, 28, count=3)
+    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
+
+
+def test_batch_norm_names_are_found_by_layer_not_by_spelling():
+    model = models.build("small-cnn", channels=1, outputs=2, size=28)
+    statistics = {
+        f"norm{i}.{kind}"
+        for i in (1, 2, 3)
+        for kind in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    learned = {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
+    assert models.statistics_names(model) == statistics
+    assert models.norm_names(model) == statistics | learned
+    resnet = models.build("resnet18", channels=1, outputs=2, size=28)
+    assert {n for n in resnet.state_dict() if "running" in n or "tracked" in n} == models.statistics_names(
+        resnet
+    )
+    assert {"bn1.weight", "layer2.0.downsample.1.bias"} <= models.norm_names(resnet)
+    assert not models.norm_names(models.build("lenet5", channels=1, outputs=2, size=28))
+
+
+def test_a_lone_batch_norm_layer_has_names_without_a_prefix():
+    assert models.norm_names(nn.BatchNorm2d(2)) == set(nn.BatchNorm2d(2).state_dict())
+
+
+@pytest.mark.parametrize("backbone", models.BACKBONES)
+def test_initial_weights_depend_on_the_seed_alone(backbone):
+    def builder():
+        return models.build(backbone, channels=1, outputs=2, size=28)
+
+    before = torch.get_rng_state()
+    first = models.initial_weights(builder, 7)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    again, other = models.initial_weights(builder, 7), models.initial_weights(builder, 8)
+    assert all(torch.equal(first[name], again[name]) for name in builder().state_dict())
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "unet", "lenet5"])
+def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
+    grad_sample = pytest.importorskip("opacus.grad_sample")
+    model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
+    x = images(1, 28, count=3)
+    model(x).square().sum().backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    hooked = grad_sample.GradSampleModule(model, strict=True, loss_reduction="sum")
+    hooked(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad_sample.shape == (3, *parameter.shape)
+        error = (parameter.grad_sample.sum(0) - wanted[name]).norm() / wanted[name].norm()
+        assert error < 1e-4, name
+
+
+def test_small_cnn_is_small():
+    assert (
+        50_000 < models.parameter_count(models.build("small-cnn", channels=1, outputs=2, size=28)) < 100_000
+    )
+
+
+def test_descriptions_name_the_cuts():
+    assert models.cuts("resnet34") == ("conv1", "layer1", "layer2", "layer3", "layer4")
+    assert models.describe("unet").endswith("cuts: block1")
+    assert all(models.describe(backbone) for backbone in models.BACKBONES)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "norm", "message"),
+    [
+        (
+            "resnet81",
+            "batch",
+            r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet18, resnet34, small-cnn",
+        ),
+        ("resnet18", "layer", r"model\.norm: no such choice: 'layer'; choose one of batch, group"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_named_with_the_ones_that_do(backbone, norm, message):
+    with pytest.raises(BadInput, match=message):
+        models.build(backbone, channels=1, outputs=2, size=28, norm=norm)

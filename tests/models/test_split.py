@@ -1,0 +1,107 @@
+"""A network cut in two is the same network, to the last bit, in values and in gradients."""
+
+import pytest
+import torch
+
+from polyclinic import models
+from polyclinic.errors import BadInput
+
+EVERY_CUT = [(name, cut) for name in models.BACKBONES for cut in models.cuts(name)]
+
+
+def network(backbone: str, seed: int = 0) -> models.Backbone:
+    def builder():
+        return models.build(backbone, channels=1, outputs=3, size=31)
+
+    model = builder()
+    model.load_state_dict(models.initial_weights(builder, seed))
+    return model
+
+
+def images() -> torch.Tensor:
+    return torch.randn(2, 1, 31, 31, generator=torch.Generator().manual_seed(3))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(("backbone", "cut"), EVERY_CUT)
+def test_the_parts_hold_every_weight_once_and_share_it(backbone, cut):
+    model = network(backbone)
+    front, rest = models.split(model, cut)
+    assert not front.state_dict().keys() & rest.state_dict().keys()
+    assert same(front.state_dict() | rest.state_dict(), model.state_dict())
+    shared = {p.data_ptr() for part in (front, rest) for p in part.parameters()}
+    assert shared == {p.data_ptr() for p in model.parameters()}
+    assert list(models.join(front, rest).state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize(("backbone", "cut"), EVERY_CUT)
+def test_split_training_gives_the_unsplit_outputs_gradients_and_statistics(backbone, cut):
+    whole, model = network(backbone), network(backbone)
+    front, rest = models.split(model, cut)
+    output = whole(images())
+    output.square().sum().backward()
+
+    sent = front(images())
+    received = sent.detach().requires_grad_()
+    answer = rest(received)
+    answer.square().sum().backward()
+    sent.backward(received.grad)
+
+    assert torch.equal(answer, output)
+    wanted = {name: p.grad for name, p in whole.named_parameters()}
+    assert same({name: p.grad for name, p in model.named_parameters()}, wanted)
+    assert same(model.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize(("backbone", "cut"), EVERY_CUT)
+def test_parts_loaded_apart_join_to_the_whole(backbone, cut):
+    wanted = network(backbone).eval()
+    front, _ = models.split(network(backbone, seed=1), cut)
+    _, rest = models.split(network(backbone, seed=2), cut)
+    for part in (front, rest):
+        part.load_state_dict({name: wanted.state_dict()[name] for name in part.state_dict()})
+    joined = models.join(front.eval(), rest.eval())
+    assert not joined.training
+    assert torch.equal(joined(images()), wanted(images()))
+    assert joined.cuts == wanted.cuts
+
+
+def test_splitting_draws_no_random_number_and_leaves_the_model_as_it_was():
+    model = network("small-cnn").eval()
+    state, names = torch.get_rng_state(), list(model.state_dict())
+    front, rest = models.split(model, "conv1")
+    models.join(front, rest)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(model.state_dict()) == names
+    assert model.present == ("conv1", "conv2", "head")
+    assert not front.training
+    assert front.cuts == ()
+    assert rest.cuts == ("conv2",)
+
+
+def test_a_part_can_be_split_again():
+    front, rest = models.split(network("small-cnn"), "conv1")
+    middle, head = models.split(rest, "conv2")
+    assert torch.equal(head(middle(front(images()))), network("small-cnn")(images()))
+
+
+def test_an_unknown_cut_is_named_with_the_cuts_there_are():
+    with pytest.raises(BadInput, match=r"model\.cut: lenet5 has no cut 'layer1'; choose one of conv1, conv2"):
+        models.split(network("lenet5"), "layer1")
+    with pytest.raises(BadInput, match=r"no cut 'head'"):
+        models.split(network("lenet5"), "head")
+
+
+def test_parts_that_do_not_meet_are_refused():
+    front, _ = models.split(network("small-cnn"), "conv1")
+    _, rest = models.split(network("small-cnn"), "conv2")
+    with pytest.raises(
+        BadInput, match=r"model\.cut: small-cnn up to 'conv1' and small-cnn from 'head' do not"
+    ):
+        models.join(front, rest)
+    _, foreign = models.split(network("lenet5"), "conv1")
+    with pytest.raises(BadInput, match=r"lenet5 from 'conv2'"):
+        models.join(front, foreign)
