@@ -1,11 +1,13 @@
 """The `[task]` table of a study, and what every task promises."""
 
+from functools import partial
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from polyclinic.errors import BadInput
-from polyclinic.models import BACKBONES, build
+from polyclinic.models import BACKBONES, build, initial_weights
 from polyclinic.settings import variant
 from polyclinic.tasks import TASKS, Regression, Target
 
@@ -41,8 +43,10 @@ def test_a_task_trains_and_measures_a_backbone_of_its_kind(name, backbone):
     images = torch.randn(6, 1, 28, 28, generator=rng)
     labels, masks = torch.arange(6) % 2, (images[:, 0] > 0.5).byte()
     targets = task.targets(labels, masks)
-    model = build(backbone, channels=1, outputs=task.outputs(TARGET), size=28, norm="group")
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    builder = partial(build, backbone, channels=1, outputs=task.outputs(TARGET), size=28, norm="group")
+    model = builder()
+    model.load_state_dict(initial_weights(builder, 0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     losses = []
     for _ in range(8):
         optimizer.zero_grad()
