@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.stats import ks_2samp
 
 
 def pairwise_ks(labels_by_site: Mapping[str, np.ndarray]) -> np.ndarray:
-    """KS statistic of every pair of sites, float64 [K, K], symmetric with a zero diagonal, in the mapping's order.
+    """KS statistic of every pair of sites, float64 [K, K], symmetric, zero on the diagonal.
 
-    0 means the same distribution, 1 that no value lies in between the two sites' ranges. For two classes it is the
-    difference of their class shares. For more classes it is taken on class indices, so it is meaningful
-    where the classes are ordered (grades); for unordered classes it depends on their order, and only its zero does not.
+    It is the largest gap between the two cumulative distributions: 0 where they are the same, 1 where all
+    labels of one site lie below all labels of the other. For two classes it is the difference of the class
+    shares. For more classes it is taken on class indices: natural where classes are ordered (grades); where
+    they are not, its size depends on the order in which they are listed, and only its zero does not.
     """
-    labels = list(labels_by_site.values())
-    table = np.zeros((len(labels), len(labels)))
-    for i in range(len(labels)):
-        for j in range(i):
-            table[i, j] = table[j, i] = ks_2samp(labels[i], labels[j], method="asymp").statistic
+    cumulative = _cumulative_shares(list(labels_by_site.values()))
+    table = np.zeros((len(cumulative), len(cumulative)))
+    for i in range(1, len(cumulative)):
+        table[i, :i] = table[:i, i] = np.abs(cumulative[:i] - cumulative[i]).max(axis=1)
     return table
+
+
+def _cumulative_shares(labels: list[np.ndarray]) -> np.ndarray:
+    """Share of each site's labels at or below each value that occurs anywhere, float64 [K, values]."""
+    values, which = np.unique(np.concatenate(labels), return_inverse=True)
+    site = np.repeat(np.arange(len(labels)), [len(each) for each in labels])
+    counts = np.zeros((len(labels), len(values)))
+    np.add.at(counts, (site, which), 1)
+    return np.cumsum(counts, axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
 
 
 def mean_ks(labels_by_site: Mapping[str, np.ndarray]) -> float:

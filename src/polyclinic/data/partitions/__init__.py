@@ -1,15 +1,5 @@
-"""How images are spread over sites: one file a partition, and one line here.
+"""How images are spread over sites: one file a partition, listed in `data/partition.py`.
 
-They read a `Dataset` and give indices; they may import `errors`, `settings`, `randomness` and `data.heterogeneity`.
+They read a `Dataset` and give indices; they may import `errors`, `settings`, `randomness` and what lies
+beside them in `data`, never a source.
 """
-
-from polyclinic.data.partitions.base import Plan, Sites, spread
-from polyclinic.data.partitions.iid import Iid
-from polyclinic.data.partitions.label_skew import LabelSkew
-
-PARTITIONS: dict[str, type[Sites]] = {
-    "iid": Iid,
-    "label-skew": LabelSkew,
-}
-
-__all__ = ["PARTITIONS", "Plan", "Sites", "spread"]

@@ -29,7 +29,8 @@ def deal_patients(
 ) -> dict[str, np.ndarray]:
     """Whole patients to each site, at random, so that its share of the images is as near as patients allow.
 
-    `patient` [len(index)] names each image's patient. Largest patients go first, each to the site that lacks most.
+    `patient` [len(index)] names each image's patient. Patients with most images go first, each to the site
+    that lacks most.
     """
     _, which, sizes = np.unique(patient, return_inverse=True, return_counts=True)
     order = rng.permutation(len(sizes))

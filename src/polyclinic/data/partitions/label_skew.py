@@ -12,50 +12,84 @@ from scipy.special import ndtri
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
 from polyclinic.data.partitions.base import Address, Sites
-from polyclinic.data.partitions.dealing import equal_slices
 from polyclinic.errors import BadInput
 from polyclinic.randomness import numpy_rng
 
 TOLERANCE = 0.02
 BISECTIONS = 60
+CLOSE_ENOUGH = 0.0005
 
 
-def ordering_keys(labels: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Two keys per image, float64 [N]: one that sorts by label, one that mixes the labels evenly over `count` slices.
+class Spectrum:
+    """Ways to give images, in label order, to `count` equal sites: from sorted to evenly mixed."""
 
-    Equal labels get neighbouring ranks in random order. The mixing key deals ranks round robin: of any `count`
-    neighbours in rank, one goes to each slice.
-    """
-    n = len(labels)
-    rank = np.empty(n, dtype=np.int64)
-    rank[np.lexsort((rng.random(n), labels))] = np.arange(n)
-    rounds = -(-n // count)
-    dealt = rng.permuted(np.tile(np.arange(count), (rounds, 1)), axis=1).ravel()[rank]
-    return ndtri((rank + 0.5) / n), ndtri((dealt + rng.random(n)) / count)
+    def __init__(self, labels: np.ndarray, count: int, rng: np.random.Generator) -> None:
+        n, rounds = len(labels), -(-len(labels) // count)
+        self.labels, self.count = np.sort(labels), count
+        self._sorted = ndtri((np.arange(n) + 0.5) / n)
+        # of any `count` neighbours in label order, one goes to each site
+        dealt = rng.permuted(np.tile(np.arange(count), (rounds, 1)), axis=1).ravel()[:n]
+        self._mixed = ndtri((dealt + rng.random(n)) / count)
+
+    def sites_at(self, mixing: float) -> np.ndarray:
+        """Which site gets each image, in label order, int64 [N]; `mixing` runs from 0 (sorted) to 1."""
+        order = np.argsort((1 - mixing) * self._sorted + mixing * self._mixed, kind="stable")
+        sites = np.empty(len(order), dtype=np.int64)
+        for k, part in enumerate(np.array_split(order, self.count)):
+            sites[part] = k
+        return sites
+
+    def ks_at(self, mixing: float) -> float:
+        sites = self.sites_at(mixing)
+        return mean_ks({str(k): self.labels[sites == k] for k in range(self.count)})
+
+    def mixing_for(self, target: float) -> float:
+        """The mixing whose KS is nearest to the target.
+
+        Along the way pairs of images trade places one by one, so the KS moves in steps of 4 / N at most and
+        bisection ends at a step across the target.
+        """
+        low, high, best = 0.0, 1.0, (float("inf"), 0.0)
+        for mixing in (low, high):
+            best = min(best, (abs(self.ks_at(mixing) - target), mixing))
+        for _ in range(BISECTIONS):
+            if best[0] < CLOSE_ENOUGH:
+                break
+            middle = (low + high) / 2
+            ks = self.ks_at(middle)
+            best = min(best, (abs(ks - target), middle))
+            low, high = (middle, high) if ks > target else (low, middle)
+        return best[1]
 
 
 @dataclass(frozen=True)
-class SkewedSlices:
-    """Equal slices of the images in an order between sorted (`mixing` 0) and evenly mixed (`mixing` 1)."""
+class SiteAlongLabels:
+    """`sequence` int64 [N]: the site of each training image, from the lowest label to the highest."""
 
     names: tuple[str, ...]
-    mixing: float
+    sequence: np.ndarray
 
     def assign(self, dataset: Dataset, index: np.ndarray, address: Address) -> dict[str, np.ndarray]:
-        ordered, mixed = ordering_keys(dataset.labels[index], len(self.names), numpy_rng(*address))
-        return self.slice(index, ordered, mixed)
-
-    def slice(self, index: np.ndarray, ordered: np.ndarray, mixed: np.ndarray) -> dict[str, np.ndarray]:
-        key = (1 - self.mixing) * ordered + self.mixing * mixed
-        return equal_slices(self.names, index[np.argsort(key, kind="stable")])
+        """Walk up the labels; each image goes to the site furthest behind its training share so far."""
+        index = numpy_rng(*address).permutation(index)
+        index = index[np.argsort(dataset.labels[index], kind="stable")]
+        edges = np.rint(np.linspace(0, len(self.sequence), len(index) + 1)).astype(np.int64)
+        scale = len(index) / len(self.sequence)
+        lacking = np.zeros(len(self.names))
+        site_of = np.empty(len(index), dtype=np.int64)
+        for i in range(len(index)):
+            np.add.at(lacking, self.sequence[edges[i] : edges[i + 1]], scale)
+            site_of[i] = np.argmax(lacking)
+            lacking[site_of[i]] -= 1
+        return {name: np.sort(index[site_of == k]) for k, name in enumerate(self.names)}
 
 
 class LabelSkew(Sites):
-    """The first site has the lowest labels, the last the highest, overlapping as much as `target_ks` asks for.
+    """The first site has the lowest labels, the last the highest; `target_ks` says how little they overlap.
 
-    Works for classes (on class indices, see `heterogeneity.pairwise_ks`) and for regression labels. The
-    mean pairwise KS of the training parts is within 0.02 of the target. Images of one patient may
-    come to several sites, since their labels may differ; they never cross a split.
+    Works for classes (on class indices, see `heterogeneity.pairwise_ks`) and for regression labels. The mean
+    pairwise KS of the training parts is within 0.02 of the target, and their sizes differ by one at most.
+    Images of one patient may come to several sites, since labels differ; they never cross a split.
     """
 
     partition: Literal["label-skew"] = Field("label-skew", description="labels differ by a chosen amount")
@@ -63,34 +97,18 @@ class LabelSkew(Sites):
         0.4, ge=0, le=1, description="mean pairwise Kolmogorov-Smirnov statistic between the sites' labels"
     )
 
-    def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> SkewedSlices:
+    def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> SiteAlongLabels:
         names = self.site_names()
         if len(names) < 2 or len(train) < len(names):
             raise BadInput(
                 f"sites.target_ks: needs at least two sites and an image for each, "
                 f"not {len(train)} images for {len(names)}; set sites.count"
             )
-        labels = dataset.labels[train]
-        # the same address as `spread` gives for the training split, so that the plan reaches there what it reached here
-        ordered, mixed = ordering_keys(labels, len(names), numpy_rng(*address, "train"))
-
-        def ks_at(mixing: float) -> float:
-            parts = SkewedSlices(names, mixing).slice(np.arange(len(train)), ordered, mixed)
-            return mean_ks({name: labels[part] for name, part in parts.items()})
-
-        return SkewedSlices(names, self._mixing_for_target(ks_at))
-
-    def _mixing_for_target(self, ks_at) -> float:
-        """Bisect: along the path single pairs of images trade places, so the KS moves in steps of at most 4 / N."""
-        least, most = ks_at(1.0), ks_at(0.0)
-        low, high = 0.0, 1.0
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if ks_at(middle) > self.target_ks else (low, middle)
-        best = min((low, high), key=lambda mixing: abs(ks_at(mixing) - self.target_ks))
-        if abs(ks_at(best) - self.target_ks) > TOLERANCE:
+        spectrum = Spectrum(dataset.labels[train], len(names), numpy_rng(*address))
+        mixing = spectrum.mixing_for(self.target_ks)
+        if abs(spectrum.ks_at(mixing) - self.target_ks) > TOLERANCE:
             raise BadInput(
-                f"sites.target_ks: {self.target_ks:g} cannot be reached with these labels on {len(self.site_names())} "
-                f"equal sites; choose a value from {least:.2f} to {most:.2f}"
+                f"sites.target_ks: {self.target_ks:g} cannot be reached with these labels on {len(names)} "
+                f"equal sites; choose a value from {spectrum.ks_at(1):.2f} to {spectrum.ks_at(0):.2f}"
             )
-        return best
+        return SiteAlongLabels(names, spectrum.sites_at(mixing))

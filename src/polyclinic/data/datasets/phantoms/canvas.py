@@ -1,7 +1,7 @@
 """Drawing in unit coordinates, so that the same anatomy appears at every image size.
 
-x runs from -1 (left) to 1 (right), y from -1 (top) to 1 (bottom). Everything is anti-aliased by widening what is
-narrower than a pixel and dimming it in proportion.
+x runs from -1 (left) to 1 (right), y from -1 (top) to 1 (bottom). What is narrower than a pixel is widened
+and dimmed in proportion.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+
+Numbers = np.ndarray | float
 
 PIXEL_BLUR = 0.45  # radius, in pixels, below which nothing is drawn sharper
 
@@ -50,17 +52,17 @@ class Canvas:
         return np.exp(-0.5 * (u * u + v * v))
 
     def texture(self, rng: np.random.Generator, knots: int) -> np.ndarray:
-        """A smooth random field of about unit variance; more knots, finer grain. The same field at every size."""
+        """A smooth random field of about unit variance, the same at every size; more knots, finer grain."""
         weights = interpolation(self.size, knots + 3)
         field = weights @ rng.standard_normal((knots + 3, knots + 3), dtype=np.float32) @ weights.T
         return field * 2.0  # a B-spline of unit noise has a standard deviation of about one half
 
-    def spots(self, x: np.ndarray, y: np.ndarray, radius: np.ndarray, strength: np.ndarray) -> np.ndarray:
-        """Flat-topped spots; where they overlap the strongest counts. All arguments [n], or numbers for all."""
+    def spots(self, x: Numbers, y: Numbers, radius: Numbers, strength: Numbers) -> np.ndarray:
+        """Flat-topped spots; where they overlap the strongest counts. Arguments are [n], or one for all."""
         return self._stamp(x, y, radius, strength, thin_power=2)
 
-    def strokes(self, x: np.ndarray, y: np.ndarray, radius: np.ndarray, strength: np.ndarray) -> np.ndarray:
-        """Like spots, for points that lie densely along lines: a thin line dims with its width, not with its area."""
+    def strokes(self, x: Numbers, y: Numbers, radius: Numbers, strength: Numbers) -> np.ndarray:
+        """Like spots, for points densely along lines: a thin line dims with its width, not with its area."""
         return self._stamp(x, y, radius, strength, thin_power=1)
 
     def _stamp(self, x, y, radius, strength, *, thin_power: int) -> np.ndarray:
@@ -98,7 +100,7 @@ def random_walk(
     wobble: float,
     step: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A curve from (x, y): points x, y and heading [n], `step` apart, turning by `bend` in all and wobbling on the way.
+    """A curve from (x, y): x, y and headings [n], `step` apart, turning by `bend` in all, with a wobble.
 
     The number of draws does not depend on the step, so the curve is the same at every image size.
     """

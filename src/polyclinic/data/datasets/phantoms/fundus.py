@@ -1,4 +1,4 @@
-"""Colour fundus photographs: optic disc, macula, branching vessels, and the lesions of diabetic retinopathy."""
+"""Colour fundus photographs: optic disc, macula, branching vessels, and lesions of diabetic retinopathy."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class FundusPhantom(Phantom):
     ) -> np.ndarray:
         """Density of blood: four arcades out of the disc, each with branches."""
         step = 0.8 * canvas.pixel
-        xs, ys, radii = [], [], []
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for vertical in (-1, 1):
             for inward, length, bend in (
                 (1, 1.5, 1.5),
@@ -90,15 +90,16 @@ class FundusPhantom(Phantom):
                 turn = vertical * side * inward * bend * rng.uniform(0.7, 1.1)
                 thick = rng.uniform(0.022, 0.032)
                 x, y, headings = random_walk(rng, *disc, heading, length, turn, 0.3, step)
-                xs.append(x), ys.append(y), radii.append(thick * np.linspace(1, 0.35, len(x)))
+                parts.append((x, y, thick * np.linspace(1, 0.35, len(x))))
                 for start in np.sort(rng.uniform(0.15, 0.85, 5)):
                     at = int(start * (len(x) - 1))
                     fork = headings[at] + rng.choice((-1, 1)) * rng.uniform(0.5, 0.9)
                     bx, by, _ = random_walk(rng, x[at], y[at], fork, rng.uniform(0.3, 0.7), 0.0, 0.4, step)
-                    xs.append(bx), ys.append(by)
-                    radii.append(thick * (1 - 0.65 * start) * np.linspace(0.7, 0.25, len(bx)))
+                    radius = thick * (1 - 0.65 * start) * np.linspace(0.7, 0.25, len(bx))
+                    parts.append((bx, by, radius))
         density = rng.uniform(0.55, 0.85)
-        return canvas.strokes(np.concatenate(xs), np.concatenate(ys), np.concatenate(radii), density)
+        x, y, radius = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return canvas.strokes(x, y, radius, density)
 
     @staticmethod
     def _optic_disc(canvas: Canvas, image: np.ndarray, disc: tuple[float, float], rng: np.random.Generator):
@@ -110,11 +111,9 @@ class FundusPhantom(Phantom):
     @staticmethod
     def _distractors(canvas: Canvas, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """What is not disease but could be taken for it: glare of the lens, drusen, pigment."""
-        glare = sum(
-            rng.uniform(0.0, 0.25) * canvas.glow(*rng.uniform(-0.8, 0.8, 2), rng.uniform(0.1, 0.3))
-            for _ in range(2)
-        )
-        image = paint(image, GLARE, np.clip(glare, 0, 1))
+        for _ in range(2):
+            x, y = rng.uniform(-0.8, 0.8, 2)
+            image = paint(image, GLARE, rng.uniform(0, 0.25) * canvas.glow(x, y, rng.uniform(0.1, 0.3)))
         pale, dark = rng.poisson(1.5), rng.poisson(1.5)
         x, y = rng.uniform(-0.7, 0.7, (2, pale + dark))
         radius, strength = rng.uniform(0.03, 0.06, pale + dark), rng.uniform(0.1, 0.3, pale + dark)
@@ -125,7 +124,7 @@ class FundusPhantom(Phantom):
     def _lesions(
         canvas: Canvas, image: np.ndarray, grade: int, disc: tuple[float, float], rng: np.random.Generator
     ):
-        """Microaneurysms (small, red), haemorrhages (larger, dark, in blots) and exudates (yellow, in clusters)."""
+        """Microaneurysms (small, red), haemorrhages (dark, in blots) and exudates (yellow, in clusters)."""
         small, blots, hard = rng.poisson(LESIONS[grade]) if grade else (0, 0, 0)
         if grade and small + blots + hard == 0:
             small = 1

@@ -28,7 +28,7 @@ class Phantom(Source):
     channels: ClassVar[int] = 1
 
     def rng(self, index: int, purpose: str) -> np.random.Generator:
-        """Draws about image `index`: its "label", its "anatomy", or its "grain", which alone depends on the size."""
+        """Draws for image `index`: of its "label", its "anatomy", or its "grain" (noise per pixel)."""
         return numpy_rng(self.seed, self.source, index, purpose)
 
     def draw_all(self, labels: np.ndarray) -> np.ndarray:

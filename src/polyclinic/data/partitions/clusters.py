@@ -1,0 +1,137 @@
+"""Sites whose images look different: clusters of similar images, partly exchanged (after FELICIA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.cluster.vq import ClusterError, kmeans2, vq
+from scipy.linalg import eigh
+
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.partitions.base import Address, Sites
+from polyclinic.data.partitions.strata import StratumShares
+from polyclinic.errors import BadInput
+from polyclinic.randomness import numpy_rng
+
+COMPONENTS = 50
+FIT_IMAGES = 2000  # images the components and clusters are found on
+FIT_SIDE = 32  # images are averaged down to this side: clusters are about the whole, not about grain
+CHUNK = 1000  # images in float at a time
+TRIES = 20
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Principal components of some images, and clusters in their coordinates.
+
+    mean float32 [D], components float32 [D, P], centres float32 [K, P]
+    """
+
+    mean: np.ndarray
+    components: np.ndarray
+    centres: np.ndarray
+
+    def nearest(self, images: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """The cluster of each image at `index`, int64 [len(index)]; images: uint8 [N, C, H, W]."""
+        found = [np.empty(0, dtype=np.int64)]
+        for start in range(0, len(index), CHUNK):
+            pixels = small_pixels(images[index[start : start + CHUNK]])
+            found.append(vq((pixels - self.mean) @ self.components, self.centres)[0].astype(np.int64))
+        return np.concatenate(found)
+
+
+def small_pixels(images: np.ndarray) -> np.ndarray:
+    """float32 [N, D] in [0, 1] from uint8 [N, C, H, W], averaged over blocks down to FIT_SIDE at most."""
+    n, channels, height, width = images.shape
+    block = -(-max(height, width) // FIT_SIDE)
+    images = images[:, :, : height // block * block, : width // block * block]
+    blocks = images.reshape(n, channels, height // block, block, width // block, block)
+    return blocks.mean(axis=(3, 5), dtype=np.float32).reshape(n, -1) / 255
+
+
+def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Clustering:
+    """PCA, then k-means on the leading components; clusters in the order of their first coordinate."""
+    mean = pixels.mean(axis=0)
+    components = principal_components(pixels - mean)
+    coordinates = (pixels - mean) @ components
+    different = len(np.unique(coordinates, axis=0)) if coordinates.size else 1
+    for _ in range(TRIES if different >= count else 0):
+        try:
+            centres, _ = kmeans2(coordinates, count, minit="++", iter=50, missing="raise", seed=rng)
+        except ClusterError:  # an empty cluster: start again from other centres
+            continue
+        return Clustering(mean, components, centres[np.argsort(centres[:, 0])])
+    raise BadInput(f"sites.count: found no {count} clusters in {len(pixels)} images; take fewer sites")
+
+
+def principal_components(centred: np.ndarray) -> np.ndarray:
+    """Up to 50 leading directions, float32 [D, P], each with its largest entry positive."""
+    gram = centred @ centred.T
+    wanted = min(COMPONENTS, len(gram) - 1)
+    _, vectors = eigh(gram.astype(np.float64), subset_by_index=(len(gram) - wanted, len(gram) - 1))
+    directions = centred.T @ vectors[:, ::-1].astype(np.float32)
+    length = np.linalg.norm(directions, axis=0)
+    directions = directions[:, length > 1e-6 * length.max()]
+    directions /= np.linalg.norm(directions, axis=0)
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=0)[None], axis=0)
+    return directions * np.sign(largest)
+
+
+class Clusters(Sites):
+    """Site k holds the k-th cluster of similar images, less the part that is exchanged for others' images.
+
+    As in FELICIA: 50 principal components, k-means, found on the training images and applied to all. With two
+    sites, `mixing` 0 separates them fully and 50 makes them alike. Sites are as large as their clusters.
+    Images of one patient may come to several sites; they never cross a split.
+    """
+
+    partition: Literal["clusters"] = Field("clusters", description="similar images lie at one site")
+    mixing: float = Field(
+        0.0, ge=0, le=100, description="percentage of each cluster that is spread evenly over the other sites"
+    )
+    per_class: bool = Field(
+        True, description="cluster each class by itself, so that sites differ in looks and not in labels"
+    )
+
+    def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> StratumShares:
+        names = self.site_names()
+        if len(names) < 2:
+            raise BadInput("sites.count: clusters need at least two sites; set sites.count = 2 or more")
+        groups = max(1, len(dataset.classes)) if self.per_class else 1
+        found = [self._fit(dataset, train, group, groups, address) for group in range(groups)]
+
+        def strata_of(dataset: Dataset, index: np.ndarray) -> np.ndarray:
+            strata = np.zeros(len(index), dtype=np.int64)
+            for group, clustering in enumerate(found):
+                members = _members(dataset, index, group, groups)
+                strata[members] = group * len(names) + clustering.nearest(dataset.images, index[members])
+            return strata
+
+        return StratumShares(names, strata_of, np.tile(self._exchange(len(names)), (groups, 1)))
+
+    def _fit(
+        self, dataset: Dataset, train: np.ndarray, group: int, groups: int, address: Address
+    ) -> Clustering:
+        members = train[_members(dataset, train, group, groups)]
+        if len(members) < 2 * len(self.site_names()):
+            what = f"class '{dataset.classes[group]}'" if groups > 1 else "the training set"
+            raise BadInput(
+                f"sites.per_class: {what} has {len(members)} images, too few for {len(self.site_names())} "
+                "clusters; set it to false or take fewer sites"
+            )
+        rng = numpy_rng(*address, "clusters", group)
+        some = np.sort(rng.permutation(members)[:FIT_IMAGES])
+        return fit_clusters(small_pixels(dataset.images[some]), len(self.site_names()), rng)
+
+    def _exchange(self, count: int) -> np.ndarray:
+        """Shares [clusters, sites]: `mixing` % of each row spread over the other sites."""
+        away = self.mixing / 100
+        return np.eye(count) * (1 - away) + (1 - np.eye(count)) * away / (count - 1)
+
+
+def _members(dataset: Dataset, index: np.ndarray, group: int, groups: int) -> np.ndarray:
+    """bool [len(index)]: which images belong to the group, a class where there are several groups."""
+    return dataset.labels[index] == group if groups > 1 else np.ones(len(index), dtype=bool)
