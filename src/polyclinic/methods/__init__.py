@@ -1,0 +1,32 @@
+"""One file a method: a coordinator half that reads like the paper's algorithm, and a site half of operations.
+
+Methods know federation, training, tasks and models; they know no engine, no study and not each other's settings,
+except where one states its difference from another by inheriting from it.
+"""
+
+from polyclinic.methods.centralized import Centralized
+from polyclinic.methods.cwt import CyclicWeightTransfer
+from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.fedavg_share import FedAvgShare
+from polyclinic.methods.fedavgm import FedAvgM
+from polyclinic.methods.fedbn import FedBN
+from polyclinic.methods.fedprox import FedProx
+from polyclinic.methods.fedsgd import FedSGD
+from polyclinic.methods.method import Method
+from polyclinic.methods.splitnn import SplitNN
+from polyclinic.methods.standalone import Standalone
+
+METHODS: dict[str, type[Method]] = {
+    "standalone": Standalone,
+    "centralized": Centralized,
+    "fedsgd": FedSGD,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedavgm": FedAvgM,
+    "fedbn": FedBN,
+    "fedavg-share": FedAvgShare,
+    "cwt": CyclicWeightTransfer,
+    "splitnn": SplitNN,
+}
+
+__all__ = ["METHODS", "Method"]

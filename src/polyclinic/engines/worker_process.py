@@ -1,0 +1,145 @@
+"""A worker process as the engine sees it, and the loop that runs inside it.
+
+They talk in frames over the worker's standard input and output: eight bytes of length, then a packed message. The
+worker saves the state of a site after every call, so that killing it loses only the call in flight.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
+from polyclinic.federation.site import SiteHost, SitePosition
+
+
+def reason_of(error: BaseException) -> str:
+    """One line that says what went wrong."""
+    text = " ".join(str(error).split())
+    return (
+        text
+        if type(error).__module__.startswith("polyclinic") and text
+        else f"{type(error).__name__}: {text}"
+    )
+
+
+class WorkerGone(Exception):  # noqa: N818
+    """The worker hung past its deadline or died."""
+
+
+class WorkerProcess:
+    """Starts `command` and speaks to it. Not for use by two threads at once."""
+
+    def __init__(self, command: list[str], *, threads: int, inherit: tuple[int, ...] = ()) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        # a session of its own, so that Ctrl-C reaches the coordinator alone, which then ends its workers
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            pass_fds=inherit,
+        )
+
+    def call(self, call: Call, deadline: float | None) -> tuple[Reply | Failure, SitePosition | None]:
+        """The answer to a call and where the site stands after it; WorkerGone if there is none in time."""
+        header, blobs = self._exchange({"do": "call"}, [call.to_bytes()], deadline)
+        position = SitePosition(*header["position"]) if header["position"] else None
+        if header["failed"] is not None:
+            return Failure(call.site, call.operation, header["failed"]), position
+        return Reply.from_bytes(blobs[0]), position
+
+    def restore(self, positions: Mapping[str, SitePosition]) -> None:
+        self._exchange({"do": "restore", "positions": dict(positions)}, [], None)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+
+    def _exchange(
+        self, header: dict[str, Any], blobs: list[bytes], deadline: float | None
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        assert self._process.stdin and self._process.stdout
+        until = None if deadline is None else time.monotonic() + deadline
+        try:
+            write_frame(self._process.stdin, pack(header, blobs))
+            answer = read_frame(self._process.stdout, until)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            code = self._process.wait()
+            raise WorkerGone(f"the site's process died (exit code {code})")
+        return unpack(answer)
+
+
+def write_frame(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(len(message).to_bytes(8, "little"))
+    pipe.write(message)
+    pipe.flush()
+
+
+def read_frame(pipe: IO[bytes], until: float | None = None) -> bytes | None:
+    """The next frame, None at the end of the stream; WorkerGone once the clock passes `until`."""
+    head = _read(pipe, 8, until)
+    return None if head is None else _read(pipe, int.from_bytes(head, "little"), until)
+
+
+def _read(pipe: IO[bytes], count: int, until: float | None) -> bytes | None:
+    chunks, missing = [], count
+    while missing:
+        if until is not None and not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise WorkerGone("no answer within the deadline (engine.deadline)")
+        chunk = os.read(pipe.fileno(), min(missing, 1 << 20))
+        if not chunk:
+            return None
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)
+
+
+# --- inside the worker --------------------------------------------------------------------------------
+
+
+def serve(host: SiteHost) -> None:
+    """Answer calls on standard input until it ends. Nothing else may write to standard output."""
+    _end_with_parent()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    while (message := read_frame(sys.stdin.buffer)) is not None:
+        header, blobs = unpack(message)
+        write_frame(answers, _answer(host, header, blobs))
+
+
+def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes]) -> bytes:
+    if header["do"] == "restore":
+        host.restore({name: SitePosition(*position) for name, position in header["positions"].items()})
+        return pack({}, [])
+    try:
+        call = Call.from_bytes(blobs[0])
+        reply = host.handle(call)
+        position = host.save(call.site)
+    except Exception as error:
+        return pack({"failed": reason_of(error), "position": None}, [])
+    return pack({"failed": None, "position": position}, [reply.to_bytes()])
+
+
+def _end_with_parent() -> None:
+    """A coordinator that was killed cannot end its workers: they watch for that themselves."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

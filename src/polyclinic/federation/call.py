@@ -1,0 +1,124 @@
+"""What travels between a coordinator and a site: a call there, a reply or a failure back.
+
+`to_bytes` / `from_bytes` give the form that crosses a process border or a network: a JSON header and the
+encoded parcels, one after the other. No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from polyclinic.federation.parcel import Expected, Parcel, ParcelRejected, decode
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation asked of one site. `to` is who will get what the site releases."""
+
+    site: str
+    operation: str
+    round: int
+    parcels: Mapping[str, Parcel] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    to: str = COORDINATOR
+
+    def to_bytes(self) -> bytes:
+        header = {
+            "site": self.site,
+            "operation": self.operation,
+            "round": self.round,
+            "arguments": dict(self.arguments),
+            "to": self.to,
+            "parcels": list(self.parcels),
+        }
+        return pack(header, [p.encoded for p in self.parcels.values()])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Call:
+        header, blobs = unpack(data)
+        names = header.pop("parcels")
+        return cls(**header, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a site released for one call. `reply.weights` are the tensors of its parcel of kind weights."""
+
+    site: str
+    parcels: tuple[Parcel, ...]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Mapping[str, Tensor]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.parcel(name.replace("_", "-")).tensors
+
+    def parcel(self, kind: str) -> Parcel:
+        for parcel in self.parcels:
+            if parcel.kind == kind:
+                return parcel
+        raise AttributeError(f"site '{self.site}' released no parcel of kind '{kind}'")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of all parcels together."""
+        return {key: value for parcel in self.parcels for key, value in parcel.metadata.items()}
+
+    def to_bytes(self) -> bytes:
+        return pack({"site": self.site}, [p.encoded for p in self.parcels])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Reply:
+        header, blobs = unpack(data)
+        return cls(header["site"], tuple(decode(b) for b in blobs))
+
+    def check(self, expected: Mapping[str, Expected]) -> None:
+        """ParcelRejected unless every parcel is what the receiver expects of its kind."""
+        for parcel in self.parcels:
+            expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site that raised, hung past its deadline, died, or whose parcel was refused. False in a condition."""
+
+    site: str
+    operation: str
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def pack(header: Mapping[str, Any], blobs: list[bytes]) -> bytes:
+    """One byte string: length of the header, header with the blobs' lengths, blobs."""
+    text = json.dumps({"header": dict(header), "lengths": [len(b) for b in blobs]}).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *blobs])
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    """The header and blobs that `pack` was given; ParcelRejected if the bytes are not that."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > len(data) - 8:
+        raise ParcelRejected("the message is cut short")
+    try:
+        text = json.loads(data[8 : 8 + size])
+        header, lengths = text["header"], text["lengths"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParcelRejected("the message has no readable header") from error
+    view, blobs, start = memoryview(data), [], 8 + size
+    for length in lengths:
+        blobs.append(bytes(view[start : start + length]))
+        start += length
+    if start != len(data):
+        raise ParcelRejected("the message's length is not what its header says")
+    return header, blobs

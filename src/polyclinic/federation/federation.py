@@ -1,0 +1,270 @@
+"""What the coordinator half of a method sees: the sites, and ways to ask them.
+
+A method is a plain loop over `federation.rounds`; what it keeps from round to round lies in
+`federation.state`, which is what a checkpoint saves and a resumed run gets back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
+from polyclinic.federation.checkpoint import Checkpoint, Manifest
+from polyclinic.federation.communication import RECEIVED, SENT, Communication
+from polyclinic.federation.engine import Engine
+from polyclinic.federation.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.randomness import torch_rng
+
+if TYPE_CHECKING:
+    from polyclinic.training import Workbench
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens when a site fails: the round goes on with at least `quorum` of the sites, or stops."""
+
+    on_failure: Literal["continue", "stop"] = "continue"
+    quorum: float = 0.5
+
+
+class State:
+    """What a method keeps from round to round, as attributes: sets of tensors, or plain JSON values."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The run was asked to stop; everything up to its last checkpoint is kept."""
+
+
+class Federation:
+    """The coordinator's view of a run. Build one per run; see `polyclinic.run`.
+
+    `bench` is the coordinator's own workbench, for methods in which it trains as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        sites: tuple[str, ...],
+        seed: int,
+        checkpoint: Checkpoint,
+        initial_weights: Callable[[], dict[str, Tensor]],
+        expected: Mapping[str, Expected],
+        bench: Workbench,
+        faults: Faults | None = None,
+        checkpoint_every: int = 1,
+        observer: Any = None,
+    ) -> None:
+        self.engine = engine
+        self.sites = sites
+        self.seed = seed
+        self.round = 0
+        self.communication = Communication()
+        self.failures: list[dict[str, Any]] = []
+        self.initial_weights = initial_weights
+        self.bench = bench
+        self.observer = observer
+        self._checkpoint = checkpoint
+        self._expected = expected
+        self._faults = faults or Faults()
+        self._every = checkpoint_every
+        self._held: dict[str, str] = {}  # digest of the weights each site received last
+        self._out: set[str] = set()  # sites that failed in this round
+        self._state = State({})
+        self._once: dict[str, Weights] = {}
+        self._resumed: Manifest | None = None
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def ask(self, site: str, operation: str, *, to: str = COORDINATOR, **payload: Any) -> Reply | Failure:
+        """Ask one site for an operation; a Failure (false) if it failed and the round may go on without it.
+
+        A keyword named like a kind of parcel (`weights=`, `synthetic_images=`) carries tensors by name; any
+        other carries a plain JSON value.
+        """
+        return self._ask([site], operation, payload, to)[0]
+
+    def ask_all(self, operation: str, *, counted: bool = True, **payload: Any) -> list[Reply]:
+        """Ask all sites at the same time; the replies of those that answered, in order.
+
+        `counted` is false only where a simulator hands sites what could not reach them in reality.
+        """
+        asked = [site for site in self.sites if site not in self._out]
+        answers = self._ask(asked, operation, payload, COORDINATOR, counted)
+        return [answer for answer in answers if isinstance(answer, Reply)]
+
+    def forward(
+        self, source: str, release: str, target: str, receive: str, **payload: Any
+    ) -> Reply | Failure:
+        """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between."""
+        reply = self.ask(source, release, to=target, **payload)
+        if isinstance(reply, Failure):
+            return reply
+        carried = {p.kind.replace("-", "_"): p for p in reply.parcels}
+        return self.ask(target, receive, **carried, **reply.metadata)
+
+    def _ask(
+        self, sites: list[str], operation: str, payload: dict[str, Any], to: str, counted: bool = True
+    ) -> list[Reply | Failure]:
+        parcels, arguments = _sort_payload(payload)
+        calls = [Call(site, operation, self.round, parcels, arguments, to) for site in sites]
+        for call in calls if counted else []:
+            self._count_received(call)
+        if self.observer:
+            self.observer.asking(operation, sites)
+        answers = [self._checked(answer, operation) for answer in self.engine.call(calls)]
+        self._note_failures([a for a in answers if isinstance(a, Failure)])
+        return answers
+
+    def _checked(self, answer: Reply | Failure, operation: str) -> Reply | Failure:
+        if isinstance(answer, Failure):
+            return answer
+        try:
+            answer.check(self._expected)
+        except ParcelRejected as error:
+            return Failure(answer.site, operation, str(error))
+        for parcel in answer.parcels:
+            self.communication.count(answer.site, SENT, parcel.kind, operation, len(parcel.encoded))
+        return answer
+
+    def _count_received(self, call: Call) -> None:
+        """Count what the site receives; weights it received last time need not travel again."""
+        for parcel in call.parcels.values():
+            if parcel.kind == "weights":
+                if self._held.get(call.site) == parcel.digest:
+                    continue
+                self._held[call.site] = parcel.digest
+            size = len(parcel.encoded)
+            self.communication.count(call.site, RECEIVED, parcel.kind, call.operation, size)
+
+    def _note_failures(self, failures: list[Failure]) -> None:
+        for failure in failures:
+            self._out.add(failure.site)
+            self.failures.append({"round": self.round, **vars(failure)})
+            if self.observer:
+                self.observer.failed(failure)
+        needed = max(1, round(self._faults.quorum * len(self.sites)))
+        left = len(self.sites) - len(self._out)
+        if failures and (self._faults.on_failure == "stop" or left < needed):
+            last = failures[-1]
+            raise WorkFailed(
+                f"site '{last.site}' failed in round {self.round} ({last.operation}): {last.reason}; "
+                f"{left} of {len(self.sites)} sites are left and {needed} are needed "
+                f"(engine.on_failure = '{self._faults.on_failure}', engine.quorum = {self._faults.quorum})"
+            )
+
+    # --- rounds, state, resume --------------------------------------------------------------------
+
+    def state(self, **initial: Any) -> State:
+        """What the method keeps between rounds: `initial`, or what the checkpoint of a resumed run has."""
+        values = dict(initial)
+        if self._resumed and self._resumed.round > 0:
+            values |= self._resumed.plain["state"]
+            for name in self._resumed.files:
+                if name.startswith("state."):
+                    values[name.removeprefix("state.")] = self._checkpoint.tensors(self._resumed, name)
+        self._state = State(values)
+        return self._state
+
+    def once(self, name: str, make: Callable[[], Weights]) -> Weights:
+        """The tensors that `make` gives, made before the first round and kept for a resumed run."""
+        if self._resumed and f"once.{name}" in self._resumed.files:
+            self._once[name] = self._checkpoint.tensors(self._resumed, f"once.{name}")
+        else:
+            self._once[name] = make()
+            self.save()
+        return self._once[name]
+
+    def rounds(self, count: int, state: State) -> Iterator[int]:
+        """Rounds 1 to `count`, from where a resumed run stands; a checkpoint after each."""
+        assert state is self._state, "pass the state that federation.state() returned"
+        for number in range(self.round + 1, count + 1):
+            self.round = number
+            self._out = set()
+            started = time.perf_counter()
+            yield number
+            if self.observer:
+                self.observer.round_done(self, count, time.perf_counter() - started)
+            if self._every and (number % self._every == 0 or number == count):
+                self.save()
+
+    def resume(self) -> bool:
+        """Go back to the last checkpoint, if there is one; the sites too."""
+        self._resumed = self._checkpoint.load()
+        manifest = self._resumed or Manifest()
+        self.engine.restore(manifest.sites)
+        if self._resumed is None:
+            return False
+        self.round = manifest.round
+        self.communication = Communication(manifest.plain["communication"])
+        self.failures = manifest.plain["failures"]
+        self._held = manifest.plain["held"]
+        if self.observer:
+            best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
+            self.observer.restore(manifest.plain["observer"], best)
+        return True
+
+    def save(self) -> None:
+        """Write a checkpoint of the coordinator and of every site."""
+        kept = vars(self._state)
+        tensors = {f"state.{n}": v for n, v in kept.items() if _is_tensors(v)}
+        tensors |= {f"once.{n}": v for n, v in self._once.items()}
+        if self.observer and self.observer.best_weights is not None:
+            tensors["best"] = self.observer.best_weights
+        manifest = Manifest(round=self.round, sites=self.engine.checkpoint())
+        manifest.plain = {
+            "state": {n: v for n, v in kept.items() if not _is_tensors(v)},
+            "communication": self.communication.rows(),
+            "failures": self.failures,
+            "held": self._held,
+            "observer": self.observer.memory() if self.observer else {},
+        }
+        self._checkpoint.save(manifest, tensors)
+        self.engine.prune(manifest.sites)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator of the coordinator's for this seed, purpose and round."""
+        return torch_rng(self.seed, COORDINATOR, purpose, self.round)
+
+    def evaluate(self, weights: Weights | None = None) -> None:
+        """Score the model on the sites' validation images, when this round is an evaluation point."""
+        if self.observer:
+            self.observer.evaluate(self, weights)
+
+    def handed_over(self, site: str, weights: Weights) -> None:
+        """Note that `site` has finished its turn with `weights` (serial methods; `polyclinic forgetting`)."""
+        if self.observer:
+            self.observer.handed_over(self, site, weights)
+
+
+def _sort_payload(payload: Mapping[str, Any]) -> tuple[dict[str, Parcel], dict[str, Any]]:
+    """Keywords named like a kind become parcels; the others stay plain arguments."""
+    parcels, arguments = {}, {}
+    for name, value in payload.items():
+        kind = name.replace("_", "-")
+        if isinstance(value, Parcel):
+            parcels[name] = value
+        elif kind in KINDS:
+            if value is not None:
+                parcels[name] = Parcel(kind, value)
+        else:
+            arguments[name] = value
+    return parcels, arguments
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, Tensor) for v in value.values())

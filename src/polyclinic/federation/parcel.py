@@ -1,0 +1,163 @@
+"""A parcel: tensors and plain metadata of a declared kind, encoded without pickle.
+
+The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are
+exactly what a wire would carry, so its length is what communication is measured by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+KINDS = (
+    "weights",
+    "gradients",
+    "activations",
+    "latents",
+    "codes",
+    "generator",
+    "synthetic-images",
+    "statistics",
+    "metrics",
+    "labels",
+    "masks",
+    "real-images",
+)
+
+HEADER_LIMIT = 16 * 2**20
+_METADATA_KEY = "parcel"
+
+
+class ParcelRejected(Exception):  # noqa: N818
+    """Bytes or tensors that are not what the receiver expects. Says what was wrong with which tensor."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
+
+    With `tensors` given, a parcel must hold exactly those names (a part of them with `partial`). Without it
+    any names and shapes pass, up to `max_bytes` in all.
+    """
+
+    kind: str
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
+    partial: bool = False
+    max_bytes: int = 4 * 2**30
+
+    @classmethod
+    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
+        """The same names, dtypes and shapes as `tensors`."""
+        return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
+
+    def check(self, parcel: Parcel) -> None:
+        """Raise ParcelRejected unless the parcel is what is expected."""
+        if parcel.kind != self.kind:
+            raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
+        if parcel.tensor_bytes > self.max_bytes:
+            raise ParcelRejected(
+                f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}"
+            )
+        if self.tensors is not None:
+            self._check_tensors(self.tensors, parcel.tensors)
+
+    def _check_tensors(
+        self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Mapping[str, Tensor]
+    ) -> None:
+        unknown = sorted(set(tensors) - set(expected))
+        missing = [] if self.partial else sorted(set(expected) - set(tensors))
+        if unknown or missing:
+            raise ParcelRejected(
+                f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}"
+            )
+        for name, tensor in tensors.items():
+            dtype, shape = expected[name]
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+                found = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {found}, expected {dtype} {shape}")
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made."""
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ParcelRejected(f"'{self.kind}' is not a kind of parcel; the kinds are {', '.join(KINDS)}")
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
+        header = {"kind": self.kind, "metadata": dict(self.metadata)}
+        text = json.dumps(header, sort_keys=True, allow_nan=False)
+        plain = {name: t.detach().cpu().contiguous() for name, t in self.tensors.items()}
+        return save(_unshared(plain), {_METADATA_KEY: text})
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.encoded).hexdigest()
+
+
+def decode(data: bytes, expected: Expected | None = None) -> Parcel:
+    """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given."""
+    header = _header(data)
+    try:
+        declared = json.loads(header["__metadata__"][_METADATA_KEY])
+        kind, metadata = declared["kind"], declared["metadata"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParcelRejected(
+            "the bytes are safetensors, but not a parcel: kind or metadata are missing"
+        ) from error
+    if not isinstance(kind, str) or not isinstance(metadata, dict):
+        raise ParcelRejected("a parcel's kind must be text and its metadata a table")
+    if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
+        raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
+    try:
+        parcel = Parcel(kind, load(data), metadata)
+    except SafetensorError as error:
+        raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
+    if expected is not None:
+        expected.check(parcel)
+    return parcel
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The JSON header of safetensors bytes, read before any tensor is."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(HEADER_LIMIT, len(data) - 8):
+        raise ParcelRejected("the bytes are not a parcel: too short, or the header is too long")
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except ValueError as error:
+        raise ParcelRejected("the bytes are not a parcel: the header is not JSON") from error
+    if not isinstance(header, dict):
+        raise ParcelRejected("the bytes are not a parcel: the header is not a table")
+    return header
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that share memory with an earlier one, which safetensors refuses to write."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result

@@ -1,0 +1,248 @@
+"""A site, and the host that runs operations at the sites of one process.
+
+A site's state lies on disk between its turns: a host keeps a few recently used ones in memory, so that memory
+does not grow with the number of sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.gate import Gate, Policy, RawImages
+from polyclinic.federation.ledger import Ledger
+from polyclinic.federation.parcel import Expected, Parcel
+from polyclinic.randomness import seed_of, torch_rng
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import SiteData
+    from polyclinic.training import Workbench
+
+
+class Operation(NamedTuple):
+    """What a method declares of something it may ask of a site."""
+
+    releases: tuple[str, ...]
+    simulation_only: bool
+
+
+def operation(*releases: str, simulation_only: bool = False) -> Callable:
+    """Marks a function of a method as an operation that releases parcels of the named kinds."""
+
+    def mark(function: Callable) -> Callable:
+        function.operation = Operation(releases, simulation_only)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class SitePosition(NamedTuple):
+    """Where a site stands at a checkpoint: the version of its state, and the lines of its ledger."""
+
+    version: int = 0
+    lines: int = 0
+
+
+class SiteState(dict[str, Tensor]):
+    """Tensors that survive a restart. Assign new tensors; one changed in place would not be saved."""
+
+    changed = False
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self.changed = True
+        super().__setitem__(name, tensor)
+
+    def __delitem__(self, name: str) -> None:
+        self.changed = True
+        super().__delitem__(name)
+
+    def put(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a whole set of tensors under one name, replacing what was there."""
+        for name in [n for n in self if n.startswith(f"{group}/")]:
+            del self[name]
+        for name, tensor in tensors.items():
+            self[f"{group}/{name}"] = tensor
+
+    def group(self, group: str) -> dict[str, Tensor]:
+        """The tensors kept by `put`; empty if there are none."""
+        return {n.removeprefix(f"{group}/"): t for n, t in self.items() if n.startswith(f"{group}/")}
+
+
+@dataclass
+class Site:
+    """What an operation gets to work with: the site's own data, state and tools, and nothing of others.
+
+    `memory` holds what need not survive a restart (an open autograd graph, a buffer made anew).
+    """
+
+    name: str
+    seed: int
+    data: SiteData
+    bench: Workbench
+    state: SiteState
+    memory: dict[str, Any] = field(default_factory=dict)
+    round: int = 0
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator for this seed, site, purpose and round."""
+        return torch_rng(self.seed, self.name, purpose, self.round)
+
+
+class SiteHost:
+    """Runs operations at the sites of one process: finds the site, runs, and passes results by the gate."""
+
+    #: states kept in memory; the others lie on disk
+    RESIDENT = 8
+
+    def __init__(
+        self,
+        *,
+        method: Any,
+        seed: int,
+        bench: Workbench,
+        folder: Path,
+        open_data: Callable[[str], SiteData],
+        policy: Policy,
+        expected: Mapping[str, Expected],
+    ) -> None:
+        self.method = method
+        self.seed = seed
+        self.bench = bench
+        self.folder = folder
+        self.open_data = open_data
+        self.policy = policy
+        self.expected = expected
+        self._sites: OrderedDict[str, Site] = OrderedDict()
+        self._gates: dict[str, Gate] = {}
+        self._positions: dict[str, SitePosition] = {}
+
+    def handle(self, call: Call) -> Reply:
+        """Run one call. Whatever it raises is the site's failure."""
+        declared = getattr(getattr(self.method, call.operation, None), "operation", None)
+        if declared is None:
+            raise LookupError(f"method '{self.method.name}' has no operation '{call.operation}'")
+        for parcel in call.parcels.values():
+            self.expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
+        site = self._site(call.site)
+        site.round = call.round
+        with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
+            payload = {name: p.tensors for name, p in call.parcels.items()} | dict(call.arguments)
+            released = getattr(self.method, call.operation)(site, **payload)
+        return Reply(call.site, tuple(self._release(call, declared, p) for p in _parcels(released)))
+
+    def _release(self, call: Call, declared: Operation, parcel: Parcel) -> Parcel:
+        if parcel.kind not in declared.releases:
+            raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
+        return self._gates[call.site].release(
+            parcel,
+            round=call.round,
+            operation=call.operation,
+            to=call.to,
+            simulation_only=declared.simulation_only,
+        )
+
+    def checkpoint(self) -> dict[str, SitePosition]:
+        """Write every changed state to disk; the position of every site this host has worked for."""
+        for name in self._sites:
+            self.save(name)
+        return dict(self._positions)
+
+    def save(self, name: str) -> SitePosition:
+        """Write a site's state to disk if it has changed; where the site stands now."""
+        self._save(self._sites[name])
+        return self._positions[name]
+
+    def resident(self) -> list[Site]:
+        """The sites in memory now."""
+        return list(self._sites.values())
+
+    def restore(self, positions: Mapping[str, SitePosition]) -> None:
+        """Forget what happened after the given positions."""
+        self._sites.clear()
+        self._gates.clear()
+        self._positions = {name: SitePosition(*position) for name, position in positions.items()}
+
+    def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
+        """Delete states that a durable checkpoint no longer needs."""
+        for name, position in names.items():
+            for path in (self.folder / "sites" / name).glob("state-*.safetensors"):
+                if path != state_path(self.folder, name, position.version):
+                    path.unlink()
+
+    def _site(self, name: str) -> Site:
+        if name not in self._sites:
+            self._sites[name] = self._open(name)
+            while len(self._sites) > self.RESIDENT:
+                self._evict()
+        self._sites.move_to_end(name)
+        return self._sites[name]
+
+    def _evict(self) -> None:
+        """Send the site that was idle longest to disk, unless it is in the middle of something."""
+        name = next((n for n, s in self._sites.items() if not s.memory), None)
+        if name is None or len(self._sites) == 1:
+            return
+        self._save(self._sites[name])
+        del self._sites[name]
+
+    def _open(self, name: str) -> Site:
+        position = self._positions.setdefault(name, SitePosition())
+        state = read_state(self.folder, name, position)
+        data = self.open_data(name)
+        if name not in self._gates:
+            ledger = Ledger(self.folder / "ledger" / f"{name}.jsonl")
+            ledger.expect_repeats_after(position.lines)
+            self._gates[name] = Gate(name, self.policy, ledger, RawImages(data.train.images))
+        return Site(name, self.seed, data, self.bench, state)
+
+    def _save(self, site: Site) -> None:
+        lines = self._gates[site.name].ledger.confirmed
+        version = self._positions[site.name].version
+        if site.state.changed:
+            version += 1
+            path = state_path(self.folder, site.name, version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, site.state)
+            site.state.changed = False
+        self._positions[site.name] = SitePosition(version, lines)
+
+
+def state_path(folder: Path, site: str, version: int) -> Path:
+    """Where a version of a site's state lies in a run folder."""
+    return folder / "sites" / site / f"state-{version}.safetensors"
+
+
+def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
+    """A site's state as of a position; empty if it never had any."""
+    path = state_path(folder, site, position.version)
+    return SiteState(load_file(path) if path.exists() else {})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors so that the file is whole or absent."""
+    partial = path.with_suffix(".partial")
+    save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, partial)
+    partial.replace(path)
+
+
+def _parcels(released: Any) -> tuple[Parcel, ...]:
+    if released is None:
+        return ()
+    return (released,) if isinstance(released, Parcel) else tuple(released)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Global draws inside (dropout, say) come from `seed`; the caller's global state stays as it was."""
+    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,61 @@
+"""CWT, cyclical weight transfer (Chang et al. 2018): one model goes round, each site trains it and hands it on.
+
+With `weighted_loss` a site weighs its classes inversely to their frequency there, so that the weights of the loss
+change cyclically with the site (Balachandar et al. 2020).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.errors import BadInput
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.methods.method import Method
+
+
+class CyclicWeightTransfer(Method):
+    name: Literal["cwt"] = "cwt"
+    local_steps: int | None = Field(
+        None, ge=1, description="steps of a site in its turn; one pass, floor(|D_k| / b), if not given"
+    )
+    weighted_loss: bool = Field(
+        False, description="weigh a site's classes inversely to their frequency there (classification only)"
+    )
+
+    summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
+    serial: ClassVar[bool] = True
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            for site in federation.sites:
+                reply = federation.ask(site, "train", weights=state.weights)
+                if reply:
+                    state.weights = reply.weights
+                    federation.handed_over(site, state.weights)
+            federation.evaluate(state.weights)
+        return state.weights
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        return local.train(site, weights, steps=self.local_steps, class_weights=self._class_weights(site))
+
+    def _class_weights(self, site: Site) -> Tensor | None:
+        if not self.weighted_loss:
+            return None
+        classes = len(site.bench.target.classes)
+        labels = torch.from_numpy(site.data.train.labels.copy())
+        return local.class_weights(labels, classes).to(site.bench.device)
+
+    def check_task(self, task: str) -> None:
+        if self.weighted_loss and task != "classification":
+            raise BadInput(
+                f"method.weighted_loss: weighs classes, which {task} does not have; set it to false"
+            )

@@ -1,0 +1,41 @@
+"""FedAvg (McMahan et al. 2017): all sites train from the same weights; their mean is the next round's."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.methods.method import Method
+
+
+class FedAvg(Method):
+    name: Literal["fedavg"] = "fedavg"
+    local_steps: int | None = Field(
+        None, ge=1, description="steps of a site in a round; one pass, floor(|D_k| / b), if not given"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="how sites count in the mean: by their number of images, or all alike"
+    )
+
+    summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            replies = federation.ask_all("train", weights=state.weights)
+            state.weights = self.combine(state, replies)
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def combine(self, state: State, replies: list[Reply]) -> Weights:
+        return local.average(replies, self.weighting)
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        return local.train(site, weights, steps=self.local_steps)

@@ -1,0 +1,69 @@
+"""FedAvg+Share (Zhao et al. 2018): FedAvg after every site has given a small share of its images to all others.
+
+The shared images are real ones: they leave the site as parcels of kind real-images, which a site's policy must
+allow explicitly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local, pooling
+from polyclinic.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
+
+
+class FedAvgShare(FedAvg):
+    name: Literal["fedavg-share"] = "fedavg-share"  # type: ignore[assignment]
+    share: float = Field(0.05, gt=0, le=1, description="share of each site's training images given to all")
+
+    summary: ClassVar[str] = "FedAvg after a small share of real images was given to all sites"
+
+    def run(self, federation: Federation) -> Weights:
+        federation.once("shared", lambda: self.exchange(federation))
+        return super().run(federation)
+
+    def exchange(self, federation: Federation) -> dict[str, Tensor]:
+        """Give every site what all the others share. The coordinator keeps only how many images that were."""
+        replies = federation.ask_all("give_share")
+        for site in federation.sites:
+            others = [reply for reply in replies if reply.site != site]
+            if others:
+                federation.ask(site, "take_shared", **pooling.parcels_of(pooling.pool(others)))
+        return {"count": torch.tensor(sum(len(_images(reply)) for reply in replies))}
+
+    @operation("real-images", "labels", "masks")
+    def give_share(self, site: Site) -> tuple[Parcel, ...]:
+        count = max(1, round(self.share * len(site.data.train)))
+        chosen = torch.randperm(len(site.data.train), generator=site.rng("share"))[:count]
+        return pooling.release(site.data.train, chosen.sort().values.numpy())
+
+    @operation()
+    def take_shared(
+        self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None
+    ) -> None:
+        site.state.put("shared", {**real_images, **labels, **(masks or {})})
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        return local.train(site, weights, steps=self.local_steps, part=self._union(site))
+
+    @staticmethod
+    def _union(site: Site) -> Part:
+        """The site's own training images and what the others shared."""
+        shared = site.state.group("shared")
+        return pooling.union(site.data.train, pooling.as_part(shared)) if shared else site.data.train
+
+
+def _images(reply: Reply) -> Tensor:
+    return reply.parcel("real-images").tensors["images"]

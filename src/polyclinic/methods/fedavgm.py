@@ -1,0 +1,39 @@
+"""FedAvgM (Hsu et al. 2019): FedAvg whose coordinator moves with momentum.
+
+With the round's change d = w - mean and velocity v = beta * v + d, the paper's step is w - lr * v. It is written
+here around the mean, mean + (1 - lr) * d - lr * beta * v_before, which is the same and at beta = 0, lr = 1 gives FedAvg's
+mean to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import State, Weights
+from polyclinic.methods import local
+from polyclinic.methods.fedavg import FedAvg
+
+
+class FedAvgM(FedAvg):
+    name: Literal["fedavgm"] = "fedavgm"  # type: ignore[assignment]
+    beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator; 0 is FedAvg")
+    server_lr: float = Field(1.0, gt=0, description="learning rate of the coordinator")
+
+    summary: ClassVar[str] = "FedAvg whose coordinator moves with momentum"
+
+    def combine(self, state: State, replies: list[Reply]) -> Weights:
+        mean = local.average(replies, self.weighting)
+        before = getattr(state, "velocity", None) or {n: torch.zeros_like(t) for n, t in mean.items()}
+        change = {name: state.weights[name] - tensor for name, tensor in mean.items()}
+        state.velocity = {name: self.beta * before[name] + change[name] for name in mean}
+        return {name: self._step(mean[name], change[name], before[name]) for name in mean}
+
+    def _step(self, mean: Tensor, change: Tensor, velocity: Tensor) -> Tensor:
+        if not mean.is_floating_point():  # a counter of batch norm, not a weight
+            return mean
+        return mean + (1 - self.server_lr) * change - self.server_lr * self.beta * velocity

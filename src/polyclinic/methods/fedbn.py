@@ -1,0 +1,20 @@
+"""FedBN (Li et al. 2021): FedAvg in which every batch-norm layer, weights and statistics, stays at its site."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from polyclinic.methods.fedavg import FedAvg
+from polyclinic.models import norm_names
+
+if TYPE_CHECKING:
+    from polyclinic.models import Backbone
+
+
+class FedBN(FedAvg):
+    name: Literal["fedbn"] = "fedbn"  # type: ignore[assignment]
+
+    summary: ClassVar[str] = "FedAvg that leaves batch-norm layers at the sites"
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        return frozenset(norm_names(model))

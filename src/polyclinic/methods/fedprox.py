@@ -1,0 +1,33 @@
+"""FedProx (Li et al. 2020): FedAvg with a penalty, mu / 2 times the squared distance from the round's weights."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from polyclinic.federation.federation import Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.methods.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
+    mu: float = Field(0.001, ge=0, description="strength of the penalty; 0 is FedAvg")
+
+    summary: ClassVar[str] = "FedAvg that holds each site near the round's common weights"
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        start = {name: tensor.to(site.bench.device) for name, tensor in weights.items()}
+
+        def pull_back(model: nn.Module) -> None:
+            # the gradient of the penalty, written out: mu * (w - w_start)
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None and name in start:
+                    parameter.grad.add_(parameter.detach() - start[name], alpha=self.mu)
+
+        return local.train(site, weights, steps=self.local_steps, correct=pull_back)

@@ -1,0 +1,69 @@
+"""FedSGD (McMahan et al. 2017): the sites send gradients, the coordinator takes the steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.methods.method import Method
+
+
+class FedSGD(Method):
+    name: Literal["fedsgd"] = "fedsgd"
+    batch: Literal["full", "mini"] = Field(
+        "full", description="a site's gradient in a round: over all its images, or over one mini-batch"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="how sites count in the mean: by their number of images, or all alike"
+    )
+
+    summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
+    allows_local_norm: ClassVar[bool] = False
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            replies = federation.ask_all("gradient", weights=state.weights)
+            gradients = local.average(replies, self.weighting, kind="gradients")
+            statistics = local.average(replies, self.weighting, kind="statistics")
+            state.weights = {**self.step(federation, state, gradients), **statistics}
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def step(self, federation: Federation, state: State, gradients: Weights) -> Weights:
+        """The weights after one step of the study's optimiser along the mean gradient."""
+        settings = federation.bench.optimizer
+        parameters = {name: nn.Parameter(state.weights[name].clone()) for name in gradients}
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
+        optimizer = settings.make(iter(parameters.values()), federation.round)
+        if settings.keep_state:
+            local.restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+        optimizer.step()
+        if settings.keep_state:
+            state.optimizer = local.optimizer_tensors(optimizer)
+        return {name: parameter.detach() for name, parameter in parameters.items()}
+
+    @operation("gradients", "statistics")
+    def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
+        """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
+        bench, part = site.bench, site.data.train
+        model = bench.load(weights).train()
+        model.zero_grad(set_to_none=True)
+        rng = site.rng("batches")
+        batches = bench.one_pass(part, rng) if self.batch == "full" else [next(bench.batches(part, rng))]
+        seen = 0
+        for images, targets in batches:
+            (bench.loss(bench.forward(images), targets) * len(images)).backward()
+            seen += len(images)
+        gradients = {n: p.grad.cpu() / seen for n, p in model.named_parameters() if p.grad is not None}
+        buffers = {n: b.detach().cpu().clone() for n, b in model.named_buffers()}
+        counted = {"samples": len(part)}
+        return Parcel("gradients", gradients, counted), Parcel("statistics", buffers, counted)

@@ -1,0 +1,112 @@
+"""Work at a site that several methods share: put the model together, train it on the site's images, average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
+
+
+def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Tensor]:
+    """The whole model at a site: shared weights, and the part that is the site's own (`current` or `best`)."""
+    if own == "none":
+        return dict(weights)
+    kept = site.state.group("best" if own == "best" else "local")
+    return {**site.bench.initial_local, **weights, **kept}
+
+
+def train(
+    site: Site,
+    weights: Weights,
+    *,
+    steps: int | None = None,
+    part: Part | None = None,
+    class_weights: Tensor | None = None,
+    correct: Callable[[nn.Module], None] | None = None,
+) -> Parcel:
+    """Train from `weights` on the site's images (or on `part`) for floor(|D| / b) steps, or as many as given.
+
+    What stays at the site goes into its state; the rest is the parcel of weights.
+    """
+    bench = site.bench
+    part = part or site.data.train
+    steps = steps or bench.steps_in(part)
+    model = bench.load(assemble(site, weights))
+    optimizer = start_optimizer(site, model)
+    batches = bench.batches(part, site.rng("batches"))
+    loss = bench.train(batches, steps, optimizer, class_weights=class_weights, correct=correct)
+    keep_optimizer(site, optimizer)
+    trained = bench.weights()
+    if bench.local_names:
+        site.state.put("local", {name: trained.pop(name) for name in sorted(bench.local_names)})
+    return Parcel("weights", trained, {"samples": len(part), "steps": steps, "loss": loss})
+
+
+def average(replies: Sequence[Reply], weighting: str = "samples", kind: str = "weights") -> dict[str, Tensor]:
+    """The mean of what the sites sent, weighted by their numbers of images or all alike.
+
+    Sums run in float64 and in the order of the sites, so that the result is the same every time; whole numbers
+    (batch norm's counter) are rounded back.
+    """
+    samples = [reply.metadata["samples"] if weighting == "samples" else 1 for reply in replies]
+    shares = [count / sum(samples) for count in samples]
+    sent = [reply.parcel(kind).tensors for reply in replies]
+    return {name: _mean([tensors[name] for tensors in sent], shares) for name in sent[0]}
+
+
+def _mean(tensors: list[Tensor], shares: list[float]) -> Tensor:
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total.add_(tensor.double(), alpha=share)
+    return (
+        total.to(tensors[0].dtype) if tensors[0].is_floating_point() else total.round().to(tensors[0].dtype)
+    )
+
+
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """Weights that let every class a site has count alike: inverse to its frequency there, 0 where it is absent."""
+    counts = torch.bincount(labels.long(), minlength=classes).float()
+    return torch.where(counts > 0, counts.sum() / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
+
+
+# --- the optimiser's state, kept from round to round where the study says so --------------------------
+
+
+def start_optimizer(site: Site, model: nn.Module) -> torch.optim.Optimizer:
+    """A fresh optimiser for the site's round, with the state of its last one where that is kept."""
+    optimizer = site.bench.optimizer.make(model.parameters(), site.round)
+    if site.bench.optimizer.keep_state:
+        restore_optimizer(optimizer, site.state.group("optimizer"))
+    return optimizer
+
+
+def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer) -> None:
+    if site.bench.optimizer.keep_state:
+        site.state.put("optimizer", optimizer_tensors(optimizer))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser as named tensors (`3/momentum_buffer`)."""
+    state = optimizer.state_dict()["state"]
+    kept = {f"{index}/{key}": value for index, values in state.items() for key, value in values.items()}
+    return {name: value.detach().cpu().clone() for name, value in kept.items() if isinstance(value, Tensor)}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave; the learning rate stays as it is now."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value.clone()
+    if state:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,0 +1,72 @@
+"""What every method is: settings, a coordinator half (`run`) and a site half made of operations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.models import statistics_names
+from polyclinic.settings import Settings
+
+if TYPE_CHECKING:
+    from polyclinic.models import Backbone
+
+
+class Method(Settings):
+    """One subclass per method, in one file, with its own settings as fields; its name is in the registry."""
+
+    name: str = Field(description="which method trains across the sites")
+    rounds: int = Field(20, ge=1, description="rounds of training")
+
+    #: one sentence for lists and tables
+    summary: ClassVar[str]
+    #: pools images at the coordinator, which no deployed site allows
+    simulation_only: ClassVar[bool] = False
+    #: sites take turns, so that `polyclinic forgetting` has hand-overs to show
+    serial: ClassVar[bool] = False
+    #: tasks the method can do
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
+    #: whether batch-norm statistics may stay at the sites
+    allows_local_norm: ClassVar[bool] = True
+    #: whether it cuts the network and so needs `model.cut`
+    needs_cut: ClassVar[bool] = False
+
+    @abstractmethod
+    def run(self, federation: Federation) -> Weights:
+        """The coordinator half: train across the sites, and return the last weights."""
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        """Names of the weights that stay at each site: batch-norm statistics where the study says so."""
+        return frozenset(statistics_names(model)) if batch_norm == "local" else frozenset()
+
+    def check_task(self, task: str) -> None:
+        """BadInput where a setting of the method does not go with the study's task."""
+
+    @operation("metrics")
+    def evaluate(
+        self,
+        site: Site,
+        weights: Weights | None = None,
+        split: str = "validation",
+        own: Literal["current", "best", "none"] = "current",
+    ) -> Parcel | None:
+        """Score a model on the site's images: `weights` with the site's own part, current or as of the best round.
+
+        A site without images in this split releases nothing.
+        """
+        part = getattr(site.data, split)
+        if len(part) == 0:
+            return None
+        site.bench.load(local.assemble(site, weights or {}, own))
+        return Parcel("metrics", site.bench.evaluate(part))
+
+    @operation()
+    def remember(self, site: Site) -> None:
+        """Keep the site's own part of the model as it is now: this round was the best one."""
+        site.state.put("best", site.state.group("local"))

@@ -1,0 +1,118 @@
+"""SplitNN, peer-to-peer (Vepakomma et al. 2018): each site holds the network up to the cut, the coordinator the rest.
+
+In its turn a site sends the activations at the cut and the labels of each mini-batch; the coordinator trains the
+rest and sends the gradients at the cut back. After its turn the site hands its part of the network on to the next.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.methods.method import Method
+from polyclinic.models import split
+
+
+class SplitNN(Method):
+    name: Literal["splitnn"] = "splitnn"
+    local_steps: int | None = Field(
+        None, ge=1, description="steps of a site in its turn; one pass, floor(|D_k| / b), if not given"
+    )
+
+    summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
+    serial: ClassVar[bool] = True
+    allows_local_norm: ClassVar[bool] = False
+    needs_cut: ClassVar[bool] = True
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            for site in federation.sites:
+                trained = self.turn(federation, site, state)
+                if trained:
+                    state.weights = trained
+                    federation.handed_over(site, state.weights)
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def turn(self, federation: Federation, site: str, state) -> Weights | None:
+        """The weights after the site's turn, or None if it failed: then the turn counts for nothing."""
+        bench = federation.bench
+        front, rest = split(bench.load(state.weights), bench.cut)
+        rest.train()
+        optimizer = bench.optimizer.make(rest.parameters(), federation.round)
+        if bench.optimizer.keep_state:
+            local.restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+        begun = federation.ask(site, "begin", weights=_names_of(front, state.weights))
+        if not begun:
+            return None
+        for _ in range(begun.metadata["steps"]):
+            sent = federation.ask(site, "forward")
+            if not sent:
+                return None
+            activations = sent.activations["activations"].to(bench.device).requires_grad_()
+            optimizer.zero_grad(set_to_none=True)
+            bench.loss(bench.forward(activations, rest), _targets(sent).to(bench.device)).backward()
+            optimizer.step()
+            if not federation.ask(site, "backward", gradients={"activations": activations.grad}):
+                return None
+        handed_on = federation.ask(site, "finish")
+        if not handed_on:
+            return None
+        if bench.optimizer.keep_state:
+            state.optimizer = local.optimizer_tensors(optimizer)
+        return {**handed_on.weights, **bench.weights(rest)}
+
+    @operation("statistics")
+    def begin(self, site: Site, weights: Weights) -> Parcel:
+        """Take over the front of the network; say how many mini-batches the turn will have."""
+        bench, part = site.bench, site.data.train
+        bench.load(weights)
+        front = copy.deepcopy(split(bench.model, bench.cut)[0]).train()
+        steps = self.local_steps or bench.steps_in(part)
+        site.memory.update(
+            front=front,
+            optimizer=local.start_optimizer(site, front),
+            batches=bench.batches(part, site.rng("batches")),
+        )
+        return Parcel("statistics", {}, {"steps": steps, "samples": len(part)})
+
+    @operation("activations", "labels", "masks")
+    def forward(self, site: Site) -> tuple[Parcel, Parcel]:
+        images, targets = next(site.memory["batches"])
+        activations = site.bench.forward(images, site.memory["front"])
+        site.memory["activations"] = activations
+        kind = "masks" if site.bench.task.dense else "labels"
+        return Parcel("activations", {"activations": activations.detach()}), Parcel(
+            kind, {"targets": targets}
+        )
+
+    @operation()
+    def backward(self, site: Site, gradients: Weights) -> None:
+        optimizer = site.memory["optimizer"]
+        optimizer.zero_grad(set_to_none=True)
+        site.memory.pop("activations").backward(gradients["activations"].to(site.bench.device))
+        optimizer.step()
+
+    @operation("weights")
+    def finish(self, site: Site) -> Parcel:
+        local.keep_optimizer(site, site.memory["optimizer"])
+        weights = site.bench.weights(site.memory["front"])
+        site.memory.clear()
+        return Parcel("weights", weights, {"samples": len(site.data.train)})
+
+
+def _names_of(front: torch.nn.Module, weights: Weights) -> dict[str, Tensor]:
+    return {name: weights[name] for name in front.state_dict()}
+
+
+def _targets(sent) -> Tensor:
+    return next(p.tensors["targets"] for p in sent.parcels if p.kind in ("labels", "masks"))

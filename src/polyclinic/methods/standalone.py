@@ -1,0 +1,71 @@
+"""Standalone: every site trains for itself. Nothing leaves but the metrics it is judged by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.methods import local
+from polyclinic.methods.method import Method
+
+if TYPE_CHECKING:
+    from polyclinic.models import Backbone
+
+
+class Standalone(Method):
+    name: Literal["standalone"] = "standalone"
+    local_steps: int | None = Field(
+        None, ge=1, description="steps of a site in a round; one pass, floor(|D_k| / b), if not given"
+    )
+
+    summary: ClassVar[str] = "every site trains alone"
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state()
+        for _ in federation.rounds(self.rounds, state):
+            federation.ask_all("train")
+            federation.evaluate()
+        return {}
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        """All of them: each site has a model of its own."""
+        return frozenset(model.state_dict())
+
+    @operation()
+    def train(self, site: Site) -> None:
+        local.train(site, {}, steps=self.local_steps)
+
+    @operation("metrics")
+    def evaluate(
+        self,
+        site: Site,
+        weights: Weights | None = None,
+        split: str = "validation",
+        own: Literal["current", "best", "none"] = "current",
+    ) -> Parcel | None:
+        """As for any method; a site alone also selects its best round alone."""
+        scored = super().evaluate(site, weights, split, own)
+        if split == "validation" and own == "current":
+            self._select(site, scored)
+        return scored
+
+    @operation()
+    def remember(self, site: Site) -> None:
+        """Nothing to do: the site has selected for itself."""
+
+    @staticmethod
+    def _select(site: Site, scored: Parcel | None) -> None:
+        task = site.bench.task
+        if scored is None:  # no validation images: the last round is as good a choice as any
+            site.state.put("best", site.state.group("local"))
+            return
+        score = task.finish(dict(scored.tensors))[task.metric]
+        score = score if task.better == "higher" else -score
+        if "best_score" not in site.state or score > float(site.state["best_score"]):
+            site.state["best_score"] = torch.tensor(score, dtype=torch.float64)
+            site.state.put("best", site.state.group("local"))

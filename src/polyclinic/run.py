@@ -1,0 +1,282 @@
+"""Runs a study: sites, engine and method together, from nothing or from a checkpoint, into a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+import polyclinic
+from polyclinic.assembly import Assembly, device_of
+from polyclinic.data.parts import Parts, prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.checkpoint import Checkpoint
+from polyclinic.federation.federation import Faults, Federation, Weights
+from polyclinic.federation.site import SitePosition, read_state
+from polyclinic.recorder import Display, Recorder, Silent, mean_of, score
+from polyclinic.study import Study, load_study
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found: the content of `result.json`, and the folder it lies in."""
+
+    folder: Path
+    values: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """`test` (pooled), `mean` (over sites) and `per_site`."""
+        return self.values["metrics"]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The released model; where each site has a model of its own, names begin with the site's."""
+        return load_file(self.folder / "model.safetensors")
+
+
+def run(
+    study: Study | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    display: Display | None = None,
+    cache: Path | None = None,
+) -> Result:
+    """Run a study into the folder `out` (by default `runs/<method>-seed<n>`), or resume the one begun there.
+
+    A study that was run to its end is not run again: its result is returned.
+    """
+    display = display or Silent()
+    study, folder = _study_and_folder(study, out, resume)
+    finished = folder / "result.json"
+    if resume and finished.exists():
+        return Result(folder, json.loads(finished.read_text(encoding="utf-8")))
+    device_of(study.engine.device)
+    parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
+    assembly = Assembly(study, parts, folder.resolve())
+    assembly.build_model()
+    with _locked(folder) as lock, _threads(study.engine.threads):
+        _write_atomically(folder / "study.toml", study.to_toml())
+        values = _run(assembly, lock, display)
+        _write_atomically(finished, json.dumps(values, indent=2) + "\n")
+    display.finished(values)
+    return Result(folder, values)
+
+
+def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool) -> tuple[Study, Path]:
+    if study is None:
+        if not resume or out is None:
+            raise BadInput("study: give one, or the folder of a run to resume")
+        study = load_study(Path(out) / "study.toml")
+    folder = Path(out) if out is not None else Path("runs") / f"{study.method.name}-seed{study.seed}"
+    begun = folder / "study.toml"
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder}: is a file; name a folder")
+    if begun.exists() and not resume:
+        raise BadInput(
+            f"--out {folder}: holds a run already; add --resume to continue it, or name another folder"
+        )
+    if folder.is_dir() and any(folder.iterdir()) and not begun.exists():
+        raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
+    if begun.exists():
+        _check_same(load_study(begun), study, folder)
+    return study, folder
+
+
+def _check_same(begun: Study, now: Study, folder: Path) -> None:
+    """A run goes on with the study it was begun with; only the engine, which changes no result, may differ."""
+    before, after = begun.as_tables(), now.as_tables()
+    for table in before | after:
+        if table != "engine" and before.get(table) != after.get(table):
+            raise BadInput(
+                f"{table}: differs from the study that {folder} was begun with; "
+                "resume with that one, or name another folder"
+            )
+    if before["engine"]["threads"] != after["engine"]["threads"]:
+        raise BadInput(f"engine.threads: {folder} was begun with {before['engine']['threads']}; keep it")
+
+
+def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+    study, folder, parts = assembly.study, assembly.folder, assembly.parts
+    bench = assembly.workbench()
+    recorder = Recorder(study, folder, has_local=bool(bench.local_names), display=display)
+    engine = assembly.engine(lock)
+    federation = Federation(
+        engine=engine,
+        sites=parts.names,
+        seed=study.seed,
+        checkpoint=Checkpoint(folder / "checkpoint"),
+        initial_weights=assembly.initial_weights,
+        expected=assembly.expected,
+        bench=bench,
+        faults=Faults(study.engine.on_failure, study.engine.quorum),
+        checkpoint_every=study.engine.checkpoint_every,
+        observer=recorder,
+    )
+    started = time.perf_counter()
+    try:
+        federation.resume()
+        recorder.rewind_history(federation.round)
+        display.started(study, parts.names, federation.round + 1)
+        last = study.method.run(federation)
+        models = released_models(federation, recorder, last)
+        metrics = final_metrics(federation, study, models, bool(bench.local_names))
+        federation.save()
+    finally:
+        engine.close()
+    _write_atomically(folder / "model.safetensors", save(_flat(models)))
+    timing = {
+        "seconds": round(time.perf_counter() - started, 3),
+        "rounds_seconds": round(recorder.seconds, 3),
+    }
+    return result_of(study, parts, federation, recorder, models, metrics, timing)
+
+
+# --- the released model -------------------------------------------------------------------------------
+
+#: models by the site they belong to; one model for all sites stands under ""
+Models = dict[str, dict[str, Tensor]]
+
+
+def released_models(federation: Federation, recorder: Recorder, last: Weights) -> Models:
+    """The selected model: one for all sites, or where a part of it stays at the sites, one of each site."""
+    selected = recorder.best_weights if recorder.best_weights is not None else last
+    if not recorder.has_local:
+        return {"": dict(selected)}
+    group = "best" if recorder.best_round else "local"
+    common = {**federation.bench.initial_local, **selected}
+    return {site: common | _own_part(federation, recorder.folder, site, group) for site in federation.sites}
+
+
+def _own_part(federation: Federation, folder: Path, site: str, group: str) -> dict[str, Tensor]:
+    """What a simulated site keeps for itself, read from its state on disk: the simulator may look, nobody else."""
+    position = federation.engine.checkpoint().get(site, SitePosition())
+    state = read_state(folder, site, position)
+    return state.group(group) or state.group("local")
+
+
+def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> dict[str, Any]:
+    """Test metrics, computed once. Where each site has a model of its own, `test` is the mean over the models,
+    each on the images of all sites, and `per_site` is each site's model on its own images."""
+    task = study.task
+    if not personal:
+        scored = score(task, federation.ask_all("evaluate", weights=models[""], split="test", own="none"))
+        return _tables(scored or {"pooled": {}, "mean": {}, "per_site": {}})
+    of_model = {}
+    for site, weights in models.items():
+        replies = federation.ask_all("evaluate", counted=False, weights=weights, split="test", own="none")
+        of_model[site] = score(task, replies) or {"pooled": {}, "per_site": {}}
+    own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
+    table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
+    across = {site: scored["per_site"] for site, scored in of_model.items()}
+    return {**_tables({**table, "per_site": own}), "across_sites": across}
+
+
+def _tables(scored: Mapping[str, Any]) -> dict[str, Any]:
+    return {"test": scored["pooled"], "mean": scored["mean"], "per_site": scored["per_site"]}
+
+
+def _flat(models: Models) -> dict[str, Tensor]:
+    named = {f"{site}/{n}" if site else n: t for site, model in models.items() for n, t in model.items()}
+    return {name: tensor.contiguous().clone() for name, tensor in named.items()}
+
+
+def digest_of_weights(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+# --- the result ---------------------------------------------------------------------------------------
+
+
+def result_of(
+    study: Study,
+    parts: Parts,
+    federation: Federation,
+    recorder: Recorder,
+    models: Models,
+    metrics: dict[str, Any],
+    timing: dict[str, float],
+) -> dict[str, Any]:
+    return {
+        "method": study.method.name,
+        "seed": study.seed,
+        "task": study.task.name,
+        "metrics": metrics,
+        "model": "one of each site" if "" not in models else "one for all sites",
+        "selected": {"by": study.evaluation.select, "round": recorder.best_round or federation.round},
+        "batch_norm": study.model.batch_norm if study.method.name != "fedbn" else "local",
+        "heterogeneity": {"mean_ks": parts.info["mean_ks"]},
+        "communication": federation.communication.summary(federation.sites),
+        "privacy": None,
+        "rounds": federation.round,
+        "failures": federation.failures,
+        "data": {key: parts.info[key] for key in ("source", "counts", "digests")},
+        "timing": timing,
+        "environment": environment(study),
+        "weights_sha256": digest_of_weights(_flat(models)),
+    }
+
+
+def environment(study: Study) -> dict[str, Any]:
+    device = device_of(study.engine.device)
+    return {
+        "polyclinic": polyclinic.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
+        "threads": study.engine.threads,
+    }
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def _write_atomically(path: Path, content: str | bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock: two runs in one folder would spoil each other. Gives the lock's descriptor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(
+                f"--out {folder}: another run is working in it; wait for it, or name another folder"
+            ) from None
+        yield file.fileno()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
