@@ -132,9 +132,7 @@ def device_of(name: str) -> str:
     except RuntimeError:
         raise BadInput(f"engine.device: torch knows no device '{name}'; write auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(
-            f"engine.device: there is no GPU for '{name}' here; set engine.device = 'cpu' or 'auto'"
-        )
+        raise BadInput(f"engine.device: there is no GPU for '{name}' here; set engine.device = 'cpu' or 'auto'")
     return name
 
 

@@ -87,9 +87,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder}: is a file; name a folder")
     if begun.exists() and not resume:
-        raise BadInput(
-            f"--out {folder}: holds a run already; add --resume to continue it, or name another folder"
-        )
+        raise BadInput(f"--out {folder}: holds a run already; add --resume to continue it, or name another folder")
     if folder.is_dir() and any(folder.iterdir()) and not begun.exists():
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():

@@ -72,9 +72,7 @@ class EngineTable(Settings):
         "continue",
         description="when a site fails: go on with the others, or stop (a stopped run can be resumed)",
     )
-    quorum: float = Field(
-        0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on"
-    )
+    quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
     checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")
 
     @field_validator("workers")
@@ -108,11 +106,7 @@ class Study(Settings):
     @model_validator(mode="before")
     @classmethod
     def _tables(cls, given: Any) -> Any:
-        return (
-            {name: _table(name, value) for name, value in given.items()}
-            if isinstance(given, Mapping)
-            else given
-        )
+        return {name: _table(name, value) for name, value in given.items()} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Study:
@@ -147,7 +141,7 @@ VARIANTS: dict[str, tuple[Mapping[str, type[Settings]], str]] = {
     "task": (TASKS, "name"),
     "method": (METHODS, "name"),
 }
-PLAIN = {
+PLAIN: dict[str, type[Settings]] = {
     "model": Model,
     "optimizer": Optimizer,
     "evaluation": Evaluation,
@@ -175,13 +169,9 @@ def parse_study(tables: Mapping[str, Any]) -> Study:
     missing = [name for name in ("data", "sites", "method") if name not in tables]
     if unknown:
         known = list(Study.model_fields)
-        raise BadInput(
-            f"{unknown[0]}: no such table{nearest(unknown[0], known)}; the tables are {', '.join(known)}"
-        )
+        raise BadInput(f"{unknown[0]}: no such table{nearest(unknown[0], known)}; the tables are {', '.join(known)}")
     if missing:
-        raise BadInput(
-            f"{missing[0]}: the study lacks the table [{missing[0]}]; `polyclinic study new` shows one"
-        )
+        raise BadInput(f"{missing[0]}: the study lacks the table [{missing[0]}]; `polyclinic study new` shows one")
     try:
         return Study(**tables)
     except ValidationError as error:
@@ -217,7 +207,7 @@ def _changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 def _table(name: str, value: Any) -> Any:
     """One table of a study as its settings object; BadInput names the field at fault."""
-    if name not in VARIANTS and name not in PLAIN or isinstance(value, Settings):
+    if (name not in VARIANTS and name not in PLAIN) or isinstance(value, Settings):
         return value
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
@@ -294,13 +284,9 @@ def check_model(study: Study) -> None:
     model, method = study.model, study.method
     cuts = _cuts(model.backbone)
     if model.cut is not None and model.cut not in cuts:
-        raise BadInput(
-            f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}"
-        )
+        raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
     if model.batch_norm == "local" and not method.allows_local_norm:
-        raise BadInput(
-            f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'"
-        )
+        raise BadInput(f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'")
     if method.name == "fedbn" and not norm_names(
         build(model.backbone, channels=1, outputs=2, size=64, norm=model.norm)
     ):

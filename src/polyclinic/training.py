@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyclinic.models import split
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ class Optimizer(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     batch_size: int = Field(32, ge=1, description="images in a mini-batch")
-    decay_every: int = Field(
-        35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never"
-    )
+    decay_every: int = Field(35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never")
     decay: float = Field(0.1, gt=0, le=1, description="factor of the step decay")
     keep_state: bool = Field(
         False,
@@ -107,6 +106,10 @@ class Workbench:
         state = (model or self.model).state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
+    def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
+        """The model in two at the study's cut; both parts share their parameters with it."""
+        return split(model, self.cut or model.cuts[0])
+
     # --- batches ----------------------------------------------------------------------------------
 
     def steps_in(self, part: Part) -> int:
@@ -138,9 +141,7 @@ class Workbench:
     def in_order(self, part: Part) -> Iterator[Batch]:
         """All images once, in order, in large batches."""
         for start in range(0, len(part), EVALUATION_BATCH):
-            images, labels, masks = self._fetch(
-                part, np.arange(start, min(start + EVALUATION_BATCH, len(part)))
-            )
+            images, labels, masks = self._fetch(part, np.arange(start, min(start + EVALUATION_BATCH, len(part))))
             yield images, self.task.targets(labels, masks)
 
     def _fetch(self, part: Part, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -65,14 +65,10 @@ def _acquire_chunk(images: np.ndarray, style: Style, rng: np.random.Generator) -
     side = images.shape[-1]
     light = crop_centre(images, style.crop, order=1).astype(np.float32) / 255
     light = (light**style.gamma - 0.5) * style.contrast + 0.5
-    colour = (
-        np.array(style.colour) if images.shape[1] == 3 else np.full(images.shape[1], np.mean(style.colour))
-    )
+    colour = np.array(style.colour) if images.shape[1] == 3 else np.full(images.shape[1], np.mean(style.colour))
     light *= colour.astype(np.float32)[:, None, None] * _vignette(side, style.vignette)
     if style.blur * side > 0.1:
-        light = gaussian_filter1d(
-            gaussian_filter1d(light, style.blur * side, axis=2), style.blur * side, axis=3
-        )
+        light = gaussian_filter1d(gaussian_filter1d(light, style.blur * side, axis=2), style.blur * side, axis=3)
     light += style.noise * rng.standard_normal(light.shape, dtype=np.float32)
     return (np.clip(light, 0, 1) * 255 + 0.5).astype(np.uint8)
 
@@ -98,9 +94,7 @@ def crop_centre(images: np.ndarray, keep: float, *, order: int) -> np.ndarray:
     return out.reshape(images.shape)
 
 
-def apply_styles(
-    images: np.ndarray, address: tuple[str | int, ...], strength: float, *, split: str = ""
-) -> np.ndarray:
+def apply_styles(images: np.ndarray, address: tuple[str | int, ...], strength: float, *, split: str = "") -> np.ndarray:
     """uint8 [N, C, H, W] through one site's camera. `address` names the site, e.g. (seed, "style", "site-1").
 
     The camera is the same for every split of the site; `split` only gives each its own noise. Masks go

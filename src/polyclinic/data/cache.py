@@ -1,4 +1,4 @@
-"""Where prepared images are kept, how a result is named by what it was made of, and how it is written at once.
+"""Where prepared images are kept, how a result is named by what it was made of, how it is written at once.
 
 A cache entry is a folder named by a digest. It is written under another name and renamed when complete, so an
 entry that exists is whole; two processes that prepare the same thing do not disturb each other.
@@ -46,7 +46,7 @@ def digest_of(description: Any) -> str:
 
 
 def code_digest(files: Iterable[Path]) -> str:
-    """A digest of the package's version and the given source files: prepared images do not outlive their code."""
+    """A digest of the package's version and the given files: prepared images do not outlive their code."""
     total = hashlib.sha256(__version__.encode())
     for file in sorted(files):
         total.update(file.read_bytes())
@@ -54,7 +54,7 @@ def code_digest(files: Iterable[Path]) -> str:
 
 
 def files_digest(files: Iterable[Path], root: Path) -> str:
-    """Names the content of files by their relative paths, sizes and modification times, without reading them."""
+    """Names the content of files by relative path, size and modification time, without reading them."""
     total = hashlib.sha256()
     for file in sorted(files):
         try:
@@ -85,9 +85,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or error
-        raise BadInput(
-            f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere"
-        ) from None
+        raise BadInput(f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere") from None
 
 
 def publish(scratch: Path, folder: Path) -> None:

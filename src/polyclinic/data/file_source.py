@@ -1,7 +1,7 @@
 """Sources that read files: prepared once, kept in the cache, memory-mapped from then on.
 
-An entry of the cache is named by the source's settings, the paths, sizes and modification times of its files, and
-the code that prepares them. An interrupted preparation goes on where it stopped. The source is only ever read.
+An entry of the cache is named by the source's settings, the paths, sizes and modification times of its files,
+and the code that prepares them. An interrupted preparation goes on where it stopped. The source is only read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ AFTERWARDS = {"validation", "test", "seed"}
 
 
 class FileSource(Source):
-    """A source with a path. A subclass says what its images are (`listing`), where to get them and how they lie."""
+    """A source with a path. A subclass says what its images are, where to get them and how they lie."""
 
-    path: Path = Field(
-        description="the folder or file of the source, relative to where polyclinic is started"
-    )
+    path: Path = Field(description="the folder or file of the source, relative to where polyclinic is started")
     shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
     channels: Literal["auto", 1, 3] = Field("auto", description="1 for grey, 3 for colour, auto to look")
 
@@ -62,7 +60,8 @@ class FileSource(Source):
         """One sentence when there is nothing at `path`."""
         if not self.path.exists():
             raise BadInput(
-                f"data.path: there is nothing at '{self.path}'; `polyclinic data show {self.source}` says what should be"
+                f"data.path: there is nothing at '{self.path}'; "
+                f"`polyclinic data show {self.source}` says what should be"
             )
 
     def load(self) -> Dataset:
@@ -77,17 +76,11 @@ class FileSource(Source):
         return open_prepared(folder)
 
     def _entry(self) -> str:
-        code = [
-            Path(inspect.getfile(kind))
-            for kind in type(self).__mro__
-            if kind.__module__.startswith("polyclinic")
-        ]
+        code = [Path(inspect.getfile(kind)) for kind in type(self).__mro__ if kind.__module__.startswith("polyclinic")]
         code += [*PACKAGE.glob("preprocessing/*.py"), PACKAGE / "reading.py", PACKAGE / "listing.py"]
         settings = self.model_dump(mode="json", exclude=AFTERWARDS)
         settings["path"] = str(self.path.resolve())
-        return digest_of(
-            {"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))}
-        )
+        return digest_of({"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))})
 
 
 def open_prepared(folder: Path) -> Dataset:

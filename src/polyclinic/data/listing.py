@@ -1,6 +1,7 @@
 """A listing: what is known of every image before the first one is opened, and how each is read.
 
-A source makes a listing from folder names, tables or archive headers; `prepared` turns it into arrays on disk.
+A source makes a listing from folder names, tables or archive headers; `preprocessing.prepare` makes it arrays
+on disk.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ SAFE = re.compile(r"\w(?:[\w .+()-]{0,98}[\w+)-])?")
 
 
 def refuse_unsafe_name(name: str) -> None:
-    """Letters, digits, underscore, and inside the name also space . + - ( ); nothing a path could be made of."""
+    """Letters, digits, _ and, inside the name, also space . + - ( ); nothing a path could be made of."""
     if not SAFE.fullmatch(name):
         raise BadInput(
-            f"sites: '{name}' cannot be the name of a site; use at most 100 letters, digits, '_', '-', '.' or spaces, "
-            "starting with a letter or digit"
+            f"sites: '{name}' cannot be the name of a site; "
+            "use at most 100 letters, digits, '_', '-', '.' or spaces, starting with a letter or digit"
         )
 
 

@@ -1,7 +1,7 @@
 """From a source and a description of sites to one folder per site, which that site opens alone.
 
-`prepare` does load -> split by patient -> spread over sites -> write, once; `open_site` maps one site's arrays
-into memory, read-only. Layout of an entry of the cache:
+`prepare` does load -> split by patient -> spread over sites -> write, once; `open_site` maps one site's
+arrays into memory, read-only. Layout of an entry of the cache:
 
     parts/<digest>/info.json
     parts/<digest>/<site>/{train,validation,test}/{images,labels,masks,cases,subgroup}.npy
@@ -85,10 +85,8 @@ class Parts:
     info: dict[str, Any]
 
 
-def prepare(
-    data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None
-) -> Parts:
-    """The parts of every site, from the cache where the same settings, files and code have been there before."""
+def prepare(data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None) -> Parts:
+    """The parts of every site, from the cache where the same settings, files and code were there before."""
     folder = cache_folder(cache) / "parts" / _name_of(data, sites)
     if not (folder / "info.json").is_file():
         _write(folder, data, sites, cache, progress)
@@ -107,11 +105,7 @@ def open_site(folder: Path, site: str) -> SiteData:
 def _open_part(folder: Path) -> Part:
     files = {field.name: folder / f"{field.name}.npy" for field in fields(Part)}
     return Part(
-        **{
-            name: np.load(file, mmap_mode="r", allow_pickle=False)
-            for name, file in files.items()
-            if file.exists()
-        }
+        **{name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items() if file.exists()}
     )
 
 
@@ -184,9 +178,7 @@ def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camer
         _copy(folder / "subgroup.npy", dataset.subgroup, index)
 
 
-def _copy(
-    file: Path, array: np.ndarray, index: np.ndarray, change: Change = lambda piece, start: piece
-) -> None:
+def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change = lambda piece, start: piece) -> None:
     """Writes array[index] piece by piece, so that a memory-mapped array never has to fit in memory."""
     shape = (len(index), *array.shape[1:])
     target = np.lib.format.open_memmap(file, mode="w+", dtype=array.dtype, shape=shape)
@@ -221,9 +213,9 @@ def _class_counts(dataset: Dataset, parts: dict[str, np.ndarray]) -> dict[str, l
 
 
 def _digest(dataset: Dataset, where: Spread, name: str) -> str:
-    """sha256 over labels and images of a split over all sites, in the source's order: the same however it is spread."""
+    """sha256 over labels and images of a split in the source's order: the same however it is spread."""
     index = np.unique(np.concatenate([parts[name] for parts in where.values()]))
     total = hashlib.sha256(np.ascontiguousarray(dataset.labels[index]).tobytes())
     for piece in chunks(len(index), bytes_each(dataset.images)):
-        total.update(np.ascontiguousarray(dataset.images[index[piece]]))
+        total.update(np.ascontiguousarray(dataset.images[index[piece]]).data)
     return total.hexdigest()

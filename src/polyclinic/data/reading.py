@@ -1,0 +1,174 @@
+"""From a file to pixels: PNG, JPEG, TIFF and their like, DICOM with windowing, NIfTI slice by slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import nibabel
+import numpy as np
+import pydicom
+from PIL import Image, ImageOps
+from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
+DICOM = (".dcm", ".dicom", ".ima")
+NIFTI = (".nii", ".nii.gz")
+
+#: which slices of a volume: the middle one, all, or these (negative numbers count from the end)
+Slices = Literal["middle", "all"] | tuple[int, ...]
+#: centre and width of the intensities that become black to white
+Window = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How files become pixels: the window of DICOM and NIfTI intensities, the slices taken of a volume."""
+
+    window: Window | None = None
+    slices: Slices = "middle"
+
+    def frames(self, file: Path) -> tuple[int | None, ...]:
+        """The slices to take of a file; None stands for the only image, or the middle slice."""
+        if not is_volume_name(file) or self.slices == "middle":
+            return (None,)
+        return tuple(range(count_slices(file))) if self.slices == "all" else self.slices
+
+    def pixels(self, file: Path, frame: int | None = None) -> np.ndarray:
+        """uint8 [H, W] or [H, W, 3]."""
+        _refuse_missing(file)
+        if _ends(file, NIFTI):
+            return _nifti_slice(file, frame, self.window)
+        if _ends(file, DICOM) or _looks_like_dicom(file):
+            return _dicom_frame(file, frame, self.window)
+        return _picture(file)
+
+    def mask(self, file: Path, frame: int | None = None) -> np.ndarray:
+        """[H, W], above zero inside; the values of the file, without windowing."""
+        _refuse_missing(file)
+        if _ends(file, NIFTI):
+            volume, _ = _volume(file)
+            return np.ascontiguousarray(volume[:, :, _index(frame, volume.shape[2])].T)
+        pixels = _picture(file)
+        return pixels if pixels.ndim == 2 else pixels.max(axis=2)
+
+
+def is_image_name(file: Path) -> bool:
+    """Whether a file is an image, by its name or, without a suffix, by its first bytes."""
+    if file.name.startswith("."):
+        return False
+    return _ends(file, (*PICTURES, *DICOM, *NIFTI)) or (not file.suffix and _looks_like_dicom(file))
+
+
+def is_volume_name(file: Path) -> bool:
+    """Whether a file may hold more than one slice."""
+    return not _ends(file, PICTURES)
+
+
+def count_slices(file: Path) -> int:
+    """Slices of a volume, from its header; 1 where that is broken, so that reading names the file."""
+    try:
+        if _ends(file, NIFTI):
+            return int(nibabel.load(file).dataobj.shape[2])  # type: ignore[attr-defined]
+        return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
+    except Exception:
+        return 1
+
+
+def to_bytes(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Intensities to uint8: `low` and below is 0, `high` and above is 255."""
+    if not np.isfinite(values).all():
+        raise ValueError("the image holds values that are not numbers")
+    scaled = (values.astype(np.float32) - low) / max(high - low, 1e-12)
+    return (np.clip(scaled, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def _refuse_missing(file: Path) -> None:
+    if not file.is_file():
+        raise FileNotFoundError("the file does not exist")
+
+
+def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
+    return file.name.lower().endswith(suffixes)
+
+
+def _looks_like_dicom(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def _picture(file: Path) -> np.ndarray:
+    with Image.open(file) as opened:
+        picture = ImageOps.exif_transpose(opened)
+        if picture.mode.startswith(("I", "F")):
+            values = np.asarray(picture)
+            return to_bytes(values, float(values.min()), float(values.max()))
+        grey = picture.mode in ("1", "L", "LA")
+        return np.asarray(picture.convert("L" if grey else "RGB"))
+
+
+def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
+    header = pydicom.dcmread(file)
+    if "PixelData" not in header:
+        raise ValueError("the DICOM file holds no image")
+    values = pixel_array(header)
+    if int(header.get("NumberOfFrames") or 1) > 1:
+        values = values[_index(frame, len(values))]
+    if header.get("SamplesPerPixel", 1) > 1:
+        return values if values.dtype == np.uint8 else to_bytes(values, 0, float(2**header.BitsStored - 1))
+    grey = _windowed(apply_modality_lut(values, header), header, window)
+    return 255 - grey if header.get("PhotometricInterpretation") == "MONOCHROME1" else grey
+
+
+def _windowed(values: np.ndarray, header: pydicom.Dataset, window: Window | None) -> np.ndarray:
+    """The study's window, else the file's table or window (its first), else from darkest to brightest."""
+    if window is None and header.get("VOILUTSequence"):
+        values = apply_voi_lut(values, header)
+    elif window is None and header.get("WindowWidth") is not None:
+        centre, width = (np.atleast_1d(header[tag].value)[0] for tag in ("WindowCenter", "WindowWidth"))
+        return _in_window(values, (float(centre), float(width)))
+    if window is not None:
+        return _in_window(values, window)
+    return to_bytes(values, float(values.min()), float(values.max()))
+
+
+def _in_window(values: np.ndarray, window: Window) -> np.ndarray:
+    """The linear window of the DICOM standard (PS3.3 C.11.2.1.2): black from c - 0.5 - (w - 1) / 2 down."""
+    centre, width = window
+    half = max(width - 1, 1e-6) / 2
+    return to_bytes(values, centre - 0.5 - half, centre - 0.5 + half)
+
+
+def _nifti_slice(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
+    volume, spread = _volume(file)
+    values = volume[:, :, _index(frame, volume.shape[2])].T
+    low, high = spread if window is None else (window[0] - window[1] / 2, window[0] + window[1] / 2)
+    return to_bytes(np.ascontiguousarray(values), low, high)
+
+
+@lru_cache(maxsize=4)
+def _volume(file: Path) -> tuple[np.ndarray, tuple[float, float]]:
+    """Voxels [x, y, z] with z from feet to head, and their 0.5th and 99.5th percentile where not zero.
+
+    The last volumes are remembered, as neighbouring slices are read one after the other.
+    """
+    image = nibabel.as_closest_canonical(nibabel.load(file))
+    voxels = np.asarray(image.dataobj, dtype=np.float32)
+    if voxels.ndim != 3:
+        raise ValueError(f"the volume has {voxels.ndim} dimensions instead of 3")
+    inside = voxels[voxels != 0]
+    low, high = np.percentile(inside, [0.5, 99.5]) if inside.size else (0.0, 1.0)
+    return voxels, (float(low), float(high))
+
+
+def _index(frame: int | None, count: int) -> int:
+    if frame is None:
+        return count // 2
+    if not -count <= frame < count:
+        raise IndexError(f"there is no slice {frame}: the volume has {count}")
+    return frame

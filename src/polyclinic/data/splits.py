@@ -19,15 +19,13 @@ AGE_STRATA = 10
 def split(dataset: Dataset, *, validation: float, test: float, seed: int) -> dict[str, np.ndarray]:
     """Indices (int64, ascending) of the images of each split.
 
-    A split that the source fixes is kept. A split that it leaves out is carved, by patient, out of the images that
-    it calls "train" or does not call anything; `validation` and `test` are shares of those images.
+    A split that the source fixes is kept. A split that it leaves out is carved, by patient, out of the images
+    that it calls "train" or does not call anything; `validation` and `test` are shares of those images.
     """
     groups = patient_groups(dataset)
     assigned = _fixed_by_source(dataset, groups)
     pool = assigned == ""
-    shares = {
-        name: share for name, share in (("validation", validation), ("test", test)) if name not in assigned
-    }
+    shares = {name: share for name, share in (("validation", validation), ("test", test)) if name not in assigned}
     assigned[pool] = _carve(dataset, groups, np.flatnonzero(pool), shares, seed)
     result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
     _refuse_empty(result, validation)
@@ -42,15 +40,13 @@ def patient_groups(dataset: Dataset) -> np.ndarray:
 
 
 def _fixed_by_source(dataset: Dataset, groups: np.ndarray) -> np.ndarray:
-    """The split each image is fixed to, "" where it may still be chosen ("train" is, as validation may come of it)."""
+    """The split each image is fixed to, "" where validation and test may still be carved out."""
     assigned = np.full(len(dataset), "", dtype="<U10")
     if dataset.split is None:
         return assigned
     unknown = sorted(set(np.unique(dataset.split)) - {*SPLITS, ""})
     if unknown:
-        raise BadInput(
-            f"data.split: unknown split '{unknown[0]}'; use train, validation, test or leave it empty"
-        )
+        raise BadInput(f"data.split: unknown split '{unknown[0]}'; use train, validation, test or leave it empty")
     _refuse_torn_patients(dataset, groups)
     for name in ("validation", "test"):
         held_out = np.isin(groups, groups[dataset.split == name])
@@ -79,10 +75,8 @@ def _number(values: np.ndarray) -> np.ndarray:
     return np.unique(values, return_inverse=True)[1].reshape(-1)
 
 
-def _carve(
-    dataset: Dataset, groups: np.ndarray, pool: np.ndarray, shares: dict[str, float], seed: int
-) -> np.ndarray:
-    """The split of each image of `pool`: stratum after stratum, each patient goes where most images are missing.
+def _carve(dataset: Dataset, groups: np.ndarray, pool: np.ndarray, shares: dict[str, float], seed: int) -> np.ndarray:
+    """The split of each image of `pool`: stratum by stratum, each patient goes where most are missing.
 
     What is missing is carried from one stratum to the next, so that rare classes do not tilt the sizes.
     """
@@ -131,6 +125,4 @@ def _label_strata(labels: np.ndarray, position: np.ndarray) -> np.ndarray:
 def _refuse_empty(result: dict[str, np.ndarray], validation: float) -> None:
     for name, index in result.items():
         if len(index) == 0 and (name != "validation" or validation > 0):
-            raise BadInput(
-                f"data: the {name} split is empty; use more patients or other shares of validation and test"
-            )
+            raise BadInput(f"data: the {name} split is empty; use more patients or other shares of validation and test")

@@ -41,9 +41,7 @@ class InProcess:
         self.start_worker = start_worker
         self.deadline = deadline
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.most = (
-            min(len(sites), max(1, cores // threads)) if workers == "auto" else min(workers, len(sites))
-        )
+        self.most = min(len(sites), max(1, cores // threads)) if workers == "auto" else min(workers, len(sites))
         self.grows = workers == "auto" and may_grow and self.most > 1
         self._pool: list[WorkerProcess | None] = []
         self._positions: dict[str, SitePosition] = {}
@@ -122,9 +120,7 @@ class InProcess:
             worker.restore({site: self._positions[site] for site in mine if site in self._positions})
         try:
             answer, position = worker.call(call, self.deadline)
-        except (
-            Exception
-        ) as error:  # it hangs, died, or answers with nonsense: its sites start from disk again
+        except Exception as error:  # it hangs, died, or answers with nonsense: its sites start from disk again
             worker.kill()
             self._pool[lane] = None
             return Failure(call.site, call.operation, reason_of(error))

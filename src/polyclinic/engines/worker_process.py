@@ -22,11 +22,7 @@ from polyclinic.federation.site import SiteHost, SitePosition
 def reason_of(error: BaseException) -> str:
     """One line that says what went wrong."""
     text = " ".join(str(error).split())
-    return (
-        text
-        if type(error).__module__.startswith("polyclinic") and text
-        else f"{type(error).__name__}: {text}"
-    )
+    return text if type(error).__module__.startswith("polyclinic") and text else f"{type(error).__name__}: {text}"
 
 
 class WorkerGone(Exception):  # noqa: N818
@@ -69,7 +65,8 @@ class WorkerProcess:
     def _exchange(
         self, header: dict[str, Any], blobs: list[bytes], deadline: float | None
     ) -> tuple[dict[str, Any], list[bytes]]:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         until = None if deadline is None else time.monotonic() + deadline
         try:
             write_frame(self._process.stdin, pack(header, blobs))

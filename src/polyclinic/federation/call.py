@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -54,7 +54,7 @@ class Reply:
     site: str
     parcels: tuple[Parcel, ...]
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[True]:
         return True
 
     def __getattr__(self, name: str) -> Mapping[str, Tensor]:
@@ -95,7 +95,7 @@ class Failure:
     operation: str
     reason: str
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
 

@@ -34,7 +34,7 @@ class Communication:
             "received_bytes": sum(n for key, n in self._bytes.items() if key[1] == RECEIVED),
             "by_kind": self._by(2),
             "by_operation": self._by(3),
-            "per_site": {site: 0 for site in sites} | self._by(0),
+            "per_site": dict.fromkeys(sites, 0) | self._by(0),
         }
 
     def _by(self, position: int) -> dict[str, int]:

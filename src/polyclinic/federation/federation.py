@@ -42,6 +42,11 @@ class State:
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
 
+    if TYPE_CHECKING:  # attributes are the method's choice
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
 
 class Interrupted(Exception):  # noqa: N818
     """The run was asked to stop; everything up to its last checkpoint is kept."""
@@ -105,15 +110,13 @@ class Federation:
         answers = self._ask(asked, operation, payload, COORDINATOR, counted)
         return [answer for answer in answers if isinstance(answer, Reply)]
 
-    def forward(
-        self, source: str, release: str, target: str, receive: str, **payload: Any
-    ) -> Reply | Failure:
+    def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
         """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between."""
         reply = self.ask(source, release, to=target, **payload)
         if isinstance(reply, Failure):
             return reply
-        carried = {p.kind.replace("-", "_"): p for p in reply.parcels}
-        return self.ask(target, receive, **carried, **reply.metadata)
+        carried: dict[str, Any] = {p.kind.replace("-", "_"): p for p in reply.parcels}
+        return self.ask(target, receive, **carried)
 
     def _ask(
         self, sites: list[str], operation: str, payload: dict[str, Any], to: str, counted: bool = True

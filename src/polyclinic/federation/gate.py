@@ -29,9 +29,7 @@ class Policy(Settings):
     """What a site lets out. `deployed` is true at a real institution and cannot be set by a study."""
 
     kinds: tuple[str, ...] = Field(DEFAULT_KINDS, description="kinds of parcel that may leave this site")
-    deployed: bool = Field(
-        False, description="true at a real institution, where pooling images is never allowed"
-    )
+    deployed: bool = Field(False, description="true at a real institution, where pooling images is never allowed")
 
 
 class RawImages:
@@ -61,7 +59,7 @@ class RawImages:
 
 
 def _digest(image: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest()
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
 
 
 def _as_bytes(rows: Tensor) -> np.ndarray:
@@ -82,18 +80,14 @@ class Gate:
         self.ledger = ledger
         self.raw_images = raw_images
 
-    def release(
-        self, parcel: Parcel, *, round: int, operation: str, to: str, simulation_only: bool = False
-    ) -> Parcel:
+    def release(self, parcel: Parcel, *, round: int, operation: str, to: str, simulation_only: bool = False) -> Parcel:
         """Check the parcel, count its bytes, write it down; GateRefused if it may not leave."""
         try:
             self._check_policy(parcel.kind, simulation_only)
             check_finite(parcel)
             self._check_raw(parcel)
         except GateRefused as refusal:
-            raise GateRefused(
-                f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}"
-            ) from None
+            raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
         self.ledger.append(
             round=round,
             operation=operation,
@@ -123,9 +117,7 @@ def check_finite(parcel: Parcel) -> None:
     """GateRefused if any tensor or number of the parcel is NaN or infinite."""
     for name, tensor in parcel.tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise GateRefused(
-                f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images"
-            )
+            raise GateRefused(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
     for name, value in parcel.metadata.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise GateRefused(f"'{name}' is {value}; lower optimizer.lr or check the images")

@@ -64,9 +64,7 @@ class Expected:
         if parcel.kind != self.kind:
             raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
         if parcel.tensor_bytes > self.max_bytes:
-            raise ParcelRejected(
-                f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}"
-            )
+            raise ParcelRejected(f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}")
         if self.tensors is not None:
             self._check_tensors(self.tensors, parcel.tensors)
 
@@ -76,9 +74,7 @@ class Expected:
         unknown = sorted(set(tensors) - set(expected))
         missing = [] if self.partial else sorted(set(expected) - set(tensors))
         if unknown or missing:
-            raise ParcelRejected(
-                f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}"
-            )
+            raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
         for name, tensor in tensors.items():
             dtype, shape = expected[name]
             if tensor.dtype != dtype or tuple(tensor.shape) != shape:
@@ -122,9 +118,7 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
         declared = json.loads(header["__metadata__"][_METADATA_KEY])
         kind, metadata = declared["kind"], declared["metadata"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ParcelRejected(
-            "the bytes are safetensors, but not a parcel: kind or metadata are missing"
-        ) from error
+        raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
     if not isinstance(kind, str) or not isinstance(metadata, dict):
         raise ParcelRejected("a parcel's kind must be text and its metadata a table")
     if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:

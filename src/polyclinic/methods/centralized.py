@@ -18,9 +18,7 @@ from polyclinic.methods.method import Method
 
 class Centralized(Method):
     name: Literal["centralized"] = "centralized"
-    steps: int | None = Field(
-        None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given"
-    )
+    steps: int | None = Field(None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
     simulation_only: ClassVar[bool] = True
@@ -28,9 +26,7 @@ class Centralized(Method):
 
     def run(self, federation: Federation) -> Weights:
         bench = federation.bench
-        images = pooling.as_part(
-            federation.once("images", lambda: pooling.pool(federation.ask_all("give_all")))
-        )
+        images = pooling.as_part(federation.once("images", lambda: pooling.pool(federation.ask_all("give_all"))))
         state = federation.state(weights=federation.initial_weights())
         for number in federation.rounds(self.rounds, state):
             model = bench.load(state.weights)

@@ -56,6 +56,4 @@ class CyclicWeightTransfer(Method):
 
     def check_task(self, task: str) -> None:
         if self.weighted_loss and task != "classification":
-            raise BadInput(
-                f"method.weighted_loss: weighs classes, which {task} does not have; set it to false"
-            )
+            raise BadInput(f"method.weighted_loss: weighs classes, which {task} does not have; set it to false")

@@ -49,9 +49,7 @@ class FedAvgShare(FedAvg):
         return pooling.release(site.data.train, chosen.sort().values.numpy())
 
     @operation()
-    def take_shared(
-        self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None
-    ) -> None:
+    def take_shared(self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None) -> None:
         site.state.put("shared", {**real_images, **labels, **(masks or {})})
 
     @operation("weights")

@@ -1,8 +1,8 @@
 """FedAvgM (Hsu et al. 2019): FedAvg whose coordinator moves with momentum.
 
-With the round's change d = w - mean and velocity v = beta * v + d, the paper's step is w - lr * v. It is written
-here around the mean, mean + (1 - lr) * d - lr * beta * v_before, which is the same and at beta = 0, lr = 1 gives FedAvg's
-mean to the last bit.
+With the round's change d = w - mean and velocity v = beta * v + d, the paper's step is w - lr * v. It is written here
+around the mean, as mean + (1 - lr) * d - lr * beta * v_before: the same, and with beta = 0 and lr = 1 FedAvg's mean to
+the last bit.
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ def _mean(tensors: list[Tensor], shares: list[float]) -> Tensor:
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor, share in zip(tensors, shares, strict=True):
         total.add_(tensor.double(), alpha=share)
-    return (
-        total.to(tensors[0].dtype) if tensors[0].is_floating_point() else total.round().to(tensors[0].dtype)
-    )
+    return total.to(tensors[0].dtype) if tensors[0].is_floating_point() else total.round().to(tensors[0].dtype)
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

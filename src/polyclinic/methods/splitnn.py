@@ -18,7 +18,6 @@ from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
 from polyclinic.methods import local
 from polyclinic.methods.method import Method
-from polyclinic.models import split
 
 
 class SplitNN(Method):
@@ -46,7 +45,7 @@ class SplitNN(Method):
     def turn(self, federation: Federation, site: str, state) -> Weights | None:
         """The weights after the site's turn, or None if it failed: then the turn counts for nothing."""
         bench = federation.bench
-        front, rest = split(bench.load(state.weights), bench.cut)
+        front, rest = bench.split(bench.load(state.weights))
         rest.train()
         optimizer = bench.optimizer.make(rest.parameters(), federation.round)
         if bench.optimizer.keep_state:
@@ -76,7 +75,7 @@ class SplitNN(Method):
         """Take over the front of the network; say how many mini-batches the turn will have."""
         bench, part = site.bench, site.data.train
         bench.load(weights)
-        front = copy.deepcopy(split(bench.model, bench.cut)[0]).train()
+        front = copy.deepcopy(bench.split(bench.model)[0]).train()
         steps = self.local_steps or bench.steps_in(part)
         site.memory.update(
             front=front,
@@ -91,9 +90,7 @@ class SplitNN(Method):
         activations = site.bench.forward(images, site.memory["front"])
         site.memory["activations"] = activations
         kind = "masks" if site.bench.task.dense else "labels"
-        return Parcel("activations", {"activations": activations.detach()}), Parcel(
-            kind, {"targets": targets}
-        )
+        return Parcel("activations", {"activations": activations.detach()}), Parcel(kind, {"targets": targets})
 
     @operation()
     def backward(self, site: Site, gradients: Weights) -> None:

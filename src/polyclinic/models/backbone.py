@@ -22,9 +22,7 @@ class Backbone(nn.Module):
     name: ClassVar[str]
     description: ClassVar[str]
     stages: ClassVar[dict[str, tuple[str, ...]]]
-    dense: ClassVar[bool] = (
-        False  #: gives a map with a value per pixel (segmentation), not a vector per image
-    )
+    dense: ClassVar[bool] = False  #: gives a map with a value per pixel (segmentation), not a vector per image
 
     present: tuple[str, ...]
 

@@ -47,9 +47,7 @@ class Sites(Settings):
 
     def site_names(self) -> tuple[str, ...]:
         """Names of the sites, in order."""
-        return (
-            self.names if self.names is not None else tuple(f"site-{k + 1}" for k in range(self.count or 0))
-        )
+        return self.names if self.names is not None else tuple(f"site-{k + 1}" for k in range(self.count or 0))
 
     @abstractmethod
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> Plan:

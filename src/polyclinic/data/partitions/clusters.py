@@ -112,9 +112,7 @@ class Clusters(Sites):
 
         return StratumShares(names, strata_of, np.tile(self._exchange(len(names)), (groups, 1)))
 
-    def _fit(
-        self, dataset: Dataset, train: np.ndarray, group: int, groups: int, address: Address
-    ) -> Clustering:
+    def _fit(self, dataset: Dataset, train: np.ndarray, group: int, groups: int, address: Address) -> Clustering:
         members = train[_members(dataset, train, group, groups)]
         if len(members) < 2 * len(self.site_names()):
             what = f"class '{dataset.classes[group]}'" if groups > 1 else "the training set"

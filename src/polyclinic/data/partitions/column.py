@@ -53,9 +53,7 @@ class Column(Sites):
         chosen = self.names or tuple(known)
         for name in (*chosen, *self.rename):
             if name not in known:
-                raise BadInput(
-                    f"sites.names: no site '{name}'{nearest(name, known)}; there are {', '.join(known)}"
-                )
+                raise BadInput(f"sites.names: no site '{name}'{nearest(name, known)}; there are {', '.join(known)}")
         recorded = {self.rename.get(name, name): name for name in chosen}
         if len(recorded) < len(chosen):
             raise BadInput("sites.rename: two sites would have the same name; give each its own")

@@ -22,13 +22,9 @@ class SubgroupBias(Sites):
     ("balanced", as its CIFAR-10). Images of one patient may come to several sites; they never cross a split.
     """
 
-    partition: Literal["subgroup-bias"] = Field(
-        "subgroup-bias", description="one site lacks a sub-group of a class"
-    )
+    partition: Literal["subgroup-bias"] = Field("subgroup-bias", description="one site lacks a sub-group of a class")
     subgroup: str = Field(description="the sub-group whose share is set, e.g. melanoma")
-    share: float = Field(
-        0.1, ge=0, le=1, description="its share of its class at the first site (FELICIA's beta)"
-    )
+    share: float = Field(0.1, ge=0, le=1, description="its share of its class at the first site (FELICIA's beta)")
     per_class: int = Field(300, ge=1, description="training images of each class at the first site")
     others: Literal["remainder", "balanced"] = Field("remainder", description="what the other sites hold")
 
@@ -61,9 +57,7 @@ class SubgroupBias(Sites):
     def _strata(self, dataset: Dataset) -> list[tuple[int, str]]:
         """Every pair of class and sub-group, in order."""
         if dataset.subgroup is None or not dataset.classes:
-            raise BadInput(
-                "sites.partition: 'subgroup-bias' needs classes and sub-groups, as skin-phantom has"
-            )
+            raise BadInput("sites.partition: 'subgroup-bias' needs classes and sub-groups, as skin-phantom has")
         strata = sorted({(int(c), str(g)) for c, g in zip(dataset.labels, dataset.subgroup, strict=True)})
         groups = [g for _, g in strata]
         if groups.count(self.subgroup) != 1:

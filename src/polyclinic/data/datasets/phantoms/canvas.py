@@ -34,9 +34,7 @@ class Canvas:
         middle = ((np.arange(size) + 0.5) * self.pixel - 1).astype(np.float32)
         self.x, self.y = middle[None, :], middle[:, None]
 
-    def ellipse(
-        self, x: float, y: float, rx: float, ry: float, angle: float = 0.0, soft: float = 0.0
-    ) -> np.ndarray:
+    def ellipse(self, x: float, y: float, rx: float, ry: float, angle: float = 0.0, soft: float = 0.0) -> np.ndarray:
         """1 inside, 0 outside, with an edge about `soft` wide (at least a pixel)."""
         cos, sin = np.cos(angle), np.sin(angle)
         u = ((self.x - x) * cos + (self.y - y) * sin) / rx
@@ -83,9 +81,7 @@ class Canvas:
         v = ((row + 0.5) * self.pixel - 1 - y[:, None]) / wide[:, None]
         square = v[:, :, None] ** 2 + u[:, None, :] ** 2
         value = strength[:, None, None] * np.exp(-(square**2))
-        inside = ((row >= 0) & (row < self.size))[:, :, None] & ((column >= 0) & (column < self.size))[
-            :, None, :
-        ]
+        inside = ((row >= 0) & (row < self.size))[:, :, None] & ((column >= 0) & (column < self.size))[:, None, :]
         where = row[:, :, None] * self.size + column[:, None, :]
         np.maximum.at(layer.reshape(-1), where[inside], value[inside].astype(np.float32))
 

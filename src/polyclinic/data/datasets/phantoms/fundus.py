@@ -30,16 +30,12 @@ class FundusPhantom(Phantom):
     """Fundus photographs, healthy (grade 0) against diseased (grades 2 to 4), or all five grades."""
 
     source: Literal["fundus-phantom"] = "fundus-phantom"
-    grades: Literal[2, 5] = Field(
-        2, description="2: healthy (grade 0) against diseased (2 to 4); 5: every grade"
-    )
+    grades: Literal[2, 5] = Field(2, description="2: healthy (grade 0) against diseased (2 to 4); 5: every grade")
 
     channels: ClassVar[int] = 3
 
     def load(self) -> Dataset:
-        grade = np.array(
-            [self._draw_grade(self.rng(i, "label")) for i in range(self.samples)], dtype=np.int64
-        )
+        grade = np.array([self._draw_grade(self.rng(i, "label")) for i in range(self.samples)], dtype=np.int64)
         two = self.grades == 2
         return Dataset(
             images=self.draw_all(grade),
@@ -75,9 +71,7 @@ class FundusPhantom(Phantom):
         return pigment.astype(np.float32)[:, None, None] * light
 
     @staticmethod
-    def _vessels(
-        canvas: Canvas, disc: tuple[float, float], side: float, rng: np.random.Generator
-    ) -> np.ndarray:
+    def _vessels(canvas: Canvas, disc: tuple[float, float], side: float, rng: np.random.Generator) -> np.ndarray:
         """Density of blood: four arcades out of the disc, each with branches."""
         step = 0.8 * canvas.pixel
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -121,9 +115,7 @@ class FundusPhantom(Phantom):
         return paint(image, BLOOD, canvas.spots(x[pale:], y[pale:], radius[pale:], strength[pale:]))
 
     @staticmethod
-    def _lesions(
-        canvas: Canvas, image: np.ndarray, grade: int, disc: tuple[float, float], rng: np.random.Generator
-    ):
+    def _lesions(canvas: Canvas, image: np.ndarray, grade: int, disc: tuple[float, float], rng: np.random.Generator):
         """Microaneurysms (small, red), haemorrhages (dark, in blots) and exudates (yellow, in clusters)."""
         small, blots, hard = rng.poisson(LESIONS[grade]) if grade else (0, 0, 0)
         if grade and small + blots + hard == 0:
