@@ -1,0 +1,123 @@
+"""Reading .npz archives: arrays by name, never pickles, large ones without holding them in memory."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from polyclinic.errors import BadInput
+
+#: arrays above this many bytes are unpacked to a temporary file and memory-mapped
+LARGE = 1 << 30
+
+
+class Archive(Mapping[str, np.ndarray]):
+    """An .npz file: arrays by name, read when asked for."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            with zipfile.ZipFile(file) as packed:
+                self._bytes = {
+                    entry.filename.removesuffix(".npy"): entry.file_size
+                    for entry in packed.infolist()
+                    if entry.filename.endswith(".npy")
+                }
+        except (OSError, zipfile.BadZipFile) as error:
+            raise BadInput(f"data.path: '{file}' cannot be opened as an .npz archive ({error})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._bytes
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The array of that name; a sentence names the others when there is none."""
+        if name not in self._bytes:
+            raise BadInput(f"{self.file}: there is no array '{name}'; it has {', '.join(self)}")
+        try:
+            if self._bytes[name] > LARGE:
+                return self._unpacked(name)
+            with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
+                return np.lib.format.read_array(stream, allow_pickle=False)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
+
+    def _unpacked(self, name: str) -> np.ndarray:
+        """A memory map of a temporary copy, which the system frees with the map."""
+        with (
+            tempfile.NamedTemporaryFile(suffix=".npy") as copy,
+            zipfile.ZipFile(self.file) as packed,
+            packed.open(f"{name}.npy") as stream,
+        ):
+            shutil.copyfileobj(stream, copy, 1 << 20)
+            copy.flush()
+            return np.load(copy.name, mmap_mode="r", allow_pickle=False)
+
+
+class Chain(Sequence[np.ndarray]):
+    """Several arrays of images as one, without copying them together."""
+
+    def __init__(self, parts: list[Sequence[np.ndarray] | np.ndarray]) -> None:
+        self.parts = parts
+        self.lengths = [len(part) for part in parts]
+        self.starts = np.cumsum([0, *self.lengths])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, i: Any) -> Any:
+        part = int(np.searchsorted(self.starts, i, side="right")) - 1
+        return self.parts[part][i - self.starts[part]]
+
+
+class Packed(Sequence[np.ndarray]):
+    """Compressed pictures one behind the other: `data` picture i from `offsets[i]` to `offsets[i + 1]`."""
+
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        self.data, self.offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: Any) -> Any:
+        """uint8 [H, W] or [H, W, 3]."""
+        encoded = self.data[self.offsets[i] : self.offsets[i + 1]].tobytes()
+        with Image.open(io.BytesIO(encoded)) as picture:
+            return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I;16") else "RGB"))
+
+
+def channels_last(images: np.ndarray, what: str) -> np.ndarray:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W] as a view [N, H, W] or [N, H, W, 3]."""
+    if images.ndim == 4 and images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
+        images = images.transpose(0, 2, 3, 1)
+    if images.ndim == 4 and images.shape[3] == 1:
+        images = images[..., 0]
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        raise BadInput(f"{what}: images must be [N, H, W], [N, H, W, 3] or [N, 3, H, W], not {list(images.shape)}")
+    if images.dtype not in (np.uint8, np.bool_) and not np.issubdtype(images.dtype, np.floating):
+        raise BadInput(f"{what}: images must be uint8, or floats from 0 to 1, not {images.dtype}")
+    return images
+
+
+def as_bytes(pixels: np.ndarray) -> np.ndarray:
+    """One image as uint8; floats are taken to run from 0 to 1."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype == np.bool_:
+        return pixels.astype(np.uint8) * 255
+    if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+        raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1")
+    return (pixels * 255 + 0.5).astype(np.uint8)

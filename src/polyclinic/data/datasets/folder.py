@@ -1,0 +1,102 @@
+"""Your own images in a folder per class."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.labels import natural
+from polyclinic.data.listing import Listing
+from polyclinic.data.reading import Reader, Slices, Window, is_image_name
+from polyclinic.data.tables import SPLIT_NAMES
+from polyclinic.errors import BadInput
+
+
+class Folder(FileSource):
+    """Your own images: a folder per class, and a folder per split above them if you like."""
+
+    source: Literal["folder"] = "folder"
+    patient: str = Field(
+        "", description="a regular expression that finds the patient in a file's name, e.g. '^(\\d+)_'"
+    )
+    window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
+    slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
+
+    layout: ClassVar[str] = """
+        path/benign/anything/below.png
+        path/malignant/scan.dcm
+    or, with splits of your own,
+        path/train/benign/a.png
+        path/test/malignant/b.jpg
+    Classes are the folders' names. PNG, JPEG, TIFF, BMP, DICOM and NIfTI (.nii, .nii.gz) may be mixed."""
+
+    def listing(self) -> Listing:
+        found = [(split, label, file) for split, top in self._tops() for label, file in _classes(top)]
+        classes = tuple(sorted({label for _, label, _ in found}, key=natural))
+        if len(classes) < 2:
+            raise BadInput(
+                f"data.path: '{self.path}' needs at least two folders with images, one per class; it has {len(classes)}"
+            )
+        reader = Reader(self.window, self.slices)
+        items = [(*item, frame) for item in found for frame in reader.frames(item[2])]
+        names = [_called(file.relative_to(self.path), frame) for _, _, file, frame in items]
+        return Listing(
+            picture=lambda i: reader.pixels(items[i][2], items[i][3]),
+            name=lambda i: names[i],
+            labels=np.array([classes.index(label) for _, label, _, _ in items], dtype=np.int64),
+            classes=classes,
+            patient=self._patients([file for _, _, file, _ in items]),
+            split=np.array([split for split, _, _, _ in items]) if any(item[0] for item in items) else None,
+            ids=np.array(names),
+        )
+
+    def _tops(self) -> list[tuple[str, Path]]:
+        """The folders that hold the class folders, each with the split it stands for."""
+        if not self.path.is_dir():
+            raise BadInput(f"data.path: '{self.path}' is not a folder; source 'folder' needs a folder per class")
+        inside = _folders(self.path)
+        if inside and all(folder.name.lower() in SPLIT_NAMES for folder in inside):
+            return [(SPLIT_NAMES[folder.name.lower()], folder) for folder in inside]
+        return [("", self.path)]
+
+    def _patients(self, files: list[Path]) -> np.ndarray | None:
+        """The patient of each file; slices of one volume are one patient's even where no pattern is given."""
+        if not self.patient:
+            return None if len(set(files)) == len(files) else np.array([str(file) for file in files])
+        return np.array([patient_in(file.name, self.patient) for file in files])
+
+
+def patient_in(name: str, pattern: str) -> str:
+    """What the pattern's first group (or the whole pattern) finds in a file's name."""
+    try:
+        found = re.search(pattern, name)
+    except re.error as error:
+        raise BadInput(f"data.patient: '{pattern}' is not a regular expression ({error})") from None
+    if found is None:
+        raise BadInput(f"data.patient: '{pattern}' finds no patient in the file name '{name}'")
+    return found.group(1) if found.groups() else found.group(0)
+
+
+def _folders(top: Path) -> list[Path]:
+    return sorted(entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _classes(top: Path) -> list[tuple[str, Path]]:
+    """(class, file) of every image below the class folders of `top`, sorted."""
+    return [(folder.name, file) for folder in _folders(top) for file in images_below(folder)]
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Every image at any depth, sorted; other files are left alone."""
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted(file for file in files if is_image_name(file))
+
+
+def _called(file: Path, frame: int | None) -> str:
+    return file.as_posix() if frame is None else f"{file.as_posix()} slice {frame}"

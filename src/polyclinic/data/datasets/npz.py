@@ -1,0 +1,163 @@
+"""Your own images in a NumPy archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from polyclinic.data.archives import Archive, Chain, Packed, as_bytes, channels_last
+from polyclinic.data.labelled import LabelledSource
+from polyclinic.data.listing import Listing
+from polyclinic.data.names import safe_name
+from polyclinic.data.tables import split_names
+from polyclinic.errors import BadInput
+
+PREFIXES = {"train_": "train", "val_": "validation", "test_": "test"}
+SPLITS_BY_NUMBER = ("train", "validation", "test")
+
+
+class Npz(LabelledSource):
+    """Your own images in an .npz archive: images, labels and optional site, split, patient, masks."""
+
+    source: Literal["npz"] = "npz"
+    images: str = Field("images", description="array of the images, or of packed JPEGs (with NAME_off beside it)")
+    labels: str = Field("labels", description="array of the classes, or of the values to predict")
+    site: str = Field("site", description="array of the institutions; '' for none")
+    split: str = Field("split", description="array of train/validation/test, of 0/1/2, or true for test; '' for none")
+    group: str = Field("patient", description="array of the patients; '' for none")
+    masks: str = Field("masks", description="array of the masks; '' for none")
+    subgroup: str = Field("", description="array of a finer label inside a class")
+    ids: str = Field("", description="array of names to find an image by")
+
+    layout: ClassVar[str] = """
+        images   uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W];
+                 or packed JPEGs: jpeg uint8 and jpeg_off int64 [N + 1]
+        labels   [N]
+        site, split, patient, masks   [N, ...], used where they are there
+        label_names, site_names       names of the numbers in labels and site, used where they are there
+    or the MedMNIST layout: train_images, train_labels, val_images, val_labels, test_images, test_labels.
+    Other names of arrays are settings: labels = "boneage_months", group = "lesion", split = "is_test"."""
+
+    def listing(self) -> Listing:
+        columns = Columns(Archive(self.path), self.images)
+        images = columns.pictures(self._images_name(columns))
+        chosen = self.kept(columns) if self.keep else np.arange(len(images))
+        names = self._column(columns, "ids", chosen)
+
+        def place(i: int) -> str:
+            return f"{self.path.name} image {chosen[i]}" + ("" if names is None else f" ({names[i]})")
+
+        labels, classes = self._labels(columns, chosen, place)
+        masks = columns.pictures(self._masks_name(columns)) if self._masks_name(columns) else None
+        return Listing(
+            picture=lambda i: as_bytes(images[chosen[i]]),
+            name=place,
+            labels=labels,
+            classes=classes,
+            unit=self.unit,
+            label_range=self.label_range,
+            mask=None if masks is None else lambda i: masks[chosen[i]],
+            patient=self._column(columns, "group", chosen),
+            site=self._sites(columns, chosen),
+            split=self._splits(columns, chosen, place, images.lengths),
+            subgroup=self._texts(columns, "subgroup", chosen),
+            ids=None if names is None else names.astype(str),
+        )
+
+    def _images_name(self, columns: Columns) -> str:
+        packed = "images" not in self.model_fields_set and self.images not in columns and "jpeg" in columns
+        return "jpeg" if packed else self.images
+
+    def _masks_name(self, columns: Columns) -> str:
+        packed = "masks" not in self.model_fields_set and self.masks not in columns and "mask_png" in columns
+        if packed or not self.masks or self.masks in columns or "masks" in self.model_fields_set:
+            return "mask_png" if packed else self.masks
+        return ""
+
+    def _column(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
+        """The array that the setting `field` names, for the chosen images; None without it."""
+        name = getattr(self, field)
+        if not name or (name not in columns and field not in self.model_fields_set):
+            return None
+        return columns[name].reshape(-1)[chosen]
+
+    def _texts(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
+        """As `_column`, with names instead of numbers where the archive has them."""
+        values = self._column(columns, field, chosen)
+        names = columns.names_of(getattr(self, field))
+        return values if values is None else (values if names is None else names[values]).astype(str)
+
+    def _labels(
+        self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str]
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        values = self._column(columns, "labels", chosen)
+        if values is not None:
+            return self.targets(values, place, columns.names_of(self.labels))
+        if not self._masks_name(columns):
+            raise BadInput(f"{self.path}: there is no array '{self.labels}'; it has {', '.join(columns)}")
+        return np.zeros(len(chosen), dtype=np.int64), ("image",)
+
+    def _sites(self, columns: Columns, chosen: np.ndarray) -> np.ndarray | None:
+        texts = self._texts(columns, "site", chosen)
+        return None if texts is None else np.array([safe_name(text) for text in texts])
+
+    def _splits(
+        self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str], lengths: list[int]
+    ) -> np.ndarray | None:
+        values = self._column(columns, "split", chosen)
+        if values is None:
+            return None if columns.prefixes == [""] else columns.splits(lengths)[chosen]
+        if values.dtype == np.bool_:
+            return np.where(values, "test", "train")
+        if np.issubdtype(values.dtype, np.integer):
+            names = np.array(SPLITS_BY_NUMBER)
+            if not np.isin(values, range(len(names))).all():
+                raise BadInput(f"data.split: '{self.split}' must be 0 (train), 1 (validation) or 2 (test)")
+            return names[values]
+        return split_names(values, [place(i) for i in range(len(values))])
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """The arrays of an archive; train_x, val_x and test_x are put one behind the other as x."""
+
+    def __init__(self, archive: Archive, images: str) -> None:
+        self.archive = archive
+        self.prefixes = [prefix for prefix in PREFIXES if prefix + images in archive] or [""]
+
+    def __iter__(self) -> Iterator[str]:
+        prefix = self.prefixes[0]
+        return (name.removeprefix(prefix) for name in self.archive if name.startswith(prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return all(f"{prefix}{name}" in self.archive for prefix in self.prefixes)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.concatenate(self._parts(name))
+
+    def pictures(self, name: str) -> Chain:
+        """Images or masks one by one, unpacked where they are packed pictures."""
+        off = "jpeg_off" if name == "jpeg" else "mask_off" if name == "mask_png" else f"{name}_off"
+        if off in self:
+            packed = zip(self._parts(name), self._parts(off), strict=True)
+            return Chain([Packed(data, offsets) for data, offsets in packed])
+        return Chain([channels_last(part, f"{self.archive.file}: '{name}'") for part in self._parts(name)])
+
+    def names_of(self, name: str) -> np.ndarray | None:
+        """The array that names the numbers of another: label_names for labels, site_names for site."""
+        for candidate in (f"{name}_names", f"{name.removesuffix('s')}_names"):
+            if name and candidate in self.archive:
+                return self.archive[candidate]
+        return None
+
+    def splits(self, lengths: list[int]) -> np.ndarray:
+        """The split that each image's prefix stands for, with so many images of each prefix."""
+        return np.repeat([PREFIXES[prefix] for prefix in self.prefixes], lengths)
+
+    def _parts(self, name: str) -> list[np.ndarray]:
+        return [self.archive[prefix + name] for prefix in self.prefixes]

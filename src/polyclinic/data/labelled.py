@@ -1,0 +1,62 @@
+"""What the sources of a user's own images have in common: which labels to use, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.labels import Value, classes_of, kept
+from polyclinic.errors import BadInput
+
+
+class LabelledSource(FileSource):
+    """A source whose labels are classes unless `label_range` says that they are values."""
+
+    label_range: tuple[float, float] | None = Field(
+        None, description="lowest and highest possible value to predict; labels are then numbers, not classes"
+    )
+    unit: str = Field("", description="unit of a value to predict, e.g. 'months'")
+    keep: dict[str, tuple[Value, ...]] = Field({}, description="values of the images to keep, by column or array")
+    merge: dict[str, tuple[Value, ...]] = Field({}, description="labels that become one class, by its name")
+    rename: dict[str, str] = Field({}, description="new names of labels")
+
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
+
+    @model_validator(mode="after")
+    def _value_or_class(self) -> LabelledSource:
+        if self.unit and self.label_range is None:
+            raise ValueError("unit needs label_range, the lowest and highest possible value")
+        if self.label_range is not None and not self.label_range[0] < self.label_range[1]:
+            raise ValueError("label_range must be the lowest and then the highest possible value")
+        if self.label_range is not None and (self.merge or self.rename):
+            raise ValueError("merge and rename are for classes; drop them or label_range")
+        return self
+
+    def kept(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Indices of the images that `keep` leaves."""
+        return kept(columns, self.keep)
+
+    def targets(
+        self, values: np.ndarray, place: Callable[[int], str], names: Sequence[str] | np.ndarray | None = None
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Class indices and names of the classes; or values and nothing."""
+        if self.label_range is None:
+            return classes_of(values, names, self.merge, self.rename)
+        return numbers(values, place, self.label_range), ()
+
+
+def numbers(values: np.ndarray, place: Callable[[int], str], bounds: tuple[float, float]) -> np.ndarray:
+    """float32 [N] within the bounds; the first label that is not is named by its place."""
+    result = np.empty(len(values), dtype=np.float32)
+    for i, value in enumerate(values.tolist()):
+        try:
+            result[i] = float(value)
+        except ValueError:
+            raise BadInput(f"{place(i)}: the label '{value}' is not a number") from None
+        if not bounds[0] <= result[i] <= bounds[1]:
+            raise BadInput(f"{place(i)}: the label {value} is outside data.label_range {list(bounds)}")
+    return result

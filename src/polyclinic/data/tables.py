@@ -1,0 +1,92 @@
+"""Reading the tables that come with images: CSV files whose rows can be named in a message."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polyclinic.errors import BadInput
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+    "": "",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file: its rows by column name, and the line each stands in (the header is line 1)."""
+
+    file: Path
+    columns: tuple[str, ...]
+    rows: list[dict[str, str]]
+    lines: list[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> np.ndarray:
+        """One column as an array of strings, without blanks around them."""
+        self.require(name)
+        return np.array([row[name] for row in self.rows], dtype=str)
+
+    def require(self, *names: str) -> None:
+        """Says in one sentence which column is missing and which there are."""
+        for name in names:
+            if name not in self.columns:
+                raise BadInput(f"{self.file}: there is no column '{name}'; it has {', '.join(self.columns)}")
+
+    def place(self, i: int) -> str:
+        """What to call row i in a message."""
+        return f"{self.file.name} row {self.lines[i]}"
+
+    def where(self, chosen: np.ndarray) -> Table:
+        """The rows at the given indices."""
+        index = np.asarray(chosen, dtype=np.int64).tolist()
+        return Table(self.file, self.columns, [self.rows[i] for i in index], [self.lines[i] for i in index])
+
+
+def read_table(file: Path, *needed: str) -> Table:
+    """A CSV file with a header, separated by comma, semicolon or tab."""
+    if not file.is_file():
+        raise BadInput(f"data.path: the table '{file}' is missing; `polyclinic data show` says where it belongs")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: is not a text in UTF-8; save the table as CSV (UTF-8)") from None
+    if not text.strip():
+        raise BadInput(f"{file}: the table is empty; it needs a header")
+    delimiter = _separator(text.splitlines()[0])
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    columns = tuple((name or "").strip() for name in reader.fieldnames or ())
+    reader.fieldnames = list(columns)
+    rows, numbers = [], []
+    for row in reader:
+        rows.append({name: (row.get(name) or "").strip() for name in columns})
+        numbers.append(reader.line_num)
+    table = Table(file, columns, rows, numbers)
+    table.require(*needed)
+    return table
+
+
+def split_names(values: np.ndarray, places: list[str]) -> np.ndarray:
+    """Usual spellings ("val", "training") as the project's three words; others are named with their place."""
+    words = [SPLIT_NAMES.get(str(value).strip().lower()) for value in values]
+    if None in words:
+        i = words.index(None)
+        raise BadInput(f"{places[i]}: unknown split '{values[i]}'; use train, validation or test")
+    return np.array(words, dtype="<U10")
+
+
+def _separator(header: str) -> str:
+    return max(",;\t", key=header.count)
