@@ -91,11 +91,11 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
     if folder.is_dir() and any(folder.iterdir()) and not begun.exists():
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():
-        _check_same(load_study(begun), study, folder)
+        check_same(load_study(begun), study, folder)
     return study, folder
 
 
-def _check_same(begun: Study, now: Study, folder: Path) -> None:
+def check_same(begun: Study, now: Study, folder: Path) -> None:
     """A run goes on with the study it was begun with; only the engine, which changes no result, may differ."""
     before, after = begun.as_tables(), now.as_tables()
     for table in before | after:

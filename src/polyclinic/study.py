@@ -298,3 +298,8 @@ def check_model(study: Study) -> None:
 
 def _cuts(backbone: str) -> tuple[str, ...]:
     return tuple(BACKBONES[backbone].stages)[:-1]
+
+
+def default_path() -> Path:
+    """The embedded study that commands use when none is given."""
+    return Path(__file__).with_name("default_study.toml")

@@ -1,0 +1,37 @@
+"""All commands under one name. Commands import what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import typer
+
+from polyclinic import __version__
+from polyclinic.cli import compare, data, forgetting, ledger, run, study
+
+app = typer.Typer(
+    help="Hospitals train medical-imaging models together without sharing their images.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
+) -> None:
+    """Hospitals train medical-imaging models together without sharing their images."""
+
+
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("forgetting")(forgetting.forgetting)
+app.command("ledger")(ledger.ledger)
+app.add_typer(study.app, name="study")
+app.add_typer(data.app, name="data")

@@ -1,0 +1,120 @@
+"""`polyclinic compare`: several methods and seeds on one study, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from polyclinic.cli.run import SET, STUDY, read_study
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from polyclinic.comparison import Entry
+    from polyclinic.study import Study
+
+
+def compare(
+    study: Path | None = STUDY,
+    methods: str = typer.Option(..., help="Methods to compare, separated by commas."),
+    seeds: int = typer.Option(1, min=1, help="Seeds for each method, counted up from the study's."),
+    out: Path = typer.Option(Path("runs/comparison"), help="The folder for all runs and the comparison."),
+    sets: list[str] = SET,
+    jobs: int | None = typer.Option(
+        None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
+    ),
+    quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
+    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON, and nothing else on stdout."),
+) -> None:
+    """Run several methods on one study; a comparison that was interrupted goes on where it stopped.
+
+    `--set fedprox:method.mu=0.1` changes a setting for one method only.
+    """
+    import json
+
+    from polyclinic import comparison
+
+    chosen = read_study(study, [])
+    planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets)
+    with Bars(planned, quiet=quiet or as_json) as bars:
+        comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
+    summary = comparison.summarise(planned)
+    comparison.write(summary, chosen, out)
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    print_table(summary, chosen)
+    typer.echo(f"runs, comparison.json and comparison.csv are in {out}")
+
+
+class Bars:
+    """One progress display for all runs: a bar each."""
+
+    def __init__(self, planned: list[Entry], *, quiet: bool) -> None:
+        from rich.console import Console
+
+        from polyclinic.cli.display import progress_bars
+
+        self.console = Console(stderr=True)
+        self.bars: Progress | None = None if quiet or not self.console.is_terminal else progress_bars(self.console)
+        self.quiet = quiet
+        self.finished: set[Path] = {entry.folder for entry in planned if entry.result is not None}
+        self.tasks: dict[Path, Any] = {}
+        for entry in planned if self.bars else []:
+            total, name = entry.study.method.rounds, f"{entry.method}, seed {entry.seed}"
+            self.tasks[entry.folder] = self.bars.add_task(name, total=total, note="") if self.bars else None
+
+    def __enter__(self) -> Bars:
+        if self.bars:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bars:
+            self.bars.stop()
+
+    def update(self, planned: list[Entry]) -> None:
+        for entry in planned:
+            if self.bars:
+                self.bars.update(self.tasks[entry.folder], completed=entry.rounds_done)
+            if entry.folder not in self.finished and entry.result is not None:
+                self.finished.add(entry.folder)
+                if not self.quiet and not self.bars:
+                    done = f"{len(self.finished)} of {len(planned)}"
+                    self.console.print(f"{entry.method}, seed {entry.seed}: finished ({done})")
+
+
+def print_table(summary: dict[str, Any], study: Study) -> None:
+    """Mean ± standard deviation over seeds, a row for each method."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from polyclinic.cli.tables import human_bytes
+
+    names = [n for n in next(iter(summary["methods"].values())) if n.startswith("test_") and n != "test_loss"]
+    ks = summary["rows"][0]["mean_ks"]
+    n = next(iter(summary["methods"].values()))["seconds"]["n"]
+    table = Table(title=f"{study.data.source}, mean KS between sites {ks:.2f}, {n} seed{'s' if n > 1 else ''}")
+    table.add_column("method")
+    for name in names:
+        table.add_column(name.removeprefix("test_").replace("_", " "), justify="right")
+    main = f"mean_{study.task.metric}"
+    table.add_column(f"{study.task.metric}, own site", justify="right")
+    table.add_column("carried", justify="right")
+    table.add_column("seconds", justify="right")
+    for method, values in summary["methods"].items():
+        cells = [spread(values.get(name)) for name in [*names, main]]
+        carried = human_bytes(values["total_bytes"]["mean"])
+        table.add_row(method, *cells, carried, f"{values['seconds']['mean']:.0f}")
+    Console().print(table)
+    typer.echo(
+        "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
+    )
+
+
+def spread(value: dict[str, float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value['mean']:.3f}" + (f" ± {value['std']:.3f}" if value["n"] > 1 else "")

@@ -1,0 +1,5 @@
+"""`polyclinic data`."""
+
+import typer
+
+app = typer.Typer()

@@ -1,0 +1,89 @@
+"""Progress in the terminal: a bar for one run, or one for each run of a comparison."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from polyclinic.federation.call import Failure
+from polyclinic.study import Study
+
+
+def progress_bars(console: Console) -> Progress:
+    """Bars that show what is going on, how far it is, and how long it will take."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=not console.is_terminal,
+    )
+
+
+def headline(validation: Mapping[str, Any] | None, metric: str) -> str:
+    """`validation accuracy 0.912`, or nothing where there is none."""
+    value = ((validation or {}).get("pooled") or {}).get(metric)
+    return "" if value is None else f"validation {metric} {value:.3f}"
+
+
+class RunDisplay:
+    """Shows one run on stderr: a bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self._bars: Progress | None = None
+        self._task: Any = None
+        self._metric = ""
+        self._said = 0.0
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        self._show(what, done, total, "")
+
+    def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None:
+        self._metric = study.task.metric
+        self.close()
+        if first_round > 1:
+            self.console.print(f"resuming at round {first_round}")
+        self._show(f"{study.method.name}, {len(sites)} sites", first_round - 1, study.method.rounds, "")
+
+    def asking(self, operation: str, sites: Sequence[str]) -> None:
+        if self._bars and self.console.is_terminal:
+            who = sites[0] if len(sites) == 1 else f"{len(sites)} sites"
+            self._bars.update(self._task, note=f"{operation}: {who}")
+
+    def failed(self, failure: Failure) -> None:
+        self.console.print(f"site '{failure.site}' failed ({failure.operation}): {failure.reason}", style="yellow")
+
+    def round_done(self, line: Mapping[str, Any], rounds: int) -> None:
+        self._show("rounds", line["round"], rounds, headline(line["validation"], self._metric))
+
+    def finished(self, result: Mapping[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._bars:
+            self._bars.stop()
+            self._bars = None
+
+    def _show(self, what: str, done: int, total: int, note: str) -> None:
+        if not self.console.is_terminal:
+            self._say_now_and_then(what, done, total, note)
+            return
+        if self._bars is None:
+            self._bars = progress_bars(self.console)
+            self._bars.start()
+            self._task = self._bars.add_task(what, total=total, note=note)
+        self._bars.update(self._task, completed=done, total=total, note=note)
+
+    def _say_now_and_then(self, what: str, done: int, total: int, note: str) -> None:
+        if time.monotonic() - self._said > 5 or done == total:
+            self._said = time.monotonic()
+            print(f"{what}: {done} of {total} {note}".rstrip(), file=sys.stderr)

@@ -1,0 +1,64 @@
+"""`polyclinic run`: run one study into a folder, or resume it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from polyclinic.errors import BadInput
+
+STUDY = typer.Argument(
+    None, help="The study, a TOML file; without one, the embedded default study.", show_default=False
+)
+SET = typer.Option([], "--set", metavar="TABLE.SETTING=VALUE", help="Change a setting of the study; may be repeated.")
+
+
+def run(
+    study: Path | None = STUDY,
+    sets: list[str] = SET,
+    out: Path | None = typer.Option(
+        None, help="The run folder.  [default: runs/<method>-seed<seed>]", show_default=False
+    ),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run that was begun in the folder."),
+    engine: str | None = typer.Option(None, help="What carries calls to sites: in-process.", show_default=False),
+    quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON, and nothing else on stdout."),
+) -> None:
+    """Run one study and write its result folder."""
+    from polyclinic.cli.display import RunDisplay
+    from polyclinic.recorder import Silent
+    from polyclinic.run import run as run_study
+
+    sets = [*sets, f"engine.name={engine}"] if engine else sets
+    chosen = read_study(study, sets, out if resume else None)
+    display = Silent() if quiet or as_json else RunDisplay()
+    try:
+        result = run_study(chosen, out, resume=resume, display=display)
+    except KeyboardInterrupt:
+        folder = out or Path("runs") / f"{chosen.method.name}-seed{chosen.seed}"
+        typer.echo(f"interrupted; continue with: polyclinic run --resume --out {folder}", err=True)
+        raise typer.Exit(1) from None
+    finally:
+        if isinstance(display, RunDisplay):
+            display.close()
+    if as_json:
+        typer.echo(json.dumps(result.values))
+    elif not quiet:
+        from polyclinic.cli.tables import print_result
+
+        print_result(result)
+
+
+def read_study(path: Path | None, sets: list[str], begun: Path | None = None):
+    """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
+    from polyclinic.study import default_path, load_study
+
+    if path is not None:
+        return load_study(path, sets)
+    if begun is not None:
+        if not (begun / "study.toml").exists():
+            raise BadInput(f"--out {begun}: holds no run to resume; leave out --resume to begin one")
+        return load_study(begun / "study.toml", sets)
+    return load_study(default_path(), sets)

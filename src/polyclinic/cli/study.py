@@ -1,0 +1,48 @@
+"""`polyclinic study new` writes a commented study; `polyclinic study check` says what is wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from polyclinic.cli.run import SET
+from polyclinic.errors import BadInput
+
+app = typer.Typer(help="Write and check studies.", no_args_is_help=True)
+
+
+@app.command("new")
+def new(
+    path: Path = typer.Argument(Path("study.toml"), help="The file to write; - for stdout."),
+    method: str = typer.Option("fedavg", help="The method whose settings to write down."),
+    source: str = typer.Option("fundus-phantom", help="The data source whose settings to write down."),
+    partition: str = typer.Option("label-skew", help="The partition whose settings to write down."),
+    task: str | None = typer.Option(None, help="The task; by default the first one the source is for."),
+) -> None:
+    """Write a study with every setting, its default and what it means."""
+    from polyclinic.template import template
+
+    text = template(method=method, source=source, partition=partition, task=task)
+    if str(path) == "-":
+        typer.echo(text)
+        return
+    if path.exists():
+        raise BadInput(f"{path}: exists already; name another file")
+    if not path.parent.is_dir():
+        raise BadInput(f"{path}: there is no folder {path.parent}; make it first")
+    path.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {path}; run it with: polyclinic run {path}")
+
+
+@app.command("check")
+def check(path: Path = typer.Argument(..., help="The study, a TOML file."), sets: list[str] = SET) -> None:
+    """Say whether a study can run, without running it."""
+    from polyclinic.study import load_study
+
+    study = load_study(path, sets)
+    sites = len(study.sites.site_names()) or "as many as the data has"
+    typer.echo(
+        f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "
+        f"sites: {sites}, rounds: {study.method.rounds}"
+    )

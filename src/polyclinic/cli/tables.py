@@ -1,0 +1,44 @@
+"""Results as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from polyclinic.run import Result
+
+
+def human_bytes(count: float) -> str:
+    """`1.4 MB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def print_result(result: Result) -> None:
+    """The test metrics of a run, pooled, as a mean over sites, and of each site."""
+    metrics = result.metrics
+    names = [name for name in metrics["test"] if name != "loss"]
+    table = Table(title=f"{result['method']}, test images")
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_row("all sites together", *_cells(metrics["test"], names))
+    table.add_row("mean over sites", *_cells(metrics["mean"], names), end_section=True)
+    for site, own in metrics["per_site"].items():
+        table.add_row(site, *_cells(own, names))
+    console = Console()
+    console.print(table)
+    carried = human_bytes(result["communication"]["total_bytes"])
+    selected = result["selected"]
+    console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
+
+
+def _cells(metrics: Mapping[str, Any], names: list[str]) -> list[str]:
+    return [f"{metrics[name]:.3f}" if name in metrics else "-" for name in names]

@@ -1,0 +1,67 @@
+"""A study with every setting written out and explained, made from the settings themselves."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import tomli_w
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from polyclinic.errors import BadInput
+from polyclinic.settings import Settings, variant
+from polyclinic.study import PLAIN, VARIANTS, Study
+
+#: what a setting without a default becomes in a template, so that the file is a study that can run
+EXAMPLES = {"count": 4, "path": "path/to/your/images"}
+
+
+def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
+    """TOML text for the named variants; every setting has a comment above it."""
+    chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
+    seed = Study.model_fields["seed"]
+    blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`.", *_setting("seed", seed, 0)]
+    for table in Study.model_fields:
+        if table in VARIANTS:
+            registry, key = VARIANTS[table]
+            kind = variant(registry, {key: chosen[table]}, path=table, key=key)
+            blocks += _table(table, kind, {key: chosen[table]}, f"{key} may be: {', '.join(sorted(registry))}")
+        elif table in PLAIN:
+            blocks += _table(table, PLAIN[table], {}, "")
+    return "\n".join(blocks) + "\n"
+
+
+def _first_task(source: str) -> str:
+    registry, key = VARIANTS["data"]
+    tasks = variant(registry, {key: source}, path="data", key=key).tasks  # type: ignore[attr-defined]
+    if not tasks:
+        raise BadInput(f"data.source: '{source}' names no task; give --task")
+    return tasks[0]
+
+
+def _table(name: str, kind: type[Settings], fixed: dict[str, Any], note: str) -> list[str]:
+    lines = ["", *_comment(note), f"[{name}]"]
+    for setting, field in kind.model_fields.items():
+        lines += _setting(setting, field, fixed.get(setting, _default(setting, field)))
+    return lines
+
+
+def _default(setting: str, field: FieldInfo) -> Any:
+    default = field.get_default(call_default_factory=True)
+    if setting == "count" and default is None:
+        return EXAMPLES["count"]
+    return EXAMPLES.get(setting) if default is PydanticUndefined else default
+
+
+def _setting(name: str, field: FieldInfo, value: Any) -> list[str]:
+    """The setting's description as a comment, and its value; commented out where it has none."""
+    comment = _comment(field.description or "")
+    if value is None:
+        return [*comment, f"# {name} ="]
+    plain = list(value) if isinstance(value, tuple) else value
+    return [*comment, tomli_w.dumps({name: plain}, multiline_strings=False).strip()]
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="#   ") if text else []
