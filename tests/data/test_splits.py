@@ -21,9 +21,7 @@ def dataset(labels, **columns) -> Dataset:
 def test_patients_stay_whole_and_shares_are_kept(per_patient, patients, seed, ages):
     rng = np.random.default_rng(seed)
     patient = rng.permutation(np.repeat(np.arange(patients), per_patient))
-    labels = (
-        rng.uniform(1, 200, len(patient)).astype(np.float32) if ages else rng.integers(0, 3, len(patient))
-    )
+    labels = rng.uniform(1, 200, len(patient)).astype(np.float32) if ages else rng.integers(0, 3, len(patient))
     parts = split(dataset(labels, patient=patient), validation=0.2, test=0.3, seed=seed)
     assert sorted(np.concatenate(list(parts.values()))) == list(range(len(patient)))
     owners = [set(patient[parts[name]]) for name in SPLITS]
@@ -72,9 +70,7 @@ def test_a_split_that_the_source_fixes_is_kept_and_validation_is_carved_out_of_t
 def test_images_without_a_split_follow_their_patient():
     fixed = np.array(["test", "", "train", "", "train", "", "train", ""])
     patient = np.array([1, 1, 2, 2, 3, 3, 4, 4])
-    parts = split(
-        dataset(np.zeros(8, np.int64), split=fixed, patient=patient), validation=0.3, test=0.2, seed=0
-    )
+    parts = split(dataset(np.zeros(8, np.int64), split=fixed, patient=patient), validation=0.3, test=0.2, seed=0)
     assert parts["test"].tolist() == [0, 1]
     assert len(parts["validation"]) == 2
 

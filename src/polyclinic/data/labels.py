@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import BadInput
+from polyclinic.randomness import numpy_rng
 
 #: a label as it stands in a file, or its name
 Value = int | float | str | bool
@@ -85,3 +86,14 @@ def _find(wanted: Value, aliases: Mapping[str, str], field: str) -> str:
 def _text(value: Any) -> str:
     """One spelling for a value however it is stored: true and 1.0 and 1 differ, 2 and '2' do not."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def balanced(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
+    """Indices, ascending, of `per_class` images of each class, drawn by the seed."""
+    chosen = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        if len(members) < per_class:
+            raise BadInput(f"data.per_class: class {label} has only {len(members)} images, not {per_class}")
+        chosen.append(numpy_rng(seed, "per_class", int(label)).choice(members, per_class, replace=False))
+    return np.sort(np.concatenate(chosen))

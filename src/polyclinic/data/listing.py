@@ -6,11 +6,15 @@ on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from polyclinic.data.reading import Reader
+from polyclinic.data.tables import Table
 
 #: the arrays of a listing that have one entry per image
 PER_IMAGE = ("labels", "patient", "site", "split", "subgroup", "ids")
@@ -45,14 +49,26 @@ class Listing:
         """The listing of the images at `index`, in that order."""
         index = np.asarray(index, dtype=np.int64)
         picture, name, mask = self.picture, self.name, self.mask
-        arrays = {key: getattr(self, key) for key in PER_IMAGE}
         return replace(
             self,
             picture=lambda i: picture(int(index[i])),
             name=lambda i: name(int(index[i])),
             mask=None if mask is None else lambda i: mask(int(index[i])),
-            **{key: array[index] for key, array in arrays.items() if array is not None},
+            **{key: array[index] for key, array in self.arrays().items()},
         )
+
+    def joined(self, other: Listing) -> Listing:
+        """This listing and, behind it, another with the same columns."""
+        split_at = len(self)
+
+        def of(mine: Callable[[int], Any], others: Callable[[int], Any]) -> Callable[[int], Any]:
+            return lambda i: mine(i) if i < split_at else others(i - split_at)
+
+        both: dict[str, Any] = {
+            key: np.concatenate([array, getattr(other, key)]) for key, array in self.arrays().items()
+        }
+        mask = None if self.mask is None or other.mask is None else of(self.mask, other.mask)
+        return replace(self, picture=of(self.picture, other.picture), name=of(self.name, other.name), mask=mask, **both)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The per-image arrays that there are."""
@@ -62,3 +78,30 @@ class Listing:
         """What holds for all images, in plain values."""
         bounds = None if self.label_range is None else [float(bound) for bound in self.label_range]
         return {"classes": list(self.classes), "unit": self.unit, "label_range": bounds}
+
+
+def listing_of_files(
+    files: Sequence[Path],
+    names: Sequence[str],
+    *,
+    change: Callable[[np.ndarray], np.ndarray] = lambda pixels: pixels,
+    **facts: Any,
+) -> Listing:
+    """A listing with one file per image; `change` is done to its pixels, `facts` are fields of `Listing`."""
+    reader = Reader()
+    return Listing(
+        picture=lambda i: change(reader.pixels(files[i])),
+        name=lambda i: names[i],
+        ids=np.array([file.name for file in files]),
+        **facts,
+    )
+
+
+def listing_of_arrays(images: Sequence[np.ndarray], what: str, **facts: Any) -> Listing:
+    """A listing of images [H, W] or [H, W, 3] that lie in arrays; `what` names the file or folder."""
+    return Listing(picture=lambda i: images[i], name=lambda i: f"{what} image {i}", **facts)
+
+
+def places(table: Table, files: Sequence[Path]) -> list[str]:
+    """What to call the file of each row of a table."""
+    return [f"{table.place(i)} ({file.name})" for i, file in enumerate(files)]

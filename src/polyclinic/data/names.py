@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import numpy as np
+
 from polyclinic.errors import BadInput
 
 SAFE = re.compile(r"\w(?:[\w .+()-]{0,98}[\w+)-])?")
@@ -31,5 +33,16 @@ def check_site_names(names: Iterable[str]) -> None:
 
 def safe_name(text: str) -> str:
     """The nearest name that a site may have: "other/unknown" becomes "other-unknown"."""
-    cleaned = re.sub(r"[^\w .+()-]+", "-", text.strip())[:100].strip(" .-+()")
+    cleaned = re.sub(r"^\W+|[ .(]+$", "", re.sub(r"[^\w .+()-]+", "-", text)[:100])
     return cleaned or "unnamed"
+
+
+def safe_names(texts: Iterable[str]) -> np.ndarray:
+    """str [N]: the safe name of each institution; refuses two that would become one site."""
+    texts = [str(text) for text in texts]
+    owners: dict[str, str] = {}
+    for text in sorted(set(texts)):
+        other = owners.setdefault(safe_name(text).casefold(), text)
+        if other != text:
+            raise BadInput(f"data: the sites '{other}' and '{text}' would have the same name; rename one in the data")
+    return np.array([safe_name(text) for text in texts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import nibabel
@@ -49,8 +50,8 @@ class Reader:
         """[H, W], above zero inside; the values of the file, without windowing."""
         _refuse_missing(file)
         if _ends(file, NIFTI):
-            volume, _ = _volume(file)
-            return np.ascontiguousarray(volume[:, :, _index(frame, volume.shape[2])].T)
+            volume, _ = load_volume(file)
+            return axial(volume, frame)
         pixels = _picture(file)
         return pixels if pixels.ndim == 2 else pixels.max(axis=2)
 
@@ -145,18 +146,28 @@ def _in_window(values: np.ndarray, window: Window) -> np.ndarray:
 
 
 def _nifti_slice(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
-    volume, spread = _volume(file)
-    values = volume[:, :, _index(frame, volume.shape[2])].T
+    volume, spread = load_volume(file)
     low, high = spread if window is None else (window[0] - window[1] / 2, window[0] + window[1] / 2)
-    return to_bytes(np.ascontiguousarray(values), low, high)
+    return to_bytes(axial(volume, frame), low, high)
 
 
-@lru_cache(maxsize=4)
-def _volume(file: Path) -> tuple[np.ndarray, tuple[float, float]]:
-    """Voxels [x, y, z] with z from feet to head, and their 0.5th and 99.5th percentile where not zero.
+def axial(volume: np.ndarray, frame: int | None) -> np.ndarray:
+    """A slice [H, W] of voxels [right, anterior, head] as a radiologist sees it: face up, right on the left."""
+    return np.ascontiguousarray(volume[::-1, ::-1, _index(frame, volume.shape[2])].T)
 
-    The last volumes are remembered, as neighbouring slices are read one after the other.
+
+def load_volume(file: Path) -> tuple[np.ndarray, tuple[float, float]]:
+    """Voxels [x, y, z], growing to the patient's right, front and head, and the spread of those that are not zero.
+
+    The spread is from their 0.5th to their 99.5th percentile. The last volumes are remembered, as neighbouring slices
+    are read one after the other; one thread reads at a time, so that they do not all read the same.
     """
+    with _reading_a_volume:
+        return _load_volume(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=3)
+def _load_volume(file: Path, modified: int) -> tuple[np.ndarray, tuple[float, float]]:
     image = nibabel.as_closest_canonical(nibabel.load(file))
     voxels = np.asarray(image.dataobj, dtype=np.float32)
     if voxels.ndim != 3:
@@ -164,6 +175,9 @@ def _volume(file: Path) -> tuple[np.ndarray, tuple[float, float]]:
     inside = voxels[voxels != 0]
     low, high = np.percentile(inside, [0.5, 99.5]) if inside.size else (0.0, 1.0)
     return voxels, (float(low), float(high))
+
+
+_reading_a_volume = Lock()
 
 
 def _index(frame: int | None, count: int) -> int:

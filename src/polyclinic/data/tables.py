@@ -40,6 +40,16 @@ class Table:
         self.require(name)
         return np.array([row[name] for row in self.rows], dtype=str)
 
+    def numbers(self, name: str) -> np.ndarray:
+        """One column as float32; the first cell that is not a number is named."""
+        result = np.empty(len(self), dtype=np.float32)
+        for i, text in enumerate(self.column(name)):
+            try:
+                result[i] = float(text)
+            except ValueError:
+                raise BadInput(f"{self.file} row {self.lines[i]}: {name} '{text}' is not a number") from None
+        return result
+
     def require(self, *names: str) -> None:
         """Says in one sentence which column is missing and which there are."""
         for name in names:

@@ -4,16 +4,49 @@ A source may import `data` and what lies below it (`errors`, `settings`, `random
 except to share a reader.
 """
 
+from polyclinic.data.datasets.bone_age import RsnaBoneAge
+from polyclinic.data.datasets.brats import Brats2017
+from polyclinic.data.datasets.chestxray import NihChestXray
+from polyclinic.data.datasets.cifar import Cifar10, Cifar100
 from polyclinic.data.datasets.folder import Folder
+from polyclinic.data.datasets.ham10000 import Ham10000
+from polyclinic.data.datasets.isic2019 import Isic2019
+from polyclinic.data.datasets.medmnist import MedMnist
+from polyclinic.data.datasets.mnist import Mnist
 from polyclinic.data.datasets.npz import Npz
+from polyclinic.data.datasets.omniglot import Omniglot
+from polyclinic.data.datasets.phantoms.brain import BrainPhantom
+from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
+from polyclinic.data.datasets.phantoms.hand import HandPhantom
+from polyclinic.data.datasets.phantoms.skin import SkinPhantom
+from polyclinic.data.datasets.retinopathy import KaggleRetinopathy
+from polyclinic.data.datasets.svhn import Svhn
 from polyclinic.data.datasets.table import Csv
+from polyclinic.data.datasets.tuberculosis import MontgomeryShenzhen
 from polyclinic.data.source import Source
 
-#: every source by the name that `data.source` takes
+#: every source by the name that `data.source` takes: phantoms, your own images, named datasets
 SOURCES: dict[str, type[Source]] = {
+    "fundus-phantom": FundusPhantom,
+    "hand-phantom": HandPhantom,
+    "chest-phantom": ChestPhantom,
+    "brain-phantom": BrainPhantom,
+    "skin-phantom": SkinPhantom,
     "folder": Folder,
     "csv": Csv,
     "npz": Npz,
-    "fundus-phantom": FundusPhantom,
+    "kaggle-retinopathy": KaggleRetinopathy,
+    "rsna-bone-age": RsnaBoneAge,
+    "brats2017": Brats2017,
+    "montgomery-shenzhen": MontgomeryShenzhen,
+    "isic2019": Isic2019,
+    "ham10000": Ham10000,
+    "nih-chestxray": NihChestXray,
+    "medmnist": MedMnist,
+    "mnist": Mnist,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "svhn": Svhn,
+    "omniglot": Omniglot,
 }

@@ -11,7 +11,7 @@ from pydantic import Field
 from polyclinic.data.archives import Archive, Chain, Packed, as_bytes, channels_last
 from polyclinic.data.labelled import LabelledSource
 from polyclinic.data.listing import Listing
-from polyclinic.data.names import safe_name
+from polyclinic.data.names import safe_names
 from polyclinic.data.tables import split_names
 from polyclinic.errors import BadInput
 
@@ -102,7 +102,7 @@ class Npz(LabelledSource):
 
     def _sites(self, columns: Columns, chosen: np.ndarray) -> np.ndarray | None:
         texts = self._texts(columns, "site", chosen)
-        return None if texts is None else np.array([safe_name(text) for text in texts])
+        return None if texts is None else safe_names(texts)
 
     def _splits(
         self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str], lengths: list[int]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from polyclinic.data.labelled import LabelledSource
 from polyclinic.data.listing import Listing
-from polyclinic.data.names import safe_name
+from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window
 from polyclinic.data.tables import Table, read_table, split_names
 from polyclinic.errors import BadInput
@@ -65,7 +65,7 @@ class Csv(LabelledSource):
             label_range=self.label_range,
             mask=None if masks is None else lambda i: reader.mask(self.path.parent / masks[items[i][0]], items[i][1]),
             patient=self._patients(columns["patient"], rows),
-            site=_taken(columns["site"], rows, lambda values: np.array([safe_name(v) for v in values])),
+            site=_taken(columns["site"], rows, safe_names),
             split=_taken(columns["split"], rows, lambda values: split_names(values, places)),
             subgroup=_taken(columns["subgroup"], rows),
             ids=np.array([row[self.image] for row in table.rows])[rows],

@@ -1,0 +1,162 @@
+"""Pixels out of files: pictures, DICOM windows worked out by hand, NIfTI slices the right way up."""
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+from polyclinic.data.reading import Reader, count_slices, is_image_name
+
+
+def write_dicom(file: Path, values: np.ndarray, **tags) -> Path:
+    """A small grey DICOM file with the given stored values and tags."""
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    header = FileDataset(str(file), {}, file_meta=meta, preamble=b"\0" * 128)
+    header.SOPClassUID, header.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    header.Rows, header.Columns = values.shape[-2:]
+    header.SamplesPerPixel, header.PhotometricInterpretation = 1, "MONOCHROME2"
+    header.BitsAllocated = header.BitsStored = values.dtype.itemsize * 8
+    header.HighBit, header.PixelRepresentation = header.BitsStored - 1, int(values.dtype.kind == "i")
+    if values.ndim == 3:
+        header.NumberOfFrames = len(values)
+    for name, value in tags.items():
+        setattr(header, name, value)
+    header.PixelData = values.tobytes()
+    pydicom.dcmwrite(file, header, enforce_file_format=True)
+    return file
+
+
+def test_dicom_is_rescaled_and_windowed_as_the_file_says(tmp_path):
+    """Stored 0..4, slope 10, intercept -20: -20..20. Window 0.5 wide 41: black at -20, white at 20."""
+    values = np.array([[0, 1, 2, 3, 4]], np.int16)
+    tags = {"RescaleSlope": 10, "RescaleIntercept": -20, "WindowCenter": 0.5, "WindowWidth": 41}
+    file = write_dicom(tmp_path / "a.dcm", values, **tags)
+    assert Reader().pixels(file).tolist() == [[0, 64, 128, 191, 255]]
+
+
+def test_the_studys_window_goes_before_the_files(tmp_path):
+    file = write_dicom(tmp_path / "a.dcm", np.array([[0, 5, 10]], np.int16), WindowCenter=100, WindowWidth=2)
+    assert Reader().pixels(file).tolist() == [[0, 0, 0]]
+    assert Reader(window=(5.5, 11)).pixels(file).tolist() == [[0, 128, 255]]
+
+
+def test_the_first_of_several_windows_is_taken(tmp_path):
+    tags = {"WindowCenter": [5.5, 900], "WindowWidth": [11, 2]}
+    file = write_dicom(tmp_path / "a.dcm", np.array([[0, 5, 10]], np.int16), **tags)
+    assert Reader().pixels(file).tolist() == [[0, 128, 255]]
+
+
+def test_monochrome1_is_inverted_and_no_window_means_darkest_to_brightest(tmp_path):
+    values = np.array([[100, 150, 200]], np.uint16)
+    assert Reader().pixels(write_dicom(tmp_path / "a.dcm", values)).tolist() == [[0, 128, 255]]
+    inverted = write_dicom(tmp_path / "b.dcm", values, PhotometricInterpretation="MONOCHROME1")
+    assert Reader().pixels(inverted).tolist() == [[255, 127, 0]]
+
+
+def test_frames_of_a_dicom_are_slices_and_the_suffix_may_be_missing(tmp_path):
+    frames = np.stack([np.full((2, 2), value, np.uint8) for value in (10, 20, 30)])
+    file = write_dicom(tmp_path / "IM0001", frames, WindowCenter=128, WindowWidth=256)
+    assert is_image_name(file)
+    assert count_slices(file) == 3
+    assert Reader().pixels(file)[0, 0] == 20
+    assert [Reader().pixels(file, k)[0, 0] for k in (0, 2, -1)] == [10, 30, 30]
+    assert Reader(slices="all").frames(file) == (0, 1, 2)
+    with pytest.raises(IndexError, match="no slice 3: the volume has 3"):
+        Reader().pixels(file, 3)
+
+
+def test_a_dicom_without_an_image_says_so(tmp_path):
+    file = write_dicom(tmp_path / "a.dcm", np.zeros((2, 2), np.uint8))
+    header = pydicom.dcmread(file)
+    del header.PixelData
+    header.save_as(file)
+    with pytest.raises(ValueError, match="holds no image"):
+        Reader().pixels(file)
+
+
+def test_a_colour_dicom_stays_in_colour(tmp_path):
+    pixels = np.array([[[255, 0, 10], [1, 2, 3]]], np.uint8)
+    tags = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0, "Rows": 1, "Columns": 2}
+    file = write_dicom(tmp_path / "a.dcm", pixels, **tags, NumberOfFrames=1)
+    assert np.array_equal(Reader().pixels(file), pixels)
+
+
+def write_nifti(file: Path, voxels: np.ndarray, flips=(1, 1, 1)) -> Path:
+    nibabel.save(nibabel.Nifti1Image(voxels, np.diag([*flips, 1.0])), file)
+    return file
+
+
+@pytest.mark.parametrize("flips", [(1, 1, 1), (-1, -1, 1), (-1, 1, -1)])
+def test_axial_slices_are_face_up_whatever_the_files_orientation(tmp_path, flips):
+    """The brightest voxel is at the patient's right, front, head; it belongs in the upper left of the last slice."""
+    voxels = np.ones((4, 6, 3), np.float32)
+    voxels[3, 5, 2] = 100
+    stored = voxels[:: flips[0], :: flips[1], :: flips[2]]
+    file = write_nifti(tmp_path / "v.nii.gz", np.ascontiguousarray(stored), flips)
+    pixels = Reader(window=(50, 100)).pixels(file, 2)
+    assert pixels.shape == (6, 4)
+    assert np.unravel_index(pixels.argmax(), pixels.shape) == (0, 0)
+    assert Reader().pixels(file, 1).max() == Reader().pixels(file, 1).min()
+    assert Reader().mask(file, -1)[0, 0] == 100
+
+
+def test_slices_of_a_volume_are_counted_from_its_header(tmp_path):
+    file = write_nifti(tmp_path / "v.nii", np.ones((2, 2, 5), np.float32))
+    assert Reader(slices="all").frames(file) == (0, 1, 2, 3, 4)
+    assert Reader(slices=(1, -1)).frames(file) == (1, -1)
+    assert Reader(slices="middle").frames(file) == (None,)
+    (tmp_path / "broken.nii").write_bytes(b"no")
+    assert Reader(slices="all").frames(tmp_path / "broken.nii") == (0,)
+
+
+def test_pictures_of_every_kind_become_bytes(tmp_path):
+    grey = np.arange(0, 250, 10, dtype=np.uint8).reshape(5, 5)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    assert np.array_equal(Reader().pixels(tmp_path / "grey.png"), grey)
+    deep = (np.arange(4, dtype=np.uint16) * 1000).reshape(2, 2)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert Reader().pixels(tmp_path / "deep.png").tolist() == [[0, 85], [170, 255]]
+    colour = np.random.default_rng(0).integers(0, 256, (4, 4, 4), np.uint8)
+    Image.fromarray(colour, "RGBA").save(tmp_path / "alpha.png")
+    assert np.array_equal(Reader().pixels(tmp_path / "alpha.png"), colour[..., :3])
+    Image.fromarray(grey).convert("P").save(tmp_path / "palette.png")
+    assert np.array_equal(Reader().pixels(tmp_path / "palette.png")[..., 0], grey)
+    assert np.array_equal(Reader().mask(tmp_path / "palette.png"), grey)
+
+
+def test_a_photograph_is_turned_as_its_camera_held_it(tmp_path):
+    pixels = np.zeros((2, 4, 3), np.uint8)
+    pixels[0, 0] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: show it clockwise by a quarter
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    turned = Reader().pixels(tmp_path / "turned.png")
+    assert turned.shape == (4, 2, 3)
+    assert turned[0, 1, 0] == 255
+
+
+def test_missing_and_truncated_files_raise_with_a_reason(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        Reader().pixels(tmp_path / "none.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50), np.uint8)).save(tmp_path / "whole.png")
+    content = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
+    with pytest.raises(OSError, match="truncated"):
+        Reader().pixels(tmp_path / "half.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_image"),
+    [("a.PNG", True), ("a.nii.gz", True), ("a.txt", False), (".hidden.png", False), ("notes", False), ("x.dcm", True)],
+)
+def test_images_are_told_by_their_names(tmp_path, name, is_image):
+    (tmp_path / name).write_bytes(b"text")
+    assert is_image_name(tmp_path / name) == is_image
