@@ -1,37 +1,12 @@
 """Pixels out of files: pictures, DICOM windows worked out by hand, NIfTI slices the right way up."""
 
-from pathlib import Path
-
-import nibabel
 import numpy as np
 import pydicom
 import pytest
+from medical_files import write_dicom, write_nifti
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from polyclinic.data.reading import Reader, count_slices, is_image_name
-
-
-def write_dicom(file: Path, values: np.ndarray, **tags) -> Path:
-    """A small grey DICOM file with the given stored values and tags."""
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    header = FileDataset(str(file), {}, file_meta=meta, preamble=b"\0" * 128)
-    header.SOPClassUID, header.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    header.Rows, header.Columns = values.shape[-2:]
-    header.SamplesPerPixel, header.PhotometricInterpretation = 1, "MONOCHROME2"
-    header.BitsAllocated = header.BitsStored = values.dtype.itemsize * 8
-    header.HighBit, header.PixelRepresentation = header.BitsStored - 1, int(values.dtype.kind == "i")
-    if values.ndim == 3:
-        header.NumberOfFrames = len(values)
-    for name, value in tags.items():
-        setattr(header, name, value)
-    header.PixelData = values.tobytes()
-    pydicom.dcmwrite(file, header, enforce_file_format=True)
-    return file
 
 
 def test_dicom_is_rescaled_and_windowed_as_the_file_says(tmp_path):
@@ -87,11 +62,6 @@ def test_a_colour_dicom_stays_in_colour(tmp_path):
     tags = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0, "Rows": 1, "Columns": 2}
     file = write_dicom(tmp_path / "a.dcm", pixels, **tags, NumberOfFrames=1)
     assert np.array_equal(Reader().pixels(file), pixels)
-
-
-def write_nifti(file: Path, voxels: np.ndarray, flips=(1, 1, 1)) -> Path:
-    nibabel.save(nibabel.Nifti1Image(voxels, np.diag([*flips, 1.0])), file)
-    return file
 
 
 @pytest.mark.parametrize("flips", [(1, 1, 1), (-1, -1, 1), (-1, 1, -1)])

@@ -42,8 +42,9 @@ class Npz(LabelledSource):
     Other names of arrays are settings: labels = "boneage_months", group = "lesion", split = "is_test"."""
 
     def listing(self) -> Listing:
-        columns = Columns(Archive(self.path), self.images)
-        images = columns.pictures(self._images_name(columns))
+        archive = Archive(self.path)
+        columns = Columns(archive, self._images_name(archive))
+        images = columns.images
         chosen = self.kept(columns) if self.keep else np.arange(len(images))
         names = self._column(columns, "ids", chosen)
 
@@ -62,13 +63,14 @@ class Npz(LabelledSource):
             mask=None if masks is None else lambda i: masks[chosen[i]],
             patient=self._column(columns, "group", chosen),
             site=self._sites(columns, chosen),
-            split=self._splits(columns, chosen, place, images.lengths),
+            split=self._splits(columns, chosen, place),
             subgroup=self._texts(columns, "subgroup", chosen),
             ids=None if names is None else names.astype(str),
         )
 
-    def _images_name(self, columns: Columns) -> str:
-        packed = "images" not in self.model_fields_set and self.images not in columns and "jpeg" in columns
+    def _images_name(self, archive: Archive) -> str:
+        plain = any(prefix + self.images in archive for prefix in ("", *PREFIXES))
+        packed = "images" not in self.model_fields_set and not plain and "jpeg" in archive
         return "jpeg" if packed else self.images
 
     def _masks_name(self, columns: Columns) -> str:
@@ -104,12 +106,10 @@ class Npz(LabelledSource):
         texts = self._texts(columns, "site", chosen)
         return None if texts is None else safe_names(texts)
 
-    def _splits(
-        self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str], lengths: list[int]
-    ) -> np.ndarray | None:
+    def _splits(self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str]) -> np.ndarray | None:
         values = self._column(columns, "split", chosen)
         if values is None:
-            return None if columns.prefixes == [""] else columns.splits(lengths)[chosen]
+            return None if columns.prefixes == [""] else columns.splits()[chosen]
         if values.dtype == np.bool_:
             return np.where(values, "test", "train")
         if np.issubdtype(values.dtype, np.integer):
@@ -126,6 +126,7 @@ class Columns(Mapping[str, np.ndarray]):
     def __init__(self, archive: Archive, images: str) -> None:
         self.archive = archive
         self.prefixes = [prefix for prefix in PREFIXES if prefix + images in archive] or [""]
+        self.images = self.pictures(images)
 
     def __iter__(self) -> Iterator[str]:
         prefix = self.prefixes[0]
@@ -138,7 +139,10 @@ class Columns(Mapping[str, np.ndarray]):
         return all(f"{prefix}{name}" in self.archive for prefix in self.prefixes)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return np.concatenate(self._parts(name))
+        values = np.concatenate(self._parts(name))
+        if values.size != len(self.images):
+            raise BadInput(f"{self.archive.file}: '{name}' has {values.size} entries for {len(self.images)} images")
+        return values
 
     def pictures(self, name: str) -> Chain:
         """Images or masks one by one, unpacked where they are packed pictures."""
@@ -155,9 +159,9 @@ class Columns(Mapping[str, np.ndarray]):
                 return self.archive[candidate]
         return None
 
-    def splits(self, lengths: list[int]) -> np.ndarray:
-        """The split that each image's prefix stands for, with so many images of each prefix."""
-        return np.repeat([PREFIXES[prefix] for prefix in self.prefixes], lengths)
+    def splits(self) -> np.ndarray:
+        """The split that each image's prefix stands for."""
+        return np.repeat([PREFIXES[prefix] for prefix in self.prefixes], self.images.lengths)
 
     def _parts(self, name: str) -> list[np.ndarray]:
         return [self.archive[prefix + name] for prefix in self.prefixes]

@@ -15,7 +15,8 @@ from polyclinic.data.listing import Listing
 from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask, is_colour
 from polyclinic.errors import BadInput
 
-STEP = 64
+STEP = 64  # images read at a time
+NOTED_EVERY = 32  # steps between two notes of progress on disk
 LOOKED_AT = 24
 NAMED_AT_MOST = 200
 
@@ -90,8 +91,8 @@ def _pieces(start: int, stop: int) -> Iterator[range]:
 
 
 def _note(done_file: Path, images: np.ndarray, masks: np.ndarray | None, done: int) -> None:
-    """Notes progress only after the pixels have been handed to the disk, every 32nd piece and at the end."""
-    if done % (STEP * 32) and done != len(images):
+    """Notes progress only after the pixels have been handed to the disk, now and then and at the end."""
+    if done % (STEP * NOTED_EVERY) and done != len(images):
         return
     for array in (images, masks):
         if isinstance(array, np.memmap):

@@ -1,0 +1,439 @@
+"""A hospital's own images: folder, CSV and npz, what they give and what they say when something is wrong."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from medical_files import write_dicom, write_nifti
+from PIL import Image
+
+from polyclinic.data.datasets.folder import Folder
+from polyclinic.data.datasets.npz import Npz
+from polyclinic.data.datasets.table import Csv
+from polyclinic.data.preprocessing import prepare as prepare_module
+from polyclinic.data.splits import split
+from polyclinic.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def picture(file, value, size=(20, 20)):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full(size, value, np.uint8)).save(file)
+    return file
+
+
+@pytest.fixture
+def classes(tmp_path):
+    """Two classes of three grey images each; the brightness is the number in the name."""
+    for i in range(3):
+        picture(tmp_path / "images" / "benign" / f"{i}.png", i)
+        picture(tmp_path / "images" / "malignant" / "deep" / f"{10 + i}.jpg", 10 * (10 + i))
+    (tmp_path / "images" / "benign" / "notes.txt").write_text("not an image")
+    return tmp_path / "images"
+
+
+def levels(dataset) -> list[int]:
+    return dataset.images[:, 0, 0, 0].tolist()
+
+
+# --- folder
+
+
+def test_a_folder_per_class(classes):
+    data = Folder(path=classes, size=16).load()
+    assert data.classes == ("benign", "malignant")
+    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert levels(data) == [0, 1, 2, 100, 110, 120]
+    assert data.images.shape == (6, 1, 16, 16)
+    assert data.ids[3] == "malignant/deep/10.jpg"
+    assert data.split is None
+
+
+def test_folders_of_splits_fix_the_split(classes, tmp_path):
+    (tmp_path / "top").mkdir()
+    shutil.copytree(classes, tmp_path / "top" / "train")
+    shutil.copytree(classes, tmp_path / "top" / "Test")
+    data = Folder(path=tmp_path / "top", size=16).load()
+    assert sorted(data.split.tolist()) == ["test"] * 6 + ["train"] * 6
+    assert len(split(data, validation=0.3, test=0.2, seed=0)["test"]) == 6
+
+
+def test_the_patient_is_found_in_the_file_name(tmp_path):
+    for name in ("benign/007_a", "benign/007_b", "malignant/008_a"):
+        picture(tmp_path / "x" / f"{name}.png", 5)
+    data = Folder(path=tmp_path / "x", size=16, patient=r"^(\d+)_").load()
+    assert data.patient.tolist() == ["007", "007", "008"]
+    with pytest.raises(BadInput, match="finds no patient in the file name '007_a"):
+        Folder(path=tmp_path / "x", size=16, patient="nobody").load()
+    with pytest.raises(BadInput, match="not a regular expression"):
+        Folder(path=tmp_path / "x", size=16, patient="(").load()
+
+
+def test_volumes_and_dicom_lie_beside_pictures_and_slices_of_one_volume_are_one_patients(tmp_path):
+    picture(tmp_path / "x" / "a" / "p.png", 0)
+    (tmp_path / "x" / "b").mkdir()
+    write_dicom(tmp_path / "x" / "b" / "d.dcm", np.full((18, 18), 7, np.uint8), WindowCenter=128, WindowWidth=256)
+    write_nifti(tmp_path / "x" / "b" / "v.nii.gz", np.ones((18, 18, 4), np.float32))
+    data = Folder(path=tmp_path / "x", size=16, slices="all", window=(128, 256)).load()
+    assert data.labels.tolist() == [0, 1, 1, 1, 1, 1]
+    assert levels(data)[:2] == [0, 7]
+    assert len(set(data.patient[2:])) == 1
+    assert len(set(data.patient)) == 3
+    assert data.ids[-1] == "b/v.nii.gz slice 3"
+
+
+def test_twenty_broken_files_are_named_with_their_reasons_in_one_go(classes):
+    for i in range(19):
+        (classes / "benign" / f"broken{i:02d}.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (99, 99), np.uint8)).save(classes / "whole.jpg")
+    whole = (classes / "whole.jpg").read_bytes()
+    (classes / "malignant" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInput) as caught:
+        Folder(path=classes, size=16).load()
+    text = str(caught.value)
+    assert text.startswith("data.path: 20 of 26 images cannot be read; repair or remove them:")
+    for i in range(19):
+        assert f"benign/broken{i:02d}.png: " in text
+    assert "malignant/cut.jpg: image file is truncated" in text
+    assert len(text.splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("make", "says"), [("nothing", "nothing at"), ("file", "not a folder"), ("one", "at least two")]
+)
+def test_a_folder_that_is_none_says_so(tmp_path, make, says):
+    path = tmp_path / "x"
+    if make == "file":
+        path.write_text("")
+    if make == "one":
+        picture(path / "benign" / "a.png", 1)
+    with pytest.raises(BadInput, match=says):
+        Folder(path=path, size=16).load()
+
+
+# --- preparation and its cache
+
+
+def test_colour_is_found_and_can_be_chosen(classes):
+    assert Folder(path=classes, size=16).load().images.shape[1] == 1
+    assert Folder(path=classes, size=16, channels=3).load().images.shape[1] == 3
+    Image.fromarray(np.full((20, 20, 3), (200, 0, 0), np.uint8)).save(classes / "benign" / "red.png")
+    data = Folder(path=classes, size=16).load()
+    assert data.images.shape[1] == 3
+    assert data.images[3, :, 0, 0].tolist() == [200, 0, 0]
+
+
+@pytest.mark.parametrize(("shape", "bright"), [("squash", 200), ("pad", 100), ("crop", 400)])
+def test_oblong_images_become_square(tmp_path, shape, bright):
+    """20 x 40 pixels with a bright middle half: squashed it fills half, padded a quarter, cropped all."""
+    pixels = np.zeros((20, 40), np.uint8)
+    pixels[:, 10:30] = 200
+    for name in "ab":
+        picture(tmp_path / "x" / name / "p.png", 0)
+        Image.fromarray(pixels).save(tmp_path / "x" / name / "p.png")
+    image = Folder(path=tmp_path / "x", size=20, shape=shape).load().images[0, 0]
+    assert (image > 100).sum() == bright
+
+
+def test_the_source_is_prepared_once_and_again_when_a_file_changes(classes, cache, monkeypatch):
+    first = Folder(path=classes, size=16).load()
+    assert isinstance(first.images, np.memmap)
+    reads = []
+    real = prepare_module.fit_image
+    monkeypatch.setattr(prepare_module, "fit_image", lambda *args: (reads.append(1), real(*args))[1])
+    Folder(path=classes, size=16, seed=4, test=0.5).load()  # how it is split does not change the images
+    assert reads == []
+    picture(classes / "benign" / "0.png", 99)
+    os.utime(classes / "benign" / "0.png", ns=(1, 1))
+    assert levels(Folder(path=classes, size=16).load())[0] == 99
+    assert len(reads) == 6
+    assert len(list((cache / "prepared").iterdir())) == 2
+
+
+def test_an_interrupted_preparation_goes_on_where_it_stopped(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(prepare_module, "STEP", 2)
+    monkeypatch.setattr(prepare_module, "NOTED_EVERY", 1)
+    for i in range(10):
+        picture(tmp_path / "x" / "ab"[i % 2] / f"{i}.png", i)
+    undisturbed = Folder(path=tmp_path / "x", size=16).prepared(tmp_path / "other").images.copy()
+
+    def stop(what, done, total):
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Folder(path=tmp_path / "x", size=16).prepared(progress=stop)
+    assert [folder.suffix for folder in (cache / "prepared").iterdir()] == [".partial"]
+    seen = []
+    data = Folder(path=tmp_path / "x", size=16).prepared(progress=lambda *step: seen.append(step))
+    assert seen == [("preparing images", 8, 10), ("preparing images", 10, 10)]
+    assert np.array_equal(data.images, undisturbed)
+    assert [folder.suffix for folder in (cache / "prepared").iterdir()] == [""]
+
+
+def test_the_source_is_never_modified(classes):
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in classes.rglob("*") if file.is_file()}
+    Folder(path=classes, size=16).load()
+    after = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in classes.rglob("*") if file.is_file()}
+    assert before == after
+
+
+# --- CSV
+
+
+@pytest.fixture
+def table(tmp_path):
+    for i in range(4):
+        picture(tmp_path / "t" / "scans" / f"{i}.png", 10 * i)
+        Image.fromarray(np.eye(20, dtype=np.uint8) * (255 if i else 0)).save(tmp_path / "t" / f"mask{i}.png")
+
+    def write(header, *rows):
+        (tmp_path / "t" / "cases.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8-sig")
+        return tmp_path / "t" / "cases.csv"
+
+    return write
+
+
+def test_a_csv_with_every_column(table):
+    file = table(
+        "path;label;site;split;patient;mask;subgroup",
+        "scans/0.png;b;Graz;train;p1;mask0.png;x",
+        "scans/1.png;a;Wien/AKH;val;p2;mask1.png;y",
+        "scans/2.png;b;Graz;test;p3;mask2.png;x",
+        "scans/3.png;a;Graz;;p1;mask3.png;x",
+    )
+    data = Csv(path=file, size=20).load()
+    assert data.classes == ("a", "b")
+    assert data.labels.tolist() == [1, 0, 1, 0]
+    assert levels(data) == [0, 10, 20, 30]
+    assert data.site.tolist() == ["Graz", "Wien-AKH", "Graz", "Graz"]
+    assert data.split.tolist() == ["train", "validation", "test", ""]
+    assert data.patient.tolist() == ["p1", "p2", "p3", "p1"]
+    assert data.subgroup.tolist() == ["x", "y", "x", "x"]
+    assert data.masks.sum(axis=(1, 2)).tolist() == [0, 20, 20, 20]
+
+
+def test_values_to_predict(table):
+    file = table("path,age", "scans/0.png,12.5", "scans/1.png,200")
+    data = Csv(path=file, size=16, label="age", label_range=(0, 228), unit="months").load()
+    assert data.labels.tolist() == [12.5, 200]
+    assert data.labels.dtype == np.float32
+    assert (data.classes, data.unit, data.label_range) == ((), "months", (0, 228))
+    with pytest.raises(BadInput, match=r"cases.csv row 3: the label 200 is outside data.label_range \[0.0, 100.0\]"):
+        Csv(path=file, size=16, label="age", label_range=(0, 100)).load()
+    file = table("path,age", "scans/0.png,old")
+    with pytest.raises(BadInput, match=r"cases\.csv row 2: the label 'old' is not a number"):
+        Csv(path=file, size=16, label="age", label_range=(0, 100)).load()
+
+
+def test_masks_without_labels(table):
+    data = Csv(path=table("path,mask", "scans/1.png,mask1.png"), size=20).load()
+    assert data.masks[0].sum() == 20
+    assert data.classes == ("image",)
+
+
+def test_labels_are_kept_merged_and_renamed(table):
+    file = table("path,grade", *(f"scans/{i}.png,{grade}" for i, grade in enumerate(["0", "2", "10", "1"])))
+    data = Csv(
+        path=file, size=16, label="grade", keep={"grade": [0, 2, 10]}, merge={"ill": [2, 10]}, rename={"0": "well"}
+    ).load()
+    assert data.classes == ("well", "ill")
+    assert data.labels.tolist() == [0, 1, 1]
+
+
+def test_missing_and_corrupt_files_are_named_with_their_row(table, tmp_path):
+    (tmp_path / "t" / "scans" / "1.png").write_bytes(b"rubbish")
+    file = table("path,label", "scans/0.png,a", "scans/1.png,b", "scans/nowhere.png,b")
+    with pytest.raises(BadInput) as caught:
+        Csv(path=file, size=16).load()
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "data.path: 2 of 3 images cannot be read; repair or remove them:"
+    assert lines[1].startswith("  cases.csv row 3 (scans/1.png): cannot identify image file")
+    assert lines[2] == "  cases.csv row 4 (scans/nowhere.png): the file does not exist"
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "says"),
+    [
+        (["image,label", "scans/0.png,a"], {}, "there is no column 'path'; it has image, label"),
+        (["path,label", "scans/0.png,"], {}, "1 cells are empty; fill them or remove the rows:\n  row 2: no label"),
+        (["path,other", "scans/0.png,a"], {}, "neither a column 'label' nor 'mask'"),
+        (["path,label", "scans/0.png,a"], {"patient": "case"}, "there is no column 'case'"),
+        (["path,label", "scans/0.png,a"], {"keep": {"label": ["z"]}}, "data.keep.label: no image has the value 'z'"),
+        (["path,label", "scans/0.png,a"], {"merge": {"m": ["z"]}}, "data.merge.m: no image has the label 'z'"),
+        (["path,label,split", "scans/0.png,a,dev"], {}, "unknown split 'dev'; use train, validation or test"),
+        ([], {}, "the table is empty"),
+    ],
+)
+def test_a_table_with_a_fault_is_refused_in_one_sentence(table, rows, settings, says):
+    file = table(*rows) if rows else table("")
+    with pytest.raises(BadInput) as caught:
+        Csv(path=file, size=16, **settings).load()
+    assert says in str(caught.value)
+
+
+# --- npz
+
+
+def archive(tmp_path, **arrays):
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    return tmp_path / "a.npz"
+
+
+def ramps(count, *shape):
+    return (np.arange(count, dtype=np.uint8).reshape(-1, *([1] * len(shape))) + np.zeros(shape, np.uint8)).copy()
+
+
+def test_an_archive_with_every_array_and_names_for_its_numbers(tmp_path):
+    file = archive(
+        tmp_path,
+        images=ramps(4, 16, 16),
+        labels=np.array([0, 2, 2, 1]),
+        site=np.array([1, 0, 0, 1]),
+        patient=np.array([5, 6, 6, 7]),
+        split=np.array(["train", "val", "val", "test"]),
+        masks=ramps(4, 16, 16) % 2,
+        label_names=np.array(["no", "mild", "severe"]),
+        site_names=np.array(["Graz", "other/unknown"]),
+    )
+    data = Npz(path=file, size=16).load()
+    assert data.classes == ("no", "mild", "severe")
+    assert data.labels.tolist() == [0, 2, 2, 1]
+    assert data.site.tolist() == ["other-unknown", "Graz", "Graz", "other-unknown"]
+    assert data.split.tolist() == ["train", "validation", "validation", "test"]
+    assert data.patient.tolist() == [5, 6, 6, 7]
+    assert data.masks.max(axis=(1, 2)).tolist() == [0, 1, 0, 1]
+    assert levels(data) == [0, 1, 2, 3]
+    bare = Npz(path=file, size=16, site="", split="", group="", masks="").load()
+    assert (bare.site, bare.split, bare.patient, bare.masks) == (None, None, None, None)
+
+
+def test_names_of_arrays_are_settings_and_labels_can_be_chosen(tmp_path):
+    file = archive(
+        tmp_path, x=ramps(5, 16, 16), grade=np.arange(5), grade_names=np.array(list("abcde")), lesion=np.ones(5)
+    )
+    data = Npz(
+        path=file,
+        size=16,
+        images="x",
+        labels="grade",
+        group="lesion",
+        keep={"grade": [0, 2, 3, 4]},
+        merge={"ill": [2, "d", 4]},
+    ).load()
+    assert data.classes == ("a", "ill")
+    assert data.labels.tolist() == [0, 1, 1, 1]
+    assert levels(data) == [0, 2, 3, 4]
+    assert data.patient.tolist() == [1, 1, 1, 1]
+
+
+def test_the_medmnist_layout(tmp_path):
+    parts = {"train": 3, "val": 1, "test": 2}
+    arrays = {f"{name}_images": ramps(count, 16, 16) for name, count in parts.items()}
+    arrays |= {f"{name}_labels": (np.arange(count) % 2)[:, None] for name, count in parts.items()}
+    data = Npz(path=archive(tmp_path, **arrays), size=16).load()
+    assert data.split.tolist() == ["train"] * 3 + ["validation"] + ["test"] * 2
+    assert data.labels.tolist() == [0, 1, 0, 0, 0, 1]
+    assert levels(data) == [0, 1, 2, 0, 0, 1]
+
+
+def test_packed_jpegs(tmp_path):
+    files = [picture(tmp_path / f"{i}.jpg", 40 * i).read_bytes() for i in range(3)]
+    offsets = np.cumsum([0, *map(len, files)])
+    file = archive(tmp_path, jpeg=np.frombuffer(b"".join(files), np.uint8), jpeg_off=offsets, labels=np.arange(3))
+    assert levels(Npz(path=file, size=20).load()) == [0, 40, 80]
+
+
+@pytest.mark.parametrize(
+    ("flags", "splits"),
+    [
+        (np.array([False, True, False]), ["train", "test", "train"]),
+        (np.array([0, 2, 1], np.int8), ["train", "test", "validation"]),
+    ],
+)
+def test_flags_and_numbers_as_splits(tmp_path, flags, splits):
+    file = archive(tmp_path, images=ramps(3, 16, 16), labels=np.arange(3), part=flags)
+    assert Npz(path=file, size=16, split="part").load().split.tolist() == splits
+
+
+@pytest.mark.parametrize("shape", [(16, 18), (16, 18, 3), (3, 16, 18), (16, 18, 1), (1, 16, 18)])
+def test_every_order_of_axes(tmp_path, shape):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
+    last = pixels.transpose(0, 2, 3, 1) if shape[0] in (1, 3) else pixels
+    file = archive(tmp_path, images=pixels, labels=np.arange(2))
+    data = Npz(path=file, size=16, shape="crop").load()
+    expected = last[:, :, 1:17].reshape(2, 16, 16, -1).transpose(0, 3, 1, 2)
+    assert np.array_equal(data.images, expected)
+
+
+def test_floats_from_zero_to_one_are_images_and_others_are_named(tmp_path):
+    images = np.zeros((3, 16, 16), np.float32)
+    images[1], images[2] = 0.5, 7
+    file = archive(tmp_path, images=images[:2], labels=np.arange(2))
+    assert levels(Npz(path=file, size=16).load()) == [0, 128]
+    file = archive(tmp_path, images=images, labels=np.arange(3), name=np.array(["x", "y", "z"]))
+    with pytest.raises(BadInput, match=r"a.npz image 2 \(z\): its values run from 7 to 7 instead of 0 to 1"):
+        Npz(path=file, size=16, ids="name").load()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "settings", "says"),
+    [
+        ({"images": ramps(2, 16, 16)}, {}, "there is no array 'labels'; it has images"),
+        ({"images": ramps(2, 16, 16), "labels": np.arange(2)}, {"site": "centre"}, "there is no array 'centre'"),
+        ({"images": ramps(2, 16), "labels": np.arange(2)}, {}, "images must be [N, H, W]"),
+        ({"images": ramps(2, 16, 16).astype(np.int32), "labels": np.arange(2)}, {}, "not int32"),
+        ({"images": ramps(2, 16, 16), "labels": np.arange(3)}, {}, "'labels' has 3 entries for 2 images"),
+        ({"images": ramps(2, 16, 16), "labels": np.array([{}, {}])}, {}, "'labels' cannot be read"),
+        (
+            {"images": ramps(2, 16, 16), "labels": np.array([0, 7]), "label_names": np.array(["a"])},
+            {},
+            "label 7 has no name",
+        ),
+    ],
+)
+def test_an_archive_with_a_fault_is_refused_in_one_sentence(tmp_path, arrays, settings, says):
+    with pytest.raises(BadInput) as caught:
+        Npz(path=archive(tmp_path, **arrays), size=16, **settings).load()
+    assert says in str(caught.value)
+
+
+def test_a_file_that_is_no_archive_is_named(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK nothing")
+    with pytest.raises(BadInput, match=r"cannot be opened as an \.npz archive"):
+        Npz(path=tmp_path / "a.npz", size=16).load()
+
+
+def test_large_arrays_are_memory_mapped_from_a_copy(tmp_path, monkeypatch):
+    from polyclinic.data import archives
+
+    monkeypatch.setattr(archives, "LARGE", 100)
+    file = archive(tmp_path, images=ramps(3, 16, 16), labels=np.arange(3))
+    images = archives.Archive(file)["images"]
+    assert isinstance(images, np.memmap)
+    assert np.array_equal(images, ramps(3, 16, 16))
+    assert levels(Npz(path=file, size=16).load()) == [0, 1, 2]
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path):
+    for settings, says in [
+        ({"unit": "months"}, "unit needs label_range"),
+        ({"label_range": (3, 1)}, "lowest and then the highest"),
+        ({"label_range": (0, 1), "merge": {"a": [1]}}, "merge and rename are for classes"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            Npz(path=tmp_path, **settings)
+
+
+def test_facts_of_a_prepared_source_are_plain_json(classes, cache):
+    Folder(path=classes, size=16).load()
+    (entry,) = (cache / "prepared").iterdir()
+    facts = json.loads((entry / "facts.json").read_text())
+    assert facts == {"classes": ["benign", "malignant"], "unit": "", "label_range": None}
