@@ -1,0 +1,46 @@
+"""Tiny studies, run in a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyclinic.run import Result, run
+from polyclinic.study import Study, parse_study
+
+TABLES: dict[str, Any] = {
+    "data": {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2},
+    "sites": {"partition": "label-skew", "count": 3, "target_ks": 0.4},
+    "model": {"backbone": "small-cnn"},
+    "optimizer": {"lr": 0.05, "batch_size": 8, "augment": ["flip"]},
+    "method": {"name": "fedavg", "rounds": 2},
+    "evaluation": {"every": 0, "select": "last"},
+    "engine": {"workers": 1, "device": "cpu"},
+}
+ONE_SITE = {"sites": {"partition": "iid", "count": 1}}
+
+
+def tiny_study(method: dict[str, Any], **changes: dict[str, Any]) -> Study:
+    """The tiny study with another method; a keyword replaces settings of the table of its name."""
+    tables = {name: {**table, **changes.get(name, {})} for name, table in TABLES.items()}
+    tables |= {name: table for name, table in changes.items() if name not in TABLES or name == "sites"}
+    return parse_study({**tables, "method": {"rounds": 2, **method}})
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("methods-cache")
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path, cache: Path) -> Callable[..., Result]:
+    """Runs a tiny study; each call in a folder of its own."""
+    count = iter(range(1000))
+
+    def go(method: dict[str, Any], **changes: dict[str, Any]) -> Result:
+        return run(tiny_study(method, **changes), tmp_path / str(next(count)), cache=cache)
+
+    return go

@@ -1,0 +1,189 @@
+"""What each method adds: a golden run, and its own rules."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Reply
+from polyclinic.federation.gate import Gate, GateRefused, Policy, RawImages
+from polyclinic.federation.ledger import Ledger
+from polyclinic.federation.parcel import Parcel
+from polyclinic.methods import METHODS, local
+from polyclinic.study import parse_study
+
+
+def lines_of(result, site: str) -> list[dict]:
+    return [json.loads(text) for text in (result.folder / "ledger" / f"{site}.jsonl").read_text().splitlines()]
+
+
+def kinds_of(result) -> set[str]:
+    return {line["kind"] for site in result["data"]["counts"] for line in lines_of(result, site)}
+
+
+def test_the_registry_knows_the_methods_of_the_design():
+    assert set(METHODS) >= set(
+        ["standalone", "centralized", "fedsgd", "fedavg", "fedprox", "fedavgm", "fedbn", "fedavg-share", "cwt", "splitnn"]
+    )
+    assert all(name == METHODS[name].model_fields["name"].default for name in METHODS)
+    assert all(METHODS[name].summary for name in METHODS)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_runs_every_task_it_is_for(tiny_run, method):
+    ages = {
+        "data": {"source": "hand-phantom", "samples": 60},
+        "sites": {"partition": "iid", "count": 3},
+        "task": {"name": "regression"},
+        "model": {"backbone": "small-cnn"},
+    }
+    result = tiny_run({"name": method, "rounds": 1}, **ages)
+    assert 0 < result.metrics["test"]["mae"] < 228
+    assert set(result.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
+    assert result["rounds"] == 1
+
+
+# --- averages -----------------------------------------------------------------------------------------
+
+
+def reply(site: str, samples: int, **tensors: list) -> Reply:
+    return Reply(site, (Parcel("weights", {n: torch.tensor(t) for n, t in tensors.items()}, {"samples": samples}),))
+
+
+def test_the_average_is_that_of_arithmetic_by_hand():
+    replies = [reply("a", 1, w=[1.0, 2.0, 3.0], n=4), reply("b", 3, w=[5.0, 6.0, 7.0], n=9)]
+    assert local.average(replies)["w"].tolist() == [4.0, 5.0, 6.0]
+    assert local.average(replies, "uniform")["w"].tolist() == [3.0, 4.0, 5.0]
+    assert local.average(replies)["n"].item() == 8  # 7.75, a whole number again
+    assert local.average(replies)["w"].dtype == torch.float32
+
+
+def test_the_average_of_one_is_itself_to_the_last_bit():
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    alone = Reply("a", (Parcel("weights", {"w": tensor}, {"samples": 7}),))
+    assert torch.equal(local.average([alone])["w"], tensor)
+
+
+def test_momentum_of_the_coordinator_by_hand():
+    from polyclinic.federation.federation import State
+
+    method = METHODS["fedavgm"](beta=0.5)
+    state = State({"weights": {"w": torch.tensor([1.0])}})
+    state.weights = method.combine(state, [reply("a", 1, w=[0.0])])
+    assert state.weights["w"].item() == 0.0  # v = 1, w = 1 - 1
+    state.weights = method.combine(state, [reply("a", 1, w=[0.0])])
+    assert state.weights["w"].item() == -0.5  # v = 0.5 * 1 + 0, w = 0 - 0.5
+
+
+def test_class_weights_let_every_class_of_a_site_count_alike():
+    found = local.class_weights(torch.tensor([0, 0, 0, 2]), classes=3)
+    assert found.tolist() == pytest.approx([4 / (3 * 2), 0.0, 4 / (1 * 2)])
+
+
+# --- what leaves, and what does not -------------------------------------------------------------------
+
+
+def test_standalone_releases_metrics_only(tiny_run):
+    assert kinds_of(tiny_run({"name": "standalone"})) == {"metrics"}
+
+
+def test_fedbn_keeps_every_batch_norm_layer_at_home(tiny_run):
+    result = tiny_run({"name": "fedbn"})
+    models = result.weights()
+    norms = [name for name in METHODS["fedbn"]().local_names(small_cnn(), "average") if "running_mean" in name]
+    assert norms
+    for name in norms:
+        assert not torch.equal(models[f"site-1/{name}"], models[f"site-3/{name}"])
+    shared = next(
+        name for name in small_cnn().state_dict() if name not in METHODS["fedbn"]().local_names(small_cnn(), "average")
+    )
+    assert torch.equal(models[f"site-1/{shared}"], models[f"site-3/{shared}"])
+    assert result["batch_norm"] == "local"
+
+
+def small_cnn():
+    from polyclinic.models import build
+
+    return build("small-cnn", channels=3, outputs=2, size=28)
+
+
+def test_personal_models_are_also_tried_on_the_other_sites(tiny_run):
+    across = tiny_run({"name": "standalone"}).metrics["across_sites"]
+    assert set(across) == {"site-1", "site-2", "site-3"}
+    assert set(across["site-1"]) == {"site-1", "site-2", "site-3"}
+
+
+def test_shared_images_are_five_percent_and_go_to_the_others(tiny_run):
+    result = tiny_run({"name": "fedavg-share", "share": 0.1})
+    counts = result["data"]["counts"]
+    shared = [line for line in lines_of(result, "site-1") if line["kind"] == "real-images"]
+    assert len(shared) == 1
+    assert shared[0]["round"] == 0
+    pixels = 3 * 28 * 28
+    assert shared[0]["bytes"] // pixels == round(0.1 * counts["site-1"]["train"])
+
+
+def test_a_policy_that_forbids_real_images_stops_sharing(tiny_run):
+    with pytest.raises(WorkFailed, match="kept back real-images of 'give_share'"):
+        tiny_run({"name": "fedavg-share"}, policy={"kinds": ["weights", "metrics", "labels"]})
+
+
+def test_centralized_is_refused_by_the_gate_of_a_deployed_site(tmp_path):
+    images = np.zeros((2, 1, 4, 4), dtype=np.uint8)
+    policy = Policy(kinds=("real-images", "labels"), deployed=True)
+    gate = Gate("north", policy, Ledger(tmp_path / "north.jsonl"), RawImages(images))
+    declared = METHODS["centralized"].give_all.operation
+    with pytest.raises(GateRefused, match="simulation only"):
+        gate.release(
+            Parcel("real-images", {"images": torch.zeros(1, 1, 4, 4, dtype=torch.uint8)}),
+            round=0,
+            operation="give_all",
+            to="coordinator",
+            simulation_only=declared.simulation_only,
+        )
+
+
+def test_weighted_loss_needs_classes():
+    tables = {
+        "data": {"source": "hand-phantom"},
+        "sites": {"partition": "iid", "count": 2},
+        "task": {"name": "regression"},
+        "method": {"name": "cwt", "weighted_loss": True},
+    }
+    with pytest.raises(BadInput, match=r"method\.weighted_loss"):
+        parse_study(tables)
+
+
+def test_weighted_loss_changes_training_only_where_classes_are_unbalanced(tiny_run):
+    plain, weighted = tiny_run({"name": "cwt"}), tiny_run({"name": "cwt", "weighted_loss": True})
+    assert plain["weights_sha256"] != weighted["weights_sha256"]
+
+
+def test_fedsgd_takes_one_step_a_round_of_gradients(tiny_run):
+    result = tiny_run({"name": "fedsgd", "rounds": 3})
+    gradients = [line for line in lines_of(result, "site-2") if line["kind"] == "gradients"]
+    assert [line["round"] for line in gradients] == [1, 2, 3]
+    assert "weights" not in kinds_of(result)
+
+
+# --- selection ----------------------------------------------------------------------------------------
+
+
+def test_the_best_round_on_validation_is_released(tiny_run):
+    best = tiny_run({"name": "fedavg", "rounds": 4}, evaluation={"every": 1, "select": "best"})
+    history = [json.loads(text) for text in (best.folder / "history.jsonl").read_text().splitlines()]
+    scores = [line["validation"]["pooled"]["accuracy"] for line in history]
+    assert best["selected"]["round"] == scores.index(max(scores)) + 1
+    upto = tiny_run({"name": "fedavg", "rounds": best["selected"]["round"]})
+    assert best["weights_sha256"] == upto["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", ["standalone", "fedbn"])
+def test_selection_works_where_each_site_has_its_own_model(tiny_run, method):
+    result = tiny_run({"name": method, "rounds": 3}, evaluation={"every": 1, "select": "best"})
+    assert 1 <= result["selected"]["round"] <= 3
+    assert result["model"] == "one of each site"
