@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -44,6 +45,9 @@ class Brats2017(FileSource):
         path/HGG/Brats17_TCIA_105_1/Brats17_TCIA_105_1_flair.nii.gz
         path/HGG/Brats17_TCIA_105_1/Brats17_TCIA_105_1_seg.nii.gz
     Slices are resized to 256 px and cropped to 224. A subject is a patient; it is never on both sides of a split."""
+
+    def files(self) -> Iterable[Path]:
+        return [*super().files(), *([self.institutions] if self.institutions else [])]
 
     def listing(self) -> Listing:
         subjects = sorted(folder for folder in (self.path / "HGG").glob("*") if folder.is_dir())

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from polyclinic.data.archives import Chain
 from polyclinic.data.file_source import FileSource
@@ -48,6 +49,6 @@ def read_digits(file: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         content = loadmat(file, variable_names=["X", "y"])
         pixels, labels = content["X"], content["y"]
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except (OSError, ValueError, KeyError, NotImplementedError, MatReadError) as error:
         raise BadInput(f"{file}: cannot be read as cropped digits ({error}); get it again") from None
     return pixels.transpose(3, 0, 1, 2), labels.reshape(-1).astype(np.int64) % 10
