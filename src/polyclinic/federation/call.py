@@ -113,8 +113,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     try:
         text = json.loads(data[8 : 8 + size])
         header, lengths = text["header"], text["lengths"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ParcelRejected("the message has no readable header") from error
+    if not isinstance(header, dict) or not isinstance(lengths, list) or not all(_is_length(n) for n in lengths):
+        raise ParcelRejected("the message has no readable header")
     view, blobs, start = memoryview(data), [], 8 + size
     for length in lengths:
         blobs.append(bytes(view[start : start + length]))
@@ -122,3 +124,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     if start != len(data):
         raise ParcelRejected("the message's length is not what its header says")
     return header, blobs
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and value >= 0

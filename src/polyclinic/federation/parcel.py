@@ -84,7 +84,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Parcel:
-    """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made."""
+    """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made.
+
+    Tensors lie in the order of their names, so that a receiver finds them in the same order whether the parcel
+    was encoded on its way or not.
+    """
 
     kind: str
     tensors: Mapping[str, Tensor]
@@ -93,6 +97,7 @@ class Parcel:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ParcelRejected(f"'{self.kind}' is not a kind of parcel; the kinds are {', '.join(KINDS)}")
+        object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
 
     @property
     def tensor_bytes(self) -> int:
@@ -115,9 +120,9 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
     """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given."""
     header = _header(data)
     try:
-        declared = json.loads(header["__metadata__"][_METADATA_KEY])
+        declared = json.loads(header["__metadata__"][_METADATA_KEY], parse_constant=_refuse_constant)
         kind, metadata = declared["kind"], declared["metadata"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
     if not isinstance(kind, str) or not isinstance(metadata, dict):
         raise ParcelRejected("a parcel's kind must be text and its metadata a table")
@@ -125,7 +130,7 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
         raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
         parcel = Parcel(kind, load(data), metadata)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
     if expected is not None:
         expected.check(parcel)
@@ -139,11 +144,15 @@ def _header(data: bytes) -> dict[str, Any]:
         raise ParcelRejected("the bytes are not a parcel: too short, or the header is too long")
     try:
         header = json.loads(data[8 : 8 + size])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParcelRejected("the bytes are not a parcel: the header is not JSON") from error
     if not isinstance(header, dict):
         raise ParcelRejected("the bytes are not a parcel: the header is not a table")
     return header
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

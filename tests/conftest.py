@@ -1,0 +1,65 @@
+"""Studies small enough for a test: a hundred little phantoms, a few sites, a few rounds, one process.
+
+Phantoms are drawn once per session, into a cache of the session's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from polyclinic.run import Result, run
+from polyclinic.study import Study
+
+TINY: dict[str, dict[str, Any]] = {
+    "data": {"source": "fundus-phantom", "samples": 96, "size": 28},
+    "sites": {"partition": "iid", "count": 3},
+    "model": {"backbone": "lenet5"},
+    "optimizer": {"batch_size": 8, "lr": 0.05},
+    # "best" may release the model of round 1, and a test of rounds 2 and 3 could then not fail
+    "evaluation": {"select": "last"},
+    "engine": {"workers": 1, "device": "cpu"},
+}
+
+MakeStudy = Callable[..., Study]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_machine(tmp_path_factory: pytest.TempPathFactory):
+    """A cache of the session's own, and one thread, as a site has by default."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYCLINIC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    torch.set_num_threads(threads)
+
+
+def make_study(method: str, settings: dict[str, Any] | None = None, **method_settings: Any) -> Study:
+    method_settings.setdefault("rounds", 3)
+    study = Study(**TINY, method={"name": method, **method_settings})
+    return study.with_settings(settings) if settings else study
+
+
+@pytest.fixture(scope="session")
+def tiny() -> MakeStudy:
+    """`tiny("fedavg", {"sites.count": 2}, rounds=2)`: a study with settings of tables, then of the method."""
+    return make_study
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Study], Result]:
+    """The result of a study run here in one go; run once however often it is asked for. Not to be changed."""
+    done: dict[str, Result] = {}
+
+    def result_of(study: Study) -> Result:
+        key = json.dumps(study.as_tables(), sort_keys=True)
+        if key not in done:
+            done[key] = run(study, tmp_path_factory.mktemp("undisturbed") / study.method.name)
+        return done[key]
+
+    return result_of
