@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,13 @@ class Ledger:
         return self._position.lines - self._on_record.total()
 
     def expect_repeats_after(self, lines: int) -> None:
-        """From now on, releases that equal a line after the first `lines` ones are on record already."""
+        """From now on, releases that equal a line after the first `lines` ones are on record already.
+
+        `lines` is how many a checkpoint has seen; LedgerBroken if some of those are gone, which the chain of
+        what is left could not show.
+        """
+        if lines > self._position.lines:
+            raise LedgerBroken(f"{self.path}: holds {self._position.lines} lines, its last checkpoint has seen {lines}")
         if lines < self._position.lines:
             self._on_record = Counter(_identity(line) for line in verify(self.path)[lines:])
 
@@ -91,20 +98,20 @@ class Ledger:
             return
         data = self.path.read_bytes()
         if data and not data.endswith(b"\n"):
-            self.path.write_bytes(data[: data.rfind(b"\n") + 1])
+            os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
 
 
 def verify(path: Path) -> list[dict[str, Any]]:
     """The lines of a ledger, oldest first; LedgerBroken where the chain does not hold."""
     lines: list[dict[str, Any]] = []
     previous = GENESIS
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
             line = json.loads(text)
-            claimed = line.pop("digest_of_line")
-        except (ValueError, KeyError, AttributeError) as error:
+            claimed, named, index = line.pop("digest_of_line"), line["previous"], line["index"]
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise LedgerBroken(f"{path}, line {number}: not a ledger line") from error
-        if line["previous"] != previous or line["index"] != number - 1:
+        if named != previous or index != number - 1:
             raise LedgerBroken(f"{path}, line {number}: does not follow the line before it")
         if _digest_of(line) != claimed:
             raise LedgerBroken(f"{path}, line {number}: was changed after it was written")
