@@ -86,28 +86,35 @@ class Canvas:
         np.maximum.at(layer.reshape(-1), where[inside], value[inside].astype(np.float32))
 
 
-def random_walk(
+def random_walks(
     rng: np.random.Generator,
-    x: float,
-    y: float,
-    heading: float,
-    length: float,
-    bend: float,
+    start: np.ndarray,
+    heading: np.ndarray,
+    length: np.ndarray,
+    *,
+    bend: Numbers,
     wobble: float,
     step: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A curve from (x, y): x, y and headings [n], `step` apart, turning by `bend` in all, with a wobble.
+    """n curves from start [2, n]: x, y and headings, all [n, m], points at most `step` apart.
 
-    The number of draws does not depend on the step, so the curve is the same at every image size.
+    Each turns by `bend` in all, and wobbles. What is drawn from `rng` does not depend on the step, so the curves are
+    the same at every image size.
     """
-    n = max(2, int(np.ceil(length / step)))
-    along = np.linspace(0, 1, n)
-    wave = rng.standard_normal(4) * wobble
-    headings = heading + bend * along
-    for k, amplitude in enumerate(wave):
-        headings = headings + amplitude * np.sin((k + 1) * np.pi * along) / (k + 1)
-    advance = length / n
-    return x + np.cumsum(np.cos(headings)) * advance, y + np.cumsum(np.sin(headings)) * advance, headings
+    n = len(heading)
+    along = np.linspace(0, 1, max(2, int(np.ceil(length.max(initial=0) / step))))
+    waves = np.array([np.sin(k * np.pi * along) / k for k in range(1, 5)])
+    headings = heading[:, None] + np.broadcast_to(bend, n)[:, None] * along
+    headings = headings + wobble * rng.standard_normal((n, 4)) @ waves
+    advance = length[:, None] / len(along)
+    x = start[0][:, None] + np.cumsum(np.cos(headings), axis=1) * advance
+    y = start[1][:, None] + np.cumsum(np.sin(headings), axis=1) * advance
+    return x, y, headings
+
+
+def paint(image: np.ndarray, colour: np.ndarray, layer: np.ndarray) -> np.ndarray:
+    """`image` [3, H, W] covered by `colour` [3] as densely as `layer` [H, W] says."""
+    return image + (colour[:, None, None] - image) * layer
 
 
 def to_bytes(image: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas, random_walk
+from polyclinic.data.datasets.phantoms.canvas import Canvas, paint, random_walks
 from polyclinic.data.datasets.phantoms.phantom import Phantom
 
 RETINA = np.array([0.72, 0.36, 0.16], dtype=np.float32)
@@ -19,11 +19,6 @@ GLARE = np.array([0.85, 0.70, 0.60], dtype=np.float32)
 
 #: mean number of microaneurysms, haemorrhages and exudates by grade
 LESIONS = {0: (0, 0, 0), 1: (4, 0, 0), 2: (6, 2, 3), 3: (8, 6, 6), 4: (8, 9, 12)}
-
-
-def paint(image: np.ndarray, colour: np.ndarray, layer: np.ndarray) -> np.ndarray:
-    """`image` [3, H, W] covered by `colour` [3] as densely as `layer` [H, W] says."""
-    return image + (colour[:, None, None] - image) * layer
 
 
 class FundusPhantom(Phantom):
@@ -49,7 +44,7 @@ class FundusPhantom(Phantom):
             return int(rng.integers(5))
         return int(rng.integers(2, 5)) if rng.random() < 0.5 else 0
 
-    def draw(self, canvas: Canvas, label: float, rng: np.random.Generator) -> np.ndarray:
+    def draw(self, canvas: Canvas, case: int, rng: np.random.Generator) -> np.ndarray:
         side = -1.0 if rng.random() < 0.5 else 1.0
         disc = (side * rng.uniform(0.45, 0.68), rng.normal(0, 0.06))
         macula = (disc[0] - side * rng.uniform(0.52, 0.62), disc[1] + rng.uniform(0.0, 0.1))
@@ -58,7 +53,7 @@ class FundusPhantom(Phantom):
         image = paint(image, BLOOD, self._vessels(canvas, disc, side, rng))
         image = self._optic_disc(canvas, image, disc, rng)
         image = self._distractors(canvas, image, rng)
-        image = self._lesions(canvas, image, int(label), disc, rng)
+        image = self._lesions(canvas, image, int(case), disc, rng)
         field = canvas.ellipse(0, 0, 0.97, 0.97, soft=0.03)
         return image * field
 
@@ -74,26 +69,24 @@ class FundusPhantom(Phantom):
     def _vessels(canvas: Canvas, disc: tuple[float, float], side: float, rng: np.random.Generator) -> np.ndarray:
         """Density of blood: four arcades out of the disc, each with branches."""
         step = 0.8 * canvas.pixel
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        for vertical in (-1, 1):
-            for inward, length, bend in (
-                (1, 1.5, 1.5),
-                (-1, 0.7, 0.5),
-            ):  # around the macula, and away from it
-                heading = np.arctan2(vertical, -side * 0.3 * inward) + rng.normal(0, 0.15)
-                turn = vertical * side * inward * bend * rng.uniform(0.7, 1.1)
-                thick = rng.uniform(0.022, 0.032)
-                x, y, headings = random_walk(rng, *disc, heading, length, turn, 0.3, step)
-                parts.append((x, y, thick * np.linspace(1, 0.35, len(x))))
-                for start in np.sort(rng.uniform(0.15, 0.85, 5)):
-                    at = int(start * (len(x) - 1))
-                    fork = headings[at] + rng.choice((-1, 1)) * rng.uniform(0.5, 0.9)
-                    bx, by, _ = random_walk(rng, x[at], y[at], fork, rng.uniform(0.3, 0.7), 0.0, 0.4, step)
-                    radius = thick * (1 - 0.65 * start) * np.linspace(0.7, 0.25, len(bx))
-                    parts.append((bx, by, radius))
+        vertical, inward = np.array((-1, -1, 1, 1)), np.array((1, -1, 1, -1))  # around the macula, or away from it
+        heading = np.arctan2(vertical, -side * 0.3 * inward) + rng.normal(0, 0.15, 4)
+        bend = vertical * side * inward * np.where(inward > 0, 1.5, 0.5) * rng.uniform(0.7, 1.1, 4)
+        origin = np.repeat(np.array(disc)[:, None], 4, axis=1)
+        length = np.where(inward > 0, 1.5, 0.7)
+        x, y, headings = random_walks(rng, origin, heading, length, bend=bend, wobble=0.3, step=step)
+        thick = rng.uniform(0.022, 0.032, (4, 1))
+        radius = thick * np.linspace(1, 0.35, x.shape[1])
+
+        parent, along = np.repeat(np.arange(4), 5), rng.uniform(0.15, 0.85, 20)
+        at = parent, (along * (x.shape[1] - 1)).astype(int)
+        fork = headings[at] + rng.choice((-1, 1), 20) * rng.uniform(0.5, 0.9, 20)
+        length = rng.uniform(0.3, 0.7, 20)
+        bx, by, _ = random_walks(rng, np.stack([x[at], y[at]]), fork, length, bend=0.0, wobble=0.4, step=step)
+        branch = (thick[parent, 0] * (1 - 0.65 * along))[:, None] * np.linspace(0.7, 0.25, bx.shape[1])
+
         density = rng.uniform(0.55, 0.85)
-        x, y, radius = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return canvas.strokes(x, y, radius, density)
+        return np.maximum(canvas.strokes(x, y, radius, density), canvas.strokes(bx, by, branch, density))
 
     @staticmethod
     def _optic_disc(canvas: Canvas, image: np.ndarray, disc: tuple[float, float], rng: np.random.Generator):

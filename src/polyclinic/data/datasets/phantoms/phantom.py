@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -31,12 +32,12 @@ class Phantom(Source):
         """Draws for image `index`: of its "label", its "anatomy", or its "grain" (noise per pixel)."""
         return numpy_rng(self.seed, self.source, index, purpose)
 
-    def draw_all(self, labels: np.ndarray) -> np.ndarray:
-        """Every image, uint8 [samples, channels, size, size]."""
+    def draw_all(self, cases: Iterable) -> np.ndarray:
+        """The image of each case, uint8 [samples, channels, size, size]; what a case is, `draw` knows."""
         images = np.empty((self.samples, self.channels, self.size, self.size), dtype=np.uint8)
         canvas = Canvas(self.size)
-        for i, label in enumerate(labels):
-            image = self.draw(canvas, label, self.rng(i, "anatomy"))
+        for i, case in enumerate(cases):
+            image = self.draw(canvas, case, self.rng(i, "anatomy"))
             grain = self.rng(i, "grain").standard_normal(image.shape, dtype=np.float32)
             images[i] = to_bytes(image + self.grain() * grain)
         return images
@@ -46,5 +47,5 @@ class Phantom(Source):
         return 0.02
 
     @abstractmethod
-    def draw(self, canvas: Canvas, label: float, rng: np.random.Generator) -> np.ndarray:
+    def draw(self, canvas: Canvas, case: Any, rng: np.random.Generator) -> np.ndarray:
         """One image of intensities in [0, 1], float32 [channels, size, size], before the sensor's noise."""
