@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.federation.ledger import Ledger
@@ -33,29 +37,33 @@ class Policy(Settings):
 
 
 class RawImages:
-    """Recognises a site's own images in a tensor, as they are or scaled to [0, 1].
+    """Recognises a site's own images in a tensor: as bytes, or as numbers in [0, 1] or [0, 255].
 
-    It finds whole images of the site's own shape, whatever the parcel calls them. It does not find images
-    that were cropped, resized, blurred or hidden in other numbers: against those stand policy and audit.
+    It finds whole images, whatever the parcel calls them, in a batch, flattened, or without a channel axis of
+    length one. It does not find images that were cropped, flipped, resized, blurred or hidden in other numbers:
+    against those stand policy and audit.
     """
 
-    def __init__(self, images: np.ndarray) -> None:
+    def __init__(self, *images: np.ndarray) -> None:
+        """`images`: uint8 [N, C, H, W], all of one shape, perhaps in several arrays."""
         self._images = images
-        self._known: set[bytes] | None = None
+        self._shape = images[0].shape[1:]
 
     def found_in(self, tensor: Tensor) -> bool:
-        """True if any image-shaped row of `tensor` is one of the site's images."""
-        shape = self._images.shape[1:]
-        if tensor.ndim < 3 or tuple(tensor.shape[-3:]) != shape or tensor.is_complex():
+        """True if any row of `tensor` is one of the site's images."""
+        if tensor.is_complex() or not tensor.numel() or not self._has_rows(tuple(tensor.shape)):
             return False
-        rows = tensor.detach().cpu().reshape(-1, *shape)
-        return any(digest in self.known for digest in map(_digest, _as_bytes(rows)))
+        rows = tensor.detach().cpu().reshape(-1, math.prod(self._shape))
+        return any(digest in self._known for digest in map(_digest, _as_bytes(rows)))
 
-    @property
-    def known(self) -> set[bytes]:
-        if self._known is None:
-            self._known = {_digest(image) for image in self._images}
-        return self._known
+    def _has_rows(self, shape: tuple[int, ...]) -> bool:
+        """Whether the last axes of a tensor make up an image."""
+        return any(math.prod(shape[axis:]) == math.prod(self._shape) for axis in range(len(shape)))
+
+    @cached_property
+    def _known(self) -> set[bytes]:
+        # an image of one colour shows nobody, and would be found in any row of zeros
+        return {_digest(image) for images in self._images for image in images if image.min() < image.max()}
 
 
 def _digest(image: np.ndarray) -> bytes:
@@ -63,11 +71,11 @@ def _digest(image: np.ndarray) -> bytes:
 
 
 def _as_bytes(rows: Tensor) -> np.ndarray:
-    """Rows as the uint8 images they would be on disk: bytes already, or floats scaled to [0, 1]."""
+    """Rows [N, D] as the uint8 images they would be on disk: a row without a number above 1 is one in [0, 1]."""
     if rows.dtype == torch.uint8:
         return rows.numpy()
     values = rows.double()
-    scale = 255.0 if values.numel() and float(values.max()) <= 1.0 else 1.0
+    scale = torch.where(values.amax(1, keepdim=True) <= 1, 255.0, 1.0)
     return (values * scale).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
@@ -80,23 +88,28 @@ class Gate:
         self.ledger = ledger
         self.raw_images = raw_images
 
-    def release(self, parcel: Parcel, *, round: int, operation: str, to: str, simulation_only: bool = False) -> Parcel:
-        """Check the parcel, count its bytes, write it down; GateRefused if it may not leave."""
-        try:
-            self._check_policy(parcel.kind, simulation_only)
-            check_finite(parcel)
-            self._check_raw(parcel)
-        except GateRefused as refusal:
-            raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
-        self.ledger.append(
-            round=round,
-            operation=operation,
-            kind=parcel.kind,
-            bytes=len(parcel.encoded),
-            digest=parcel.digest,
-            to=to,
-        )
-        return parcel
+    def release(
+        self, parcels: Sequence[Parcel], *, round: int, operation: str, to: str, simulation_only: bool = False
+    ) -> tuple[Parcel, ...]:
+        """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave."""
+        for parcel in parcels:
+            try:
+                self._check_policy(parcel.kind, simulation_only)
+                check_finite(parcel)
+                self._check_raw(parcel)
+                check_encodes(parcel)
+            except GateRefused as refusal:
+                raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
+        for parcel in parcels:
+            self.ledger.append(
+                round=round,
+                operation=operation,
+                kind=parcel.kind,
+                bytes=len(parcel.encoded),
+                digest=parcel.digest,
+                to=to,
+            )
+        return tuple(parcels)
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
         if simulation_only and self.policy.deployed:
@@ -116,8 +129,34 @@ class Gate:
 def check_finite(parcel: Parcel) -> None:
     """GateRefused if any tensor or number of the parcel is NaN or infinite."""
     for name, tensor in parcel.tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not _is_finite(tensor):
             raise GateRefused(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
     for name, value in parcel.metadata.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise GateRefused(f"'{name}' is {value}; lower optimizer.lr or check the images")
+        for number in _floats(value):
+            if not math.isfinite(number):
+                raise GateRefused(f"'{name}' is {number}; lower optimizer.lr or check the images")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return True
+    # torch tells NaN from numbers in no float of one byte
+    values = tensor.float() if tensor.element_size() == 1 else tensor
+    return bool(torch.isfinite(values).all())
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """The floats of a plain JSON value, those inside lists and tables too."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _floats(item)
+
+
+def check_encodes(parcel: Parcel) -> None:
+    """GateRefused if the parcel has no encoding: metadata that is not plain JSON, say."""
+    try:
+        _ = parcel.encoded
+    except (TypeError, ValueError, SafetensorError) as error:
+        raise GateRefused(f"it cannot be encoded: {error}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,18 +52,29 @@ class SitePosition(NamedTuple):
     lines: int = 0
 
 
-class SiteState(dict[str, Tensor]):
+class SiteState(MutableMapping[str, Tensor]):
     """Tensors that survive a restart. Assign new tensors; one changed in place would not be saved."""
 
-    changed = False
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._tensors = dict(tensors or {})
+        self.changed = False
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         self.changed = True
-        super().__setitem__(name, tensor)
+        self._tensors[name] = tensor
 
     def __delitem__(self, name: str) -> None:
         self.changed = True
-        super().__delitem__(name)
+        del self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
     def put(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep a whole set of tensors under one name, replacing what was there."""
@@ -134,16 +145,18 @@ class SiteHost:
             self.expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
         site = self._site(call.site)
         site.round = call.round
-        with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
-            payload = {name: p.tensors for name, p in call.parcels.items()} | dict(call.arguments)
-            released = getattr(self.method, call.operation)(site, **payload)
-        return Reply(call.site, tuple(self._release(call, declared, p) for p in _parcels(released)))
+        with _nothing_happened_if_it_fails(site):
+            with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
+                payload = {name: p.tensors for name, p in call.parcels.items()} | dict(call.arguments)
+                released = getattr(self.method, call.operation)(site, **payload)
+            return Reply(call.site, self._release(call, declared, _parcels(released)))
 
-    def _release(self, call: Call, declared: Operation, parcel: Parcel) -> Parcel:
-        if parcel.kind not in declared.releases:
-            raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
+    def _release(self, call: Call, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        for parcel in parcels:
+            if parcel.kind not in declared.releases:
+                raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
         return self._gates[call.site].release(
-            parcel,
+            parcels,
             round=call.round,
             operation=call.operation,
             to=call.to,
@@ -181,18 +194,15 @@ class SiteHost:
     def _site(self, name: str) -> Site:
         if name not in self._sites:
             self._sites[name] = self._open(name)
-            while len(self._sites) > self.RESIDENT:
-                self._evict()
         self._sites.move_to_end(name)
+        self._evict()
         return self._sites[name]
 
     def _evict(self) -> None:
-        """Send the site that was idle longest to disk, unless it is in the middle of something."""
-        name = next((n for n, s in self._sites.items() if not s.memory), None)
-        if name is None or len(self._sites) == 1:
-            return
-        self._save(self._sites[name])
-        del self._sites[name]
+        """Send the sites that were idle longest to disk; not the one at work, nor one in the middle of something."""
+        idle = [name for name, site in list(self._sites.items())[:-1] if not site.memory]
+        for name in idle[: max(0, len(self._sites) - self.RESIDENT)]:
+            self._save(self._sites.pop(name))
 
     def _open(self, name: str) -> Site:
         position = self._positions.setdefault(name, SitePosition())
@@ -201,7 +211,8 @@ class SiteHost:
         if name not in self._gates:
             ledger = Ledger(self.folder / "ledger" / f"{name}.jsonl")
             ledger.expect_repeats_after(position.lines)
-            self._gates[name] = Gate(name, self.policy, ledger, RawImages(data.train.images))
+            raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
+            self._gates[name] = Gate(name, self.policy, ledger, raw_images)
         return Site(name, self.seed, data, self.bench, state)
 
     def _save(self, site: Site) -> None:
@@ -223,8 +234,7 @@ def state_path(folder: Path, site: str, version: int) -> Path:
 
 def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
     """A site's state as of a position; empty if it never had any."""
-    path = state_path(folder, site, position.version)
-    return SiteState(load_file(path) if path.exists() else {})
+    return SiteState(load_file(state_path(folder, site, position.version)) if position.version else {})
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -238,6 +248,20 @@ def _parcels(released: Any) -> tuple[Parcel, ...]:
     if released is None:
         return ()
     return (released,) if isinstance(released, Parcel) else tuple(released)
+
+
+@contextlib.contextmanager
+def _nothing_happened_if_it_fails(site: Site) -> Iterator[None]:
+    """A failed operation leaves the site as it was, as if its process had died: no half-made state (or NaN in it)
+    may reach the next round."""
+    before, changed = dict(site.state), site.state.changed
+    try:
+        yield
+    except BaseException:
+        site.state = SiteState(before)
+        site.state.changed = changed
+        site.memory.clear()
+        raise
 
 
 @contextlib.contextmanager

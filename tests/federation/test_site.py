@@ -1,0 +1,269 @@
+"""A site's state survives eviction, restart and its own failures; a host runs what a method declares, no more."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import Part, SiteData
+from polyclinic.federation.call import Call
+from polyclinic.federation.gate import GateRefused, Policy
+from polyclinic.federation.ledger import verify
+from polyclinic.federation.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.federation.site import SiteHost, SitePosition, SiteState, operation, read_state, state_path
+
+
+class Clerk:
+    """A method whose operations do small things that show."""
+
+    name = "clerk"
+
+    @operation("statistics")
+    def count(self, site, step=1):
+        """Add to the site's sum."""
+        site.state["sum"] = site.state.get("sum", torch.zeros(1)) + step
+        return Parcel("statistics", {"sum": site.state["sum"]})
+
+    @operation("statistics", "metrics")
+    def count_and_fail(self, site, how):
+        site.memory["half"] = "made"
+        first = self.count(site)
+        if how == "raise":
+            raise RuntimeError("the scanner is on fire")
+        return first, Parcel("metrics", {"loss": torch.tensor(math.nan)})
+
+    @operation()
+    def keep_open(self, site):
+        site.memory["open"] = object()
+
+    @operation()
+    def close(self, site):
+        site.memory.clear()
+
+    @operation("metrics")
+    def draw(self, site):
+        return Parcel("metrics", {"global": torch.rand(3), "own": torch.rand(3, generator=site.rng("x"))})
+
+    @operation("metrics")
+    def other_kind(self, site):
+        return Parcel("latents", {})
+
+    @operation("weights")
+    def echo(self, site, weights):
+        return Parcel("weights", weights)
+
+    def undeclared(self, site):
+        return None
+
+
+def data_of(name):
+    images = np.random.default_rng(len(name)).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)
+    part = Part(images, np.zeros(4, dtype=np.int64))
+    return SiteData(name, part, part, part)
+
+
+@pytest.fixture
+def make_host(tmp_path):
+    def make(resident=8, kinds=KINDS):
+        host = SiteHost(
+            method=Clerk(),
+            seed=0,
+            bench=None,
+            folder=tmp_path,
+            open_data=data_of,
+            policy=Policy(kinds=kinds),
+            expected={"weights": Expected.like("weights", {"w": torch.zeros(2)}, partial=True)},
+        )
+        host.RESIDENT = resident
+        return host
+
+    return make
+
+
+def do(host, site, operation, round=1, **arguments):
+    return host.handle(Call(site, operation, round, arguments=arguments))
+
+
+def sum_of(host, site):
+    return float(do(host, site, "count", step=0).statistics["sum"])
+
+
+# --- state --------------------------------------------------------------------------------------------
+
+
+def test_every_way_to_change_a_state_counts_as_a_change():
+    ways = {
+        "assign": lambda s: s.__setitem__("a", torch.ones(1)),
+        "delete": lambda s: s.__delitem__("a"),
+        "update": lambda s: s.update(b=torch.ones(1)),
+        "pop": lambda s: s.pop("a"),
+        "clear": lambda s: s.clear(),
+        "setdefault": lambda s: s.setdefault("b", torch.ones(1)),
+        "put": lambda s: s.put("group", {"b": torch.ones(1)}),
+    }
+    for name, change in ways.items():
+        state = SiteState({"a": torch.zeros(1)})
+        assert not state.changed
+        change(state)
+        assert state.changed, name
+
+
+def test_a_group_replaces_what_was_there_and_nothing_else():
+    state = SiteState({"local": torch.ones(1), "locals/x": torch.ones(1)})
+    state.put("local", {"a": torch.ones(1), "b/c": torch.ones(2)})
+    state.put("local", {"b/c": torch.zeros(2)})
+    assert {n: t.tolist() for n, t in state.group("local").items()} == {"b/c": [0, 0]}
+    assert sorted(state) == ["local", "local/b/c", "locals/x"]
+    assert state.group("none") == {}
+
+
+@pytest.mark.parametrize("resident", [1, 2, 8])
+def test_state_is_the_same_however_few_sites_stay_in_memory(make_host, resident):
+    host = make_host(resident)
+    sites = [f"s{k}" for k in range(5)]
+    for step in range(3):
+        for k, site in enumerate(sites):
+            do(host, site, "count", step=k + step)
+        assert len(host.resident()) <= resident
+    assert [sum_of(host, site) for site in sites] == [3 * k + 3 for k in range(5)]
+
+
+@pytest.mark.parametrize("resident", [1, 2])
+def test_a_site_in_the_middle_of_something_stays_in_memory(make_host, resident):
+    host = make_host(resident)
+    for site in ("a", "b", "c"):
+        do(host, site, "keep_open")
+    for site in ("a", "b", "c", "d"):
+        do(host, site, "count")  # with every other site busy, the new one must still get its turn
+    assert {"a", "b", "c"} <= {site.name for site in host.resident()}
+    for site in ("a", "b", "c", "d"):
+        do(host, site, "close")
+        do(host, site, "count")
+    assert len(host.resident()) <= resident
+    assert [sum_of(host, site) for site in ("a", "b", "c", "d")] == [2, 2, 2, 2]
+
+
+def test_restore_goes_back_to_a_checkpoint(make_host):
+    host = make_host(1)
+    for site in ("a", "b"):
+        do(host, site, "count")
+    positions = host.checkpoint()
+    assert positions == {"a": SitePosition(1, 1), "b": SitePosition(1, 1)}
+    for site in ("a", "b", "c", "a", "b"):
+        do(host, site, "count")
+    host.restore(positions)
+    assert [sum_of(host, site) for site in ("a", "b", "c")] == [1, 1, 0]
+    other = make_host()
+    other.restore(positions)
+    assert [sum_of(other, site) for site in ("a", "b")] == [1, 1]
+
+
+def test_an_unchanged_state_is_not_written_again(make_host, tmp_path):
+    host = make_host()
+    do(host, "a", "count")
+    assert host.save("a") == SitePosition(1, 1)
+    do(host, "a", "draw")
+    assert host.save("a") == SitePosition(1, 2)
+    assert [path.name for path in (tmp_path / "sites" / "a").iterdir()] == ["state-1.safetensors"]
+
+
+def test_old_versions_go_and_the_referenced_one_stays(make_host, tmp_path):
+    host = make_host()
+    for _ in range(3):
+        do(host, "a", "count")
+        positions = host.checkpoint()
+    do(host, "a", "count")
+    host.checkpoint()
+    folder = tmp_path / "sites" / "a"
+    assert sorted(path.name for path in folder.iterdir()) == [f"state-{v}.safetensors" for v in (1, 2, 3, 4)]
+    host.drop_old_versions(positions)
+    assert [path.name for path in folder.iterdir()] == ["state-3.safetensors"]
+    assert read_state(tmp_path, "a", positions["a"])["sum"] == 3
+
+
+def test_a_state_that_is_gone_is_an_error_not_a_fresh_start(make_host, tmp_path):
+    host = make_host()
+    do(host, "a", "count")
+    positions = host.checkpoint()
+    state_path(tmp_path, "a", 1).unlink()
+    host.restore(positions)
+    with pytest.raises(FileNotFoundError):
+        do(host, "a", "count")
+
+
+def test_a_ledger_that_lost_lines_is_an_error(make_host, tmp_path):
+    host = make_host()
+    do(host, "a", "count")
+    positions = host.checkpoint()
+    (tmp_path / "ledger" / "a.jsonl").unlink()
+    host.restore(positions)
+    with pytest.raises(Exception, match="holds 0 lines"):
+        do(host, "a", "count")
+
+
+# --- failures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("how", "error"), [("raise", RuntimeError), ("nan", GateRefused)])
+def test_a_failed_operation_leaves_no_trace(make_host, tmp_path, how, error):
+    host = make_host()
+    do(host, "a", "count")
+    before = host.checkpoint()
+    with pytest.raises(error):
+        do(host, "a", "count_and_fail", how=how)
+    assert host.checkpoint() == before
+    assert not host.resident()[0].memory
+    assert len(verify(tmp_path / "ledger" / "a.jsonl")) == 1
+    assert sum_of(host, "a") == 1
+
+
+def test_a_failure_does_not_hide_an_earlier_change(make_host):
+    host = make_host()
+    do(host, "a", "count")
+    with pytest.raises(RuntimeError):
+        do(host, "a", "count_and_fail", how="raise")
+    host.restore(host.checkpoint())
+    assert sum_of(host, "a") == 1
+
+
+# --- what a method declares ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["undeclared", "missing", "name", "__init__", "_release"])
+def test_only_declared_operations_run(make_host, operation):
+    with pytest.raises(LookupError, match=f"method 'clerk' has no operation '{operation}'"):
+        do(make_host(), "a", operation)
+
+
+def test_only_declared_kinds_leave(make_host, tmp_path):
+    with pytest.raises(LookupError, match="'other_kind' did not declare that it releases latents"):
+        do(make_host(), "a", "other_kind")
+    assert not (tmp_path / "ledger" / "a.jsonl").exists()
+
+
+def test_a_site_rejects_what_it_does_not_expect(make_host):
+    host = make_host()
+
+    def echo(kind, tensors):
+        return host.handle(Call("a", "echo", 1, {"weights": Parcel(kind, tensors)}))
+
+    assert echo("weights", {"w": torch.ones(2)}).weights["w"].tolist() == [1, 1]
+    for tensors in ({"w": torch.ones(3)}, {"w": torch.ones(2).double()}, {"v": torch.ones(2)}):
+        with pytest.raises(ParcelRejected):
+            echo("weights", tensors)
+
+
+def test_draws_depend_on_site_and_round_alone(make_host):
+    torch.manual_seed(0)
+    outside = torch.random.get_rng_state()
+    first = do(make_host(), "a", "draw").metrics
+    assert torch.equal(torch.random.get_rng_state(), outside)
+    torch.manual_seed(1)
+    again = make_host(1)
+    do(again, "b", "draw")
+    second = do(again, "a", "draw").metrics
+    for name in ("global", "own"):
+        assert torch.equal(first[name], second[name])
+        for other in (do(again, "b", "draw"), do(again, "a", "draw", round=2)):
+            assert not torch.equal(first[name], other.metrics[name])
