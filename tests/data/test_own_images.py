@@ -248,6 +248,14 @@ def test_labels_are_kept_merged_and_renamed(table):
     assert data.labels.tolist() == [0, 1, 1]
 
 
+def test_so_many_of_each_class_are_drawn_by_the_seed(table):
+    file = table("path,label", *(f"scans/{i}.png,{'aaab'[i]}" for i in range(4)))
+    draws = {tuple(levels(Csv(path=file, size=16, per_class=1, seed=seed).load())) for seed in range(12)}
+    assert draws == {(0, 30), (10, 30), (20, 30)}
+    with pytest.raises(BadInput, match="class 1 has only 1 images, not 2"):
+        Csv(path=file, size=16, per_class=2).load()
+
+
 def test_missing_and_corrupt_files_are_named_with_their_row(table, tmp_path):
     (tmp_path / "t" / "scans" / "1.png").write_bytes(b"rubbish")
     file = table("path,label", "scans/0.png,a", "scans/1.png,b", "scans/nowhere.png,b")
@@ -386,7 +394,7 @@ def test_floats_from_zero_to_one_are_images_and_others_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "settings", "says"),
     [
-        ({"images": ramps(2, 16, 16)}, {}, "there is no array 'labels'; it has images"),
+        ({"images": ramps(2, 16, 16)}, {}, "there is no array 'labels'; name one of images"),
         ({"images": ramps(2, 16, 16), "labels": np.arange(2)}, {"site": "centre"}, "there is no array 'centre'"),
         ({"images": ramps(2, 16), "labels": np.arange(2)}, {}, "images must be [N, H, W]"),
         ({"images": ramps(2, 16, 16).astype(np.int32), "labels": np.arange(2)}, {}, "not int32"),
@@ -426,10 +434,20 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path):
     for settings, says in [
         ({"unit": "months"}, "unit needs label_range"),
         ({"label_range": (3, 1)}, "lowest and then the highest"),
-        ({"label_range": (0, 1), "merge": {"a": [1]}}, "merge and rename are for classes"),
+        ({"label_range": (0, 1), "merge": {"a": [1]}}, "merge, rename and per_class are for classes"),
     ]:
         with pytest.raises(ValueError, match=says):
             Npz(path=tmp_path, **settings)
+
+
+def test_a_study_with_every_default_written_out_loads_the_same(tmp_path, table, classes):
+    """A run folder holds the resolved study, defaults included; it must mean what the user's few lines meant."""
+    archived = Npz(path=archive(tmp_path, images=ramps(2, 16, 16), labels=np.arange(2)), size=16)
+    listed = Csv(path=table("path,label", "scans/0.png,a", "scans/1.png,b"), size=16)
+    for source in (archived, listed, Folder(path=classes, size=16)):
+        resolved = type(source)(**source.model_dump(mode="json", exclude_none=True))
+        assert resolved == source
+        assert resolved.load().labels.tolist() == source.load().labels.tolist()
 
 
 def test_facts_of_a_prepared_source_are_plain_json(classes, cache):

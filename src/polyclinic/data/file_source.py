@@ -19,6 +19,7 @@ from pydantic import Field
 
 from polyclinic.data.cache import PACKAGE, Progress, cache_folder, code_digest, digest_of, files_digest
 from polyclinic.data.dataset import Dataset
+from polyclinic.data.labels import balanced
 from polyclinic.data.listing import PER_IMAGE, Listing
 from polyclinic.data.preprocessing.fit import Fit, Shape
 from polyclinic.data.preprocessing.prepare import prepare_images
@@ -71,14 +72,20 @@ class FileSource(Source):
         """The images at `size`, memory-mapped from the cache, prepared first where they are not there yet."""
         folder = cache_folder(cache) / "prepared" / self._entry()
         if not (folder / "facts.json").is_file():
-            listing = self.listing()
+            listing = self._chosen(self.listing())
             prepare_images(listing, Fit(self.size, self.shape, self.channels), folder, progress)
         return open_prepared(folder)
+
+    def _chosen(self, listing: Listing) -> Listing:
+        """All images, or as many of each class as a source with the setting `per_class` asks for."""
+        per_class = getattr(self, "per_class", None)
+        return listing.take(balanced(listing.labels, per_class, self.seed)) if per_class else listing
 
     def _entry(self) -> str:
         code = [Path(inspect.getfile(kind)) for kind in type(self).__mro__ if kind.__module__.startswith("polyclinic")]
         code += [*PACKAGE.glob("preprocessing/*.py"), PACKAGE / "reading.py", PACKAGE / "listing.py"]
-        settings = self.model_dump(mode="json", exclude=AFTERWARDS)
+        drawn = {"seed"} if getattr(self, "per_class", None) else set()
+        settings = self.model_dump(mode="json", exclude=AFTERWARDS - drawn)
         settings["path"] = str(self.path.resolve())
         return digest_of({"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))})
 

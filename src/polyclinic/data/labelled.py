@@ -20,9 +20,15 @@ class LabelledSource(FileSource):
         None, description="lowest and highest possible value to predict; labels are then numbers, not classes"
     )
     unit: str = Field("", description="unit of a value to predict, e.g. 'months'")
-    keep: dict[str, tuple[Value, ...]] = Field({}, description="values of the images to keep, by column or array")
-    merge: dict[str, tuple[Value, ...]] = Field({}, description="labels that become one class, by its name")
-    rename: dict[str, str] = Field({}, description="new names of labels")
+    keep: dict[str, tuple[Value, ...]] | None = Field(
+        None, description="values of the images to keep, by column or array: { labels = [0, 2, 3, 4] }"
+    )
+    merge: dict[str, tuple[Value, ...]] | None = Field(
+        None, description="labels that become one class, by its name: { diseased = [2, 3, 4] }"
+    )
+    rename: dict[str, str] | None = Field(None, description='new names of labels: { "0" = "healthy" }')
+
+    per_class: int | None = Field(None, ge=1, description="so many images of each class, drawn by data.seed")
 
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
 
@@ -32,13 +38,13 @@ class LabelledSource(FileSource):
             raise ValueError("unit needs label_range, the lowest and highest possible value")
         if self.label_range is not None and not self.label_range[0] < self.label_range[1]:
             raise ValueError("label_range must be the lowest and then the highest possible value")
-        if self.label_range is not None and (self.merge or self.rename):
-            raise ValueError("merge and rename are for classes; drop them or label_range")
+        if self.label_range is not None and (self.merge or self.rename or self.per_class):
+            raise ValueError("merge, rename and per_class are for classes; drop them or label_range")
         return self
 
     def kept(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Indices of the images that `keep` leaves."""
-        return kept(columns, self.keep)
+        return kept(columns, self.keep or {})
 
     def targets(
         self, values: np.ndarray, place: Callable[[int], str], names: Sequence[str] | np.ndarray | None = None

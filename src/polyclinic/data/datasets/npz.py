@@ -16,6 +16,8 @@ from polyclinic.data.tables import split_names
 from polyclinic.errors import BadInput
 
 PREFIXES = {"train_": "train", "val_": "validation", "test_": "test"}
+#: names of arrays that differ from the settings they are for
+USUAL = {"group": "patient"}
 SPLITS_BY_NUMBER = ("train", "validation", "test")
 
 
@@ -23,14 +25,18 @@ class Npz(LabelledSource):
     """Your own images in an .npz archive: images, labels and optional site, split, patient, masks."""
 
     source: Literal["npz"] = "npz"
-    images: str = Field("images", description="array of the images, or of packed JPEGs (with NAME_off beside it)")
-    labels: str = Field("labels", description="array of the classes, or of the values to predict")
-    site: str = Field("site", description="array of the institutions; '' for none")
-    split: str = Field("split", description="array of train/validation/test, of 0/1/2, or true for test; '' for none")
-    group: str = Field("patient", description="array of the patients; '' for none")
-    masks: str = Field("masks", description="array of the masks; '' for none")
-    subgroup: str = Field("", description="array of a finer label inside a class")
-    ids: str = Field("", description="array of names to find an image by")
+    images: str | None = Field(
+        None, description="array of the images, or of packed JPEGs with NAME_off beside it; else images or jpeg"
+    )
+    labels: str | None = Field(None, description="array of the classes, or of the values to predict; else labels")
+    site: str | None = Field(None, description="array of the institutions; else site if there, '' for none")
+    split: str | None = Field(
+        None, description="array of train/validation/test, 0/1/2, or true for test; else split if there, '' for none"
+    )
+    group: str | None = Field(None, description="array of the patients; else patient if there, '' for none")
+    masks: str | None = Field(None, description="array of the masks; else masks if there, '' for none")
+    subgroup: str | None = Field(None, description="array of a finer label inside a class; else subgroup if there")
+    ids: str | None = Field(None, description="array of names to find an image by; else ids if there")
 
     layout: ClassVar[str] = """
         images   uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W];
@@ -42,19 +48,21 @@ class Npz(LabelledSource):
     Other names of arrays are settings: labels = "boneage_months", group = "lesion", split = "is_test"."""
 
     def listing(self) -> Listing:
-        archive = Archive(self.path)
-        columns = Columns(archive, self._images_name(archive))
-        images = columns.images
-        chosen = self.kept(columns) if self.keep else np.arange(len(images))
+        columns = Columns(Archive(self.path), self.images)
+        chosen = self.kept(columns) if self.keep else np.arange(len(columns.images))
         names = self._column(columns, "ids", chosen)
 
         def place(i: int) -> str:
             return f"{self.path.name} image {chosen[i]}" + ("" if names is None else f" ({names[i]})")
 
-        labels, classes = self._labels(columns, chosen, place)
-        masks = columns.pictures(self._masks_name(columns)) if self._masks_name(columns) else None
+        masks_name = self._name(columns, "masks") or (
+            "mask_png" if self.masks is None and "mask_png" in columns else ""
+        )
+        masks = columns.pictures(masks_name) if masks_name else None
+        labels, classes = self._labels(columns, chosen, place, masks is not None)
+        sites = self._texts(columns, "site", chosen)
         return Listing(
-            picture=lambda i: as_bytes(images[chosen[i]]),
+            picture=lambda i: as_bytes(columns.images[chosen[i]]),
             name=place,
             labels=labels,
             classes=classes,
@@ -62,54 +70,42 @@ class Npz(LabelledSource):
             label_range=self.label_range,
             mask=None if masks is None else lambda i: masks[chosen[i]],
             patient=self._column(columns, "group", chosen),
-            site=self._sites(columns, chosen),
+            site=None if sites is None else safe_names(sites),
             split=self._splits(columns, chosen, place),
             subgroup=self._texts(columns, "subgroup", chosen),
             ids=None if names is None else names.astype(str),
         )
 
-    def _images_name(self, archive: Archive) -> str:
-        plain = any(prefix + self.images in archive for prefix in ("", *PREFIXES))
-        packed = "images" not in self.model_fields_set and not plain and "jpeg" in archive
-        return "jpeg" if packed else self.images
-
-    def _masks_name(self, columns: Columns) -> str:
-        packed = "masks" not in self.model_fields_set and self.masks not in columns and "mask_png" in columns
-        if packed or not self.masks or self.masks in columns or "masks" in self.model_fields_set:
-            return "mask_png" if packed else self.masks
-        return ""
+    def _name(self, columns: Columns, field: str) -> str:
+        """The array that a setting names; else the usual one if it is there; '' for none."""
+        chosen, usual = getattr(self, field), USUAL.get(field, field)
+        return chosen if chosen is not None else usual if usual in columns else ""
 
     def _column(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
-        """The array that the setting `field` names, for the chosen images; None without it."""
-        name = getattr(self, field)
-        if not name or (name not in columns and field not in self.model_fields_set):
-            return None
-        return columns[name].reshape(-1)[chosen]
+        """The entries of the chosen images in the array that a setting names; None where there is none."""
+        name = self._name(columns, field)
+        return columns[name].reshape(-1)[chosen] if name else None
 
     def _texts(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
         """As `_column`, with names instead of numbers where the archive has them."""
         values = self._column(columns, field, chosen)
-        names = columns.names_of(getattr(self, field))
+        names = columns.names_of(self._name(columns, field))
         return values if values is None else (values if names is None else names[values]).astype(str)
 
     def _labels(
-        self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str]
+        self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str], has_masks: bool
     ) -> tuple[np.ndarray, tuple[str, ...]]:
         values = self._column(columns, "labels", chosen)
         if values is not None:
-            return self.targets(values, place, columns.names_of(self.labels))
-        if not self._masks_name(columns):
-            raise BadInput(f"{self.path}: there is no array '{self.labels}'; it has {', '.join(columns)}")
+            return self.targets(values, place, columns.names_of(self._name(columns, "labels")))
+        if not has_masks:
+            raise BadInput(f"{self.path}: there is no array 'labels'; name one of {', '.join(columns)}")
         return np.zeros(len(chosen), dtype=np.int64), ("image",)
-
-    def _sites(self, columns: Columns, chosen: np.ndarray) -> np.ndarray | None:
-        texts = self._texts(columns, "site", chosen)
-        return None if texts is None else safe_names(texts)
 
     def _splits(self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str]) -> np.ndarray | None:
         values = self._column(columns, "split", chosen)
         if values is None:
-            return None if columns.prefixes == [""] else columns.splits()[chosen]
+            return None if columns.prefixes == [""] or self.split == "" else columns.splits()[chosen]
         if values.dtype == np.bool_:
             return np.where(values, "test", "train")
         if np.issubdtype(values.dtype, np.integer):
@@ -123,10 +119,11 @@ class Npz(LabelledSource):
 class Columns(Mapping[str, np.ndarray]):
     """The arrays of an archive; train_x, val_x and test_x are put one behind the other as x."""
 
-    def __init__(self, archive: Archive, images: str) -> None:
+    def __init__(self, archive: Archive, images: str | None) -> None:
         self.archive = archive
-        self.prefixes = [prefix for prefix in PREFIXES if prefix + images in archive] or [""]
-        self.images = self.pictures(images)
+        name = images or ("jpeg" if "jpeg" in archive and "images" not in archive else "images")
+        self.prefixes = [prefix for prefix in PREFIXES if prefix + name in archive] or [""]
+        self.images = self.pictures(name)
 
     def __iter__(self) -> Iterator[str]:
         prefix = self.prefixes[0]

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.labels import balanced, classes_of
+from polyclinic.data.labels import classes_of
 from polyclinic.data.listing import Listing, listing_of_files, places
 from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.tables import read_table
@@ -42,7 +42,7 @@ class KaggleRetinopathy(FileSource):
         files = [self.path / "train" / f"{name}.jpeg" for name in names]
         merge = {"healthy": ["0"], "diseased": [g for g in "234" if g in table.column("level")]}
         labels, classes = classes_of(table.column("level"), merge=merge if self.grades == 2 else None)
-        listing = listing_of_files(
+        return listing_of_files(
             files,
             places(table, files),
             change=graham if self.graham else lambda pixels: pixels,
@@ -50,4 +50,3 @@ class KaggleRetinopathy(FileSource):
             classes=classes,
             patient=np.array([name.split("_")[0] for name in names]),
         )
-        return listing if self.per_class is None else listing.take(balanced(labels, self.per_class, self.seed))

@@ -24,12 +24,18 @@ class Csv(LabelledSource):
 
     source: Literal["csv"] = "csv"
     image: str = Field("path", description="column with the path of the image, relative to the CSV")
-    label: str = Field("label", description="column with the class, or with the value to predict")
-    site: str = Field("site", description="column with the institution")
-    split: str = Field("split", description="column with train, validation, test or nothing")
-    patient: str = Field("patient", description="column with the patient, never put on both sides of a split")
-    mask: str = Field("mask", description="column with the path of the mask; above zero is inside")
-    subgroup: str = Field("subgroup", description="column with a finer label inside a class")
+    label: str | None = Field(None, description="column with the class or the value to predict; else label if there")
+    site: str | None = Field(None, description="column with the institution; else site if there, '' for none")
+    split: str | None = Field(
+        None, description="column with train, validation, test or nothing; else split if there, '' for none"
+    )
+    patient: str | None = Field(
+        None, description="column with the patient, never on both sides of a split; else patient if there, '' for none"
+    )
+    mask: str | None = Field(
+        None, description="column with the path of the mask, above zero is inside; else mask if there, '' for none"
+    )
+    subgroup: str | None = Field(None, description="column with a finer label inside a class; else subgroup if there")
     window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
 
@@ -43,7 +49,7 @@ class Csv(LabelledSource):
 
     def files(self) -> Iterable[Path]:
         table = read_table(self.path, self.image)
-        names = [self.image, *([self.mask] if self.mask in table.columns else [])]
+        names = [name for name in (self.image, self._name(table, "mask")) if name]
         return [self.path, *(self.path.parent / row[name] for row in table.rows for name in names)]
 
     def listing(self) -> Listing:
@@ -73,8 +79,7 @@ class Csv(LabelledSource):
 
     def _chosen_rows(self) -> Table:
         table = read_table(self.path, self.image)
-        wanted = [self.image] + [name for name in OPTIONAL if name in self.model_fields_set and getattr(self, name)]
-        table.require(*(getattr(self, name) if name in OPTIONAL else name for name in wanted))
+        table.require(*(name for name in (getattr(self, field) for field in OPTIONAL) if name))
         if self.keep:
             table = table.where(self.kept({name: table.column(name) for name in table.columns}))
         self._refuse_gaps(table)
@@ -82,8 +87,8 @@ class Csv(LabelledSource):
 
     def _refuse_gaps(self, table: Table) -> None:
         """Every empty cell where there must be a value, all in one message."""
-        columns = (self.image, self.label, self.patient, self.mask, self.site)
-        needed = [name for name in columns if name in table.columns]
+        columns = (self._name(table, field) for field in ("label", "patient", "mask", "site"))
+        needed = [self.image, *(name for name in columns if name)]
         gaps = [
             f"row {line}: no {name}"
             for row, line in zip(table.rows, table.lines, strict=True)
@@ -95,14 +100,19 @@ class Csv(LabelledSource):
             raise BadInput("\n  ".join([head, *gaps[:200]]))
 
     def _column(self, table: Table, name: str) -> np.ndarray | None:
-        column = getattr(self, name)
-        return table.column(column) if column in table.columns else None
+        column = self._name(table, name)
+        return table.column(column) if column else None
+
+    def _name(self, table: Table, field: str) -> str:
+        """The column that a setting names; else the one called like the setting if it is there; '' for none."""
+        chosen = getattr(self, field)
+        return chosen if chosen is not None else field if field in table.columns else ""
 
     def _labels(self, table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
         values = self._column(table, "label")
         if values is None:
-            if self.mask not in table.columns:
-                raise BadInput(f"{self.path}: there is neither a column '{self.label}' nor '{self.mask}'; name one")
+            if not self._name(table, "mask"):
+                raise BadInput(f"{self.path}: there is neither a column 'label' nor 'mask'; set data.label to one")
             return np.zeros(len(table), dtype=np.int64), ("image",)
         return self.targets(values, table.place)
 
