@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -14,7 +16,7 @@ from polyclinic.settings import Settings, variant
 from polyclinic.study import PLAIN, VARIANTS, Study
 
 #: what a setting without a default becomes in a template, so that the file is a study that can run
-EXAMPLES = {"count": 4, "path": "path/to/your/images"}
+EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 
 
 def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
@@ -26,7 +28,8 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
         if table in VARIANTS:
             registry, key = VARIANTS[table]
             kind = variant(registry, {key: chosen[table]}, path=table, key=key)
-            blocks += _table(table, kind, {key: chosen[table]}, f"{key} may be: {', '.join(sorted(registry))}")
+            fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {})}
+            blocks += _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
         elif table in PLAIN:
             blocks += _table(table, PLAIN[table], {}, "")
     return "\n".join(blocks) + "\n"
@@ -40,6 +43,18 @@ def _first_task(source: str) -> str:
     return tasks[0]
 
 
+def _count(kind: type[Settings]) -> dict[str, int]:
+    """A number of sites, where the partition wants to be told one."""
+    needed = {
+        name: EXAMPLES[name] for name, field in kind.model_fields.items() if field.is_required() and name in EXAMPLES
+    }
+    for counted in ({}, {"count": 4}, {"count": 2}):
+        with contextlib.suppress(ValidationError, BadInput):
+            kind.model_validate({**needed, **counted})
+            return counted
+    return {}
+
+
 def _table(name: str, kind: type[Settings], fixed: dict[str, Any], note: str) -> list[str]:
     lines = ["", *_comment(note), f"[{name}]"]
     for setting, field in kind.model_fields.items():
@@ -49,8 +64,6 @@ def _table(name: str, kind: type[Settings], fixed: dict[str, Any], note: str) ->
 
 def _default(setting: str, field: FieldInfo) -> Any:
     default = field.get_default(call_default_factory=True)
-    if setting == "count" and default is None:
-        return EXAMPLES["count"]
     return EXAMPLES.get(setting) if default is PydanticUndefined else default
 
 
@@ -59,8 +72,15 @@ def _setting(name: str, field: FieldInfo, value: Any) -> list[str]:
     comment = _comment(field.description or "")
     if value is None:
         return [*comment, f"# {name} ="]
+    return [*comment, _assignment(name, value)]
+
+
+def _assignment(name: str, value: Any) -> str:
+    if isinstance(value, dict):  # on one line, or what follows would belong to it
+        inside = ", ".join(_assignment(key, item) for key, item in value.items())
+        return f"{name} = {{ {inside} }}" if inside else f"{name} = {{}}"
     plain = list(value) if isinstance(value, tuple) else value
-    return [*comment, tomli_w.dumps({name: plain}, multiline_strings=False).strip()]
+    return tomli_w.dumps({name: plain}).strip()
 
 
 def _comment(text: str) -> list[str]:

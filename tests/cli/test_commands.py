@@ -1,0 +1,244 @@
+"""Commands as a user types them: what they print, write and exit with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from polyclinic.cli import run_app
+from polyclinic.study import VARIANTS, parse_study
+
+SMALL = """
+[data]
+source = "fundus-phantom"
+size = 28
+samples = 80
+
+[sites]
+partition = "iid"
+count = 2
+
+[optimizer]
+batch_size = 8
+
+[method]
+name = "cwt"
+rounds = 2
+
+[engine]
+workers = 1
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with a small study in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(SMALL)
+    return tmp_path
+
+
+def fails_with(capsys, code: int, arguments: list[str]) -> str:
+    """The one sentence a command printed on stderr when it failed as expected."""
+    assert run_app(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+# --- run ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_behind_what_the_contract_says(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "site-1" in printed
+    assert "accuracy" in printed
+    for name in ("study.toml", "history.jsonl", "model.safetensors", "result.json"):
+        assert (here / "out" / name).stat().st_size > 0
+    assert {path.name for path in (here / "out" / "ledger").iterdir()} == {"site-1.jsonl", "site-2.jsonl"}
+    result = json.loads((here / "out" / "result.json").read_text())
+    assert result.keys() >= {"method", "seed", "task", "metrics", "heterogeneity", "communication"}
+    assert result.keys() >= {"privacy", "rounds", "timing", "environment"}
+    assert result["metrics"].keys() >= {"test", "mean", "per_site"}
+    assert re.fullmatch("[0-9a-f]{64}", result["weights_sha256"])
+    communication = result["communication"]
+    assert sum(communication["by_kind"].values()) == communication["total_bytes"]
+    assert sum(communication["per_site"].values()) == communication["total_bytes"]
+
+
+def test_json_is_the_result_and_nothing_else(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == json.loads((here / "out" / "result.json").read_text())
+    assert captured.err == ""
+
+
+def test_quiet_says_nothing(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_a_second_run_into_the_same_folder_is_refused_and_resume_returns_the_result(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out", "--quiet"]) == 0
+    before = (here / "out" / "result.json").read_bytes()
+    assert "--resume" in fails_with(capsys, 2, ["run", "study.toml", "--out", "out"])
+    assert run_app(["run", "--resume", "--out", "out", "--quiet"]) == 0
+    assert (here / "out" / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("method.rouns=3", "method.rouns: no such setting (did you mean 'rounds'?)"),
+        ("method.name=fedavgg", "method.name: no such choice: 'fedavgg' (did you mean 'fedavg'?)"),
+        ("optimizer.lr=fast", "optimizer.lr: must be a valid number"),
+        ("optimizer.lr=-1", "optimizer.lr: must be greater than 0"),
+        ("model.cut=layer9", "model.cut: small-cnn has no cut 'layer9'; choose one of conv1, conv2"),
+        ("model.backbone=resnet19", "model.backbone: no such choice: 'resnet19'"),
+        ("model.backbone=unet", "model.backbone: 'unet' cannot do classification"),
+        ("task.name=segmentation", "task.name: 'fundus-phantom' has no labels for segmentation"),
+        ("sites.target_ks=2", "sites.target_ks: no such setting"),
+        ("engine.device=quantum", "engine.device: torch knows no device 'quantum'"),
+        ("engine.name=carrier-pigeon", "engine.name: must be 'in-process'"),
+        ("colour.x=1", "colour: no such table"),
+        ("rounds", "--set rounds: write it as table.setting=value"),
+    ],
+)
+def test_bad_settings_are_one_sentence_and_leave_no_folder(here, capsys, setting, message):
+    assert message in fails_with(capsys, 2, ["run", "study.toml", "--out", "out", "--set", setting])
+    assert not (here / "out").exists()
+
+
+def test_a_target_that_cannot_be_reached_leaves_no_folder(here, capsys):
+    impossible = ["--set", "sites.partition=label-skew", "--set", "sites.target_ks=1.0", "--set", "sites.count=4"]
+    assert "sites.target_ks" in fails_with(capsys, 2, ["run", "study.toml", "--out", "out", *impossible])
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "none.toml"], "none.toml: no such file"),
+        (["run", "--nope"], "--nope"),
+        (["run", "--resume", "--out", "none"], "holds no run to resume"),
+        (["fly"], "fly"),
+        (["study", "check", "broken.toml"], "broken.toml: is not valid TOML"),
+        (["study", "new", "study.toml"], "study.toml: exists already"),
+        (["compare", "study.toml", "--methods", "fedavg,cwtt"], "did you mean 'cwt'"),
+        (["compare", "study.toml", "--methods", "cwt", "--set", "method.mu=1"], "none of the methods compared"),
+        (["ledger", "none"], "holds no ledger"),
+        (["forgetting", "none"], "is not a run folder"),
+    ],
+)
+def test_bad_commands_are_one_sentence(here, capsys, arguments, message):
+    (here / "broken.toml").write_text("[data\n")
+    assert message in fails_with(capsys, 2, arguments)
+
+
+def test_a_folder_with_other_files_is_not_touched(here, capsys):
+    (here / "thesis").mkdir()
+    (here / "thesis" / "chapter.txt").write_text("years of work")
+    assert "holds other files" in fails_with(capsys, 2, ["run", "study.toml", "--out", "thesis"])
+    assert [path.name for path in (here / "thesis").iterdir()] == ["chapter.txt"]
+
+
+def test_failed_work_exits_with_1_and_names_the_site(here, capsys):
+    arguments = ["run", "study.toml", "--out", "out", "--quiet", "--set", "optimizer.lr=1e30"]
+    message = fails_with(capsys, 1, arguments)
+    assert "site 'site-" in message
+    assert "NaN or infinity" in message
+    assert (here / "out" / "study.toml").exists()
+
+
+# --- study --------------------------------------------------------------------------------------------
+
+
+def combinations() -> list[tuple[str, str]]:
+    """Every variant of every table once."""
+    return [(table, name) for table, (registry, _) in VARIANTS.items() for name in registry if table != "task"]
+
+
+@pytest.mark.parametrize(("table", "name"), combinations())
+def test_a_new_study_is_a_valid_study(here, capsys, table, name):
+    option = {"data": "--source", "sites": "--partition", "method": "--method"}[table]
+    assert run_app(["study", "new", f"{name}.toml", option, name]) == 0
+    import tomllib
+
+    tables = tomllib.loads((here / f"{name}.toml").read_text())
+    if table != "data":  # what a source needs beyond its defaults only its user knows
+        tables["model"]["backbone"] = "small-cnn"
+        assert getattr(parse_study(tables), table) is not None
+    assert tables[table][{"data": "source", "sites": "partition", "method": "name"}[table]] == name
+
+
+def test_check_says_fine_and_what_the_study_is(here, capsys):
+    assert run_app(["study", "check", "study.toml", "--set", "method.rounds=9"]) == 0
+    assert "cwt for classification on fundus-phantom, sites: 2, rounds: 9" in capsys.readouterr().out
+
+
+# --- compare, forgetting, ledger ----------------------------------------------------------------------
+
+
+def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsys):
+    arguments = ["compare", "study.toml", "--methods", "cwt,fedprox", "--seeds", "2", "--out", "all", "--quiet"]
+    arguments += ["--set", "method.rounds=1", "--set", "fedprox:method.mu=0.5"]
+    assert run_app(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "cwt" in printed
+    assert "±" in printed
+    summary = json.loads((here / "all" / "comparison.json").read_text())
+    assert summary["methods"]["cwt"]["test_accuracy"]["n"] == 2
+    assert len({row["weights_sha256"] for row in summary["rows"]}) == 4
+    rows = list(csv.DictReader((here / "all" / "comparison.csv").open()))
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        ("cwt", "0"),
+        ("cwt", "1"),
+        ("fedprox", "0"),
+        ("fedprox", "1"),
+    ]
+    fedprox = (here / "all" / "fedprox-seed0" / "study.toml").read_text()
+    assert "mu = 0.5" in fedprox
+    kept = (here / "all" / "cwt-seed0" / "result.json").read_bytes()
+    (here / "all" / "cwt-seed1" / "result.json").unlink()
+    assert run_app(arguments) == 0
+    again = json.loads((here / "all" / "comparison.json").read_text())
+    assert [row["weights_sha256"] for row in again["rows"]] == [row["weights_sha256"] for row in summary["rows"]]
+    assert (here / "all" / "cwt-seed0" / "result.json").read_bytes() == kept
+
+
+def test_forgetting_shows_a_site_by_site_matrix(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out", "--quiet", "--set", "evaluation.handovers=all"]) == 0
+    assert run_app(["forgetting", "out"]) == 0
+    assert "data \\ model" in capsys.readouterr().out
+    found = json.loads((here / "out" / "forgetting.json").read_text())
+    assert set(found["rounds"]) == {"1", "2"}
+    assert set(found["rounds"]["2"]["site-1"]) == {"site-1", "site-2"}
+    assert (here / "out" / "forgetting.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_forgetting_needs_a_serial_method(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out", "--quiet", "--set", "method.name=fedavg"]) == 0
+    assert "hands no model from site to site" in fails_with(capsys, 2, ["forgetting", "out"])
+
+
+def test_the_ledger_is_summed_up_and_a_forged_line_found(here, capsys):
+    assert run_app(["run", "study.toml", "--out", "out", "--quiet"]) == 0
+    assert run_app(["ledger", "out"]) == 0
+    assert "all chains hold" in capsys.readouterr().out
+    ledger = here / "out" / "ledger" / "site-1.jsonl"
+    ledger.write_text(ledger.read_text().replace('"kind": "weights"', '"kind": "metrics"', 1))
+    assert "was changed" in fails_with(capsys, 1, ["ledger", "out"])
+
+
+def test_help_names_every_command(capsys):
+    assert run_app(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("run", "compare", "forgetting", "study", "data", "ledger"))
