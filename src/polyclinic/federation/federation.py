@@ -6,6 +6,7 @@ A method is a plain loop over `federation.rounds`; what it keeps from round to r
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -96,9 +97,11 @@ class Federation:
     def ask(self, site: str, operation: str, *, to: str = COORDINATOR, **payload: Any) -> Reply | Failure:
         """Ask one site for an operation; a Failure (false) if it failed and the round may go on without it.
 
-        A keyword named like a kind of parcel (`weights=`, `synthetic_images=`) carries tensors by name; any
-        other carries a plain JSON value.
+        A site that failed earlier in this round is not asked again. A keyword named like a kind of parcel
+        (`weights=`, `synthetic_images=`) carries tensors by name; any other carries a plain JSON value.
         """
+        if site in self._out:
+            return _failed_before(site, operation)
         return self._ask([site], operation, payload, to)[0]
 
     def ask_all(self, operation: str, *, counted: bool = True, **payload: Any) -> list[Reply]:
@@ -112,6 +115,8 @@ class Federation:
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
         """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between."""
+        if target in self._out:  # nothing may leave the source for nobody
+            return _failed_before(target, receive)
         reply = self.ask(source, release, to=target, **payload)
         if isinstance(reply, Failure):
             return reply
@@ -127,19 +132,21 @@ class Federation:
             self._count_received(call)
         if self.observer:
             self.observer.asking(operation, sites)
-        answers = [self._checked(answer, operation) for answer in self.engine.call(calls)]
+        answers = [self._checked(call, answer) for call, answer in zip(calls, self.engine.call(calls), strict=True)]
         self._note_failures([a for a in answers if isinstance(a, Failure)])
         return answers
 
-    def _checked(self, answer: Reply | Failure, operation: str) -> Reply | Failure:
+    def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):
             return answer
+        if answer.site != call.site:
+            return Failure(call.site, call.operation, f"answered in the name of site '{answer.site}'")
         try:
             answer.check(self._expected)
         except ParcelRejected as error:
-            return Failure(answer.site, operation, str(error))
+            return Failure(call.site, call.operation, str(error))
         for parcel in answer.parcels:
-            self.communication.count(answer.site, SENT, parcel.kind, operation, len(parcel.encoded))
+            self.communication.count(call.site, SENT, parcel.kind, call.operation, len(parcel.encoded))
         return answer
 
     def _count_received(self, call: Call) -> None:
@@ -158,7 +165,8 @@ class Federation:
             self.failures.append({"round": self.round, **vars(failure)})
             if self.observer:
                 self.observer.failed(failure)
-        needed = max(1, round(self._faults.quorum * len(self.sites)))
+        # a share just above a whole number is rounding: 0.07 * 100 is 7.000000000000001
+        needed = max(1, math.ceil(self._faults.quorum * len(self.sites) - 1e-9))
         left = len(self.sites) - len(self._out)
         if failures and (self._faults.on_failure == "stop" or left < needed):
             last = failures[-1]
@@ -202,6 +210,7 @@ class Federation:
                 self.observer.round_done(self, count, time.perf_counter() - started)
             if self._every and (number % self._every == 0 or number == count):
                 self.save()
+        self._out = set()  # what follows the rounds concerns all sites again, in a resumed run as in any
 
     def resume(self) -> bool:
         """Go back to the last checkpoint, if there is one; the sites too."""
@@ -252,6 +261,10 @@ class Federation:
         """Note that `site` has finished its turn with `weights` (serial methods; `polyclinic forgetting`)."""
         if self.observer:
             self.observer.handed_over(self, site, weights)
+
+
+def _failed_before(site: str, operation: str) -> Failure:
+    return Failure(site, operation, "failed earlier in this round")
 
 
 def _sort_payload(payload: Mapping[str, Any]) -> tuple[dict[str, Parcel], dict[str, Any]]:

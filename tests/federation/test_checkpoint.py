@@ -1,0 +1,167 @@
+"""A checkpoint is there as a whole or not at all, and holds no file that nobody needs."""
+
+import json
+
+import pytest
+import torch
+
+from polyclinic.federation import checkpoint as module
+from polyclinic.federation.checkpoint import Checkpoint, Manifest
+from polyclinic.federation.site import SitePosition
+
+
+def tensors(value):
+    return {"a": torch.full((3,), float(value)), "n": torch.tensor(value)}
+
+
+def values(checkpoint, name):
+    return checkpoint.tensors(checkpoint.load(), name)["a"].tolist()
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoint"
+
+
+def test_without_a_manifest_there_is_no_checkpoint(folder):
+    assert Checkpoint(folder).load() is None
+
+
+def test_everything_comes_back(folder):
+    manifest = Manifest(round=4, plain={"state": {"x": [1, 2.5, None]}}, sites={"s": SitePosition(2, 9)})
+    Checkpoint(folder).save(manifest, {"state.w": tensors(1), "once.x": tensors(2)})
+    other = Checkpoint(folder)
+    loaded = other.load()
+    assert (loaded.round, loaded.plain, loaded.sites) == (
+        4,
+        {"state": {"x": [1, 2.5, None]}},
+        {"s": SitePosition(2, 9)},
+    )
+    assert isinstance(loaded.sites["s"], SitePosition)
+    assert sorted(loaded.files) == ["once.x", "state.w"]
+    assert other.tensors(loaded, "once.x")["n"].dtype == torch.int64
+    assert values(other, "state.w") == [1, 1, 1]
+
+
+def test_only_sets_that_changed_are_written_again(folder, monkeypatch):
+    written = []
+    write = module.write_tensors
+    monkeypatch.setattr(module, "write_tensors", lambda path, t: (written.append(path.name), write(path, t)))
+    checkpoint, large, weights = Checkpoint(folder), tensors(1), tensors(2)
+    checkpoint.save(Manifest(round=1), {"once.large": large, "state.w": weights})
+    assert len(written) == 2
+    checkpoint.save(Manifest(round=2), {"once.large": large, "state.w": tensors(3)})
+    assert len(written) == 3
+    assert written[-1].startswith("state.w")
+    assert values(Checkpoint(folder), "once.large") == [1, 1, 1]
+
+    resumed = Checkpoint(folder)
+    loaded = {name: resumed.tensors(resumed.load(), name) for name in ("once.large", "state.w")}
+    resumed.save(Manifest(round=3), {**loaded, "state.w": tensors(4)})
+    assert len(written) == 4
+
+
+def test_old_files_go_and_new_ones_stay(folder):
+    checkpoint = Checkpoint(folder)
+    for round in range(5):
+        checkpoint.save(Manifest(round=round), {"state.w": tensors(round), "best": tensors(-round)})
+        assert len(files(folder)) == 3
+        assert values(Checkpoint(folder), "state.w") == [round] * 3
+    checkpoint.save(Manifest(round=5), {"state.w": tensors(5)})
+    assert len(files(folder)) == 2
+
+
+def test_two_saves_in_one_round_do_not_touch_each_others_files(folder):
+    """The file that the manifest on disk names must not change before the next manifest is there."""
+    checkpoint = Checkpoint(folder)
+    checkpoint.save(Manifest(round=1), {"state.w": tensors(1)})
+    first = set(checkpoint.load().files.values())
+    checkpoint.save(Manifest(round=1), {"state.w": tensors(2)})
+    assert first.isdisjoint(checkpoint.load().files.values())
+
+    resumed = Checkpoint(folder)
+    resumed.tensors(resumed.load(), "state.w")
+    second = set(resumed.load().files.values())
+    resumed.save(Manifest(round=1), {"state.w": tensors(3)})
+    assert second.isdisjoint(resumed.load().files.values())
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("resume_first", [False, True])
+@pytest.mark.parametrize("step", ["tensors 1", "tensors 2", "manifest written", "manifest replaced", "file removed"])
+def test_a_kill_at_any_step_leaves_the_old_checkpoint_or_the_new(folder, monkeypatch, step, resume_first):
+    checkpoint = Checkpoint(folder)
+    checkpoint.save(Manifest(round=1), {"state.w": tensors(1), "best": tensors(1)})
+    if resume_first:
+        checkpoint = Checkpoint(folder)
+        for name in ("state.w", "best"):
+            checkpoint.tensors(checkpoint.load(), name)
+    with monkeypatch.context() as patch:
+        _kill_at(patch, step)
+        with pytest.raises(Killed):
+            checkpoint.save(Manifest(round=2), {"state.w": tensors(2), "best": tensors(2)})
+    survivor = Checkpoint(folder)
+    expected = 2 if step in ("manifest replaced", "file removed") else 1
+    assert survivor.load().round == expected
+    assert values(survivor, "state.w") == values(survivor, "best") == [expected] * 3
+
+    survivor.save(Manifest(round=3), {"state.w": tensors(3)})
+    assert values(Checkpoint(folder), "state.w") == [3, 3, 3]
+    assert [name for name in files(folder) if name.endswith(".safetensors")] == list(survivor.load().files.values())
+
+
+def _kill_at(patch, step):
+    """Die half-way through one step of a save, as `kill -9` would."""
+    path = type(module.Path())
+    replace, write_text, unlink = path.replace, path.write_text, path.unlink
+    seen = {"tensors": 0}
+
+    def killing_replace(self, target):
+        if target.suffix == ".safetensors":
+            seen["tensors"] += 1
+            if step == f"tensors {seen['tensors']}":
+                raise Killed
+        result = replace(self, target)
+        if step == "manifest replaced" and target.name == "manifest.json":
+            raise Killed
+        return result
+
+    def killing_write_text(self, text, *args, **kwargs):
+        if step == "manifest written":
+            write_text(self, text[: len(text) // 2])
+            raise Killed
+        return write_text(self, text, *args, **kwargs)
+
+    def killing_unlink(self, *args, **kwargs):
+        unlink(self, *args, **kwargs)
+        if step == "file removed":
+            raise Killed
+
+    patch.setattr(path, "replace", killing_replace)
+    patch.setattr(path, "write_text", killing_write_text)
+    patch.setattr(path, "unlink", killing_unlink)
+
+
+def test_partial_files_are_ignored(folder):
+    checkpoint = Checkpoint(folder)
+    checkpoint.save(Manifest(round=1), {"state.w": tensors(1)})
+    (folder / "manifest.partial").write_text('{"round": 7, "fi')
+    (folder / "state.w-2-b.partial").write_bytes(b"half a file")
+    (folder / "state.w-2-b.safetensors").write_bytes(b"nobody names this one")
+    survivor = Checkpoint(folder)
+    assert survivor.load().round == 1
+    assert values(survivor, "state.w") == [1, 1, 1]
+    survivor.save(Manifest(round=2), {"state.w": tensors(2)})
+    assert values(Checkpoint(folder), "state.w") == [2, 2, 2]
+
+
+def test_a_manifest_is_plain_json_without_tensors(folder):
+    Checkpoint(folder).save(Manifest(round=1, sites={"s": SitePosition(1, 2)}), {"state.w": tensors(1)})
+    assert json.loads((folder / "manifest.json").read_text())["sites"] == {"s": [1, 2]}
