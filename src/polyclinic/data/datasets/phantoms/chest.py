@@ -98,8 +98,8 @@ class ChestPhantom(Phantom):
         image = image + self._markings(canvas, thorax, scanner, rng) * (0.35 + 0.65 * air)
         image = np.maximum(image, self._mediastinum(canvas, thorax, rng))
         image = image + air * self._look_alikes(canvas, thorax, rng)
-        if sick:
-            image = image + air * self._opacities(canvas, thorax, rng)
+        shadow = self._opacities(canvas, thorax, rng)  # drawn for all, so that health changes nothing else
+        image = image + sick * air * shadow
         return self._expose(canvas, image, scanner, rng)[None]
 
     @staticmethod

@@ -93,7 +93,8 @@ class Skeleton:
         """Density of bone, 0 to 1, or of the flesh around it where bars `grow` wider."""
         table = np.array(self.bars)
         length = np.hypot(table[:, 2] - table[:, 0], table[:, 3] - table[:, 1]) * pose.scale
-        points = np.ceil(length / (0.7 * canvas.pixel)).astype(int) + 1
+        step = np.maximum(0.7 * canvas.pixel, 0.3 * table[:, 4] * pose.scale * grow)
+        points = np.ceil(length / step).astype(int) + 1
         which = np.repeat(np.arange(len(table)), points)
         nth = np.arange(len(which)) - np.repeat(np.cumsum(points) - points, points)
         along = nth / np.maximum(points - 1, 1)[which]
