@@ -1,5 +1,180 @@
-"""`polyclinic data`."""
+"""`polyclinic data list`, `show` and `inspect`: which sources there are, what they need, how sites differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-app = typer.Typer()
+from polyclinic.cli.run import SET
+from polyclinic.errors import BadInput
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from rich.table import Table
+
+    from polyclinic.data.parts import Parts
+    from polyclinic.data.source import Source
+
+app = typer.Typer(help="Sources of images, and how a study spreads them over sites.", no_args_is_help=True)
+
+MOST_CLASSES = 8
+SAMPLES = 12
+
+
+@app.command("list")
+def list_sources() -> None:
+    """All sources with the tasks they have labels for."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from polyclinic.data.datasets import SOURCES
+
+    table = Table("source", "tasks", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for name, kind in SOURCES.items():
+        table.add_row(name, "\n".join(kind.tasks), summary(kind))
+    console = Console()
+    console.print(table)
+    console.print("`polyclinic data show SOURCE` says where to get it, how it must lie on disk, and what can be set.")
+
+
+@app.command("show")
+def show(name: str = typer.Argument(..., help="A source, as `polyclinic data list` names it.")) -> None:
+    """Where to get a source, what it must look like on disk, and its settings."""
+    import textwrap
+
+    from polyclinic.data.datasets import SOURCES
+    from polyclinic.settings import variant
+
+    if name not in SOURCES:
+        variant(SOURCES, {"source": name}, path="data", key="source")
+    kind = SOURCES[name]
+    typer.echo(f"{name}: {summary(kind)}\nTasks: {', '.join(kind.tasks)}\n")
+    typer.echo("Where to get it")
+    where = getattr(kind, "where", "It is drawn by Polyclinic, from the seed; there is nothing to get.")
+    typer.echo(textwrap.indent(textwrap.fill(where, 100), "  "))
+    if layout := getattr(kind, "layout", ""):
+        typer.echo("\nWhat must be there\n" + textwrap.indent(textwrap.dedent(layout).strip("\n"), "  "))
+    typer.echo("\nSettings of [data]")
+    for setting, field in kind.model_fields.items():
+        if setting != "source":
+            typer.echo(f"  {setting}{_default(field)}".ljust(30) + f" {field.description or ''}")
+
+
+@app.command("inspect")
+def inspect(
+    path: Path = typer.Argument(..., help="The study, a TOML file."),
+    sets: list[str] = SET,
+    out: Path | None = typer.Option(None, help="The picture to write; by default STUDY_sites.png beside you."),
+    picture: bool = typer.Option(True, help="Draw the picture."),
+    as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON, and draw nothing."),
+) -> None:
+    """Count the images of every site and class, measure how sites differ, and draw both."""
+    from rich.console import Console
+
+    from polyclinic.cli.display import RunDisplay
+    from polyclinic.data.parts import prepare
+    from polyclinic.study import load_study
+
+    study = load_study(path, sets)
+    display = RunDisplay()
+    parts = prepare(study.data, study.sites, progress=display.preparing)
+    display.close()
+    if as_json:
+        typer.echo(json.dumps(parts.info, indent=1))
+        return
+    console = Console()
+    console.print(counts_table(parts, f"{path.stem}: {parts.info['source']} over {len(parts.names)} sites"))
+    console.print(_sentence(parts.info))
+    if picture:
+        target = out or Path(f"{path.stem}_sites.png")
+        draw_sites(parts, path.stem, target)
+        console.print(f"picture: {target}")
+
+
+def summary(kind: type[Source]) -> str:
+    """What a source is, in its own first sentence."""
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def counts_table(parts: Parts, title: str) -> Table:
+    """Images of each split and, of the training images, of each class (or the spread of their values)."""
+    from rich.table import Table
+
+    info = parts.info
+    table = Table(title=title, title_justify="left", caption="classes and values: training images")
+    table.add_column("site")
+    for name in ("train", "validation", "test", *_columns(info)):
+        table.add_column(name, justify="right")
+    for site in parts.names:
+        splits = [f"{count:,}" for count in info["counts"][site].values()]
+        table.add_row(site, *splits, *_what_is_there(parts, site))
+    table.add_section()
+    sums = [sum(counts[name] for counts in info["counts"].values()) for name in ("train", "validation", "test")]
+    table.add_row("all", *(f"{count:,}" for count in sums), *_over_all_sites(info))
+    return table
+
+
+def _columns(info: dict[str, Any]) -> list[str]:
+    classes = info["classes"]
+    if not classes:
+        return [f"{name} ({info['unit']})" if info["unit"] else name for name in ("lowest", "median", "highest")]
+    return classes if len(classes) <= MOST_CLASSES else [f"classes of {len(classes)}"]
+
+
+def _what_is_there(parts: Parts, site: str) -> list[str]:
+    import numpy as np
+
+    from polyclinic.data.parts import open_site
+
+    classes = parts.info["classes"]
+    if not classes:
+        labels = open_site(parts.folder, site).train.labels
+        return [f"{value:.0f}" for value in np.quantile(labels, [0, 0.5, 1])]
+    counts = parts.info["class_counts"][site]["train"]
+    return [f"{count:,}" for count in counts] if len(classes) <= MOST_CLASSES else [str(sum(c > 0 for c in counts))]
+
+
+def _over_all_sites(info: dict[str, Any]) -> list[str]:
+    if not 0 < len(info["classes"]) <= MOST_CLASSES:
+        return []
+    return [f"{sum(column):,}" for column in zip(*(c["train"] for c in info["class_counts"].values()), strict=True)]
+
+
+def _sentence(info: dict[str, Any]) -> str:
+    digests = ", ".join(f"{name} {digest[:12]}" for name, digest in info["digests"].items())
+    return f"mean pairwise KS of the training labels: {info['mean_ks']:.3f}; digests: {digests}"
+
+
+def draw_sites(parts: Parts, title: str, target: Path) -> None:
+    """The picture of the sites, with a few training images of each taken evenly over its labels."""
+    import numpy as np
+
+    from polyclinic.data.parts import open_site
+    from polyclinic.data.picture import draw
+
+    sites = {}
+    for name in parts.names:
+        train = open_site(parts.folder, name).train
+        order = np.argsort(train.labels, kind="stable")
+        shown = np.unique(np.linspace(0, len(order) - 1, SAMPLES).astype(int))
+        sites[name] = (np.asarray(train.labels), np.asarray(train.images[order[shown]]))
+    figure = draw(sites, classes=tuple(parts.info["classes"]), unit=parts.info["unit"], title=title)
+    try:
+        figure.savefig(target, dpi=150)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"--out {target}: cannot write the picture ({error}); name a .png in a folder that exists"
+        ) from None
+
+
+def _default(field: FieldInfo) -> str:
+    """` = 64`, or nothing where there is no default, or that the setting is needed."""
+    if field.is_required():
+        return " (needed)"
+    default = field.get_default(call_default_factory=True)
+    return "" if default is None else f" = {json.dumps(default, default=str)}"

@@ -1,0 +1,118 @@
+"""`polyclinic data`: what it prints, what it draws, and how it ends."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyclinic.cli import run_app
+from polyclinic.data.datasets import SOURCES
+
+STUDY = """
+[data]
+source = "npz"
+path = "{path}"
+size = 16
+
+[sites]
+partition = "column"
+
+[method]
+name = "fedavg"
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Two hospitals: 'big' with 60 images of which a third is ill, 'small' with 20, all but two ill."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    labels = np.concatenate([np.arange(60) % 3 == 0, np.arange(20) % 10 != 0]).astype(int)
+    images = np.random.default_rng(0).integers(0, 256, (80, 16, 16), np.uint8)
+    names = {"label_names": np.array(["well", "ill"]), "site_names": np.array(["big", "small"])}
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, site=np.repeat([0, 1], [60, 20]), **names)
+    (tmp_path / "study.toml").write_text(STUDY.format(path=tmp_path / "a.npz"))
+    return tmp_path / "study.toml"
+
+
+def test_list_names_every_source(capsys):
+    assert run_app(["data", "list"]) == 0
+    printed = capsys.readouterr().out
+    for name in SOURCES:
+        assert name in printed
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_show_says_where_to_get_a_source_and_its_settings(name, capsys):
+    assert run_app(["data", "show", name]) == 0
+    printed = capsys.readouterr().out
+    assert "Where to get it" in printed
+    for setting, field in SOURCES[name].model_fields.items():
+        assert setting == "source" or f"  {setting}" in printed
+        assert setting == "source" or field.description in printed
+    if hasattr(SOURCES[name], "layout"):
+        assert "What must be there" in printed
+
+
+def test_show_of_an_unknown_source_suggests_one(capsys):
+    assert run_app(["data", "show", "brats"]) == 2
+    assert "did you mean 'brats2017'?" in capsys.readouterr().err
+
+
+def test_inspect_counts_and_draws(study, capsys):
+    assert run_app(["data", "inspect", str(study)]) == 0
+    printed = capsys.readouterr().out
+    facts = json.loads(_facts(study, capsys))
+    for site in ("big", "small"):
+        (row,) = [line for line in printed.splitlines() if f" {site} " in line]
+        cells = [cell.strip() for cell in row.replace("│", "|").split("|") if cell.strip()]
+        assert cells == [
+            site,
+            *map(str, facts["counts"][site].values()),
+            *map(str, facts["class_counts"][site]["train"]),
+        ]
+    assert f"KS of the training labels: {facts['mean_ks']:.3f}" in printed
+    assert 0.4 < facts["mean_ks"] < 0.7
+    with Image.open(study.parent / "study_sites.png") as picture:
+        assert picture.width > 1000
+
+
+def _facts(study, capsys) -> str:
+    assert run_app(["data", "inspect", str(study), "--json"]) == 0
+    return capsys.readouterr().out
+
+
+def test_inspect_shows_the_spread_of_values(study, capsys):
+    changes = ["--set", "data.label_range=[0, 10]", "--set", "data.unit=months", "--set", "task.name=regression"]
+    assert run_app(["data", "inspect", str(study), *changes, "--no-picture"]) == 0
+    printed = capsys.readouterr().out
+    assert "median (months)" in printed
+    assert not (study.parent / "study_sites.png").exists()
+
+
+def test_inspect_counts_classes_where_there_are_too_many_to_name(study, capsys):
+    rows = np.load(study.parent / "a.npz")
+    np.savez(study.parent / "a.npz", images=rows["images"], labels=np.arange(80) % 20, site=rows["site"])
+    assert run_app(["data", "inspect", str(study), "--no-picture"]) == 0
+    assert "classes of 20" in capsys.readouterr().out
+
+
+def test_bad_input_ends_in_one_sentence_and_exit_code_two(study, capsys):
+    assert run_app(["data", "inspect", str(study), "--out", "nowhere/x.png"]) == 2
+    assert "--out nowhere/x.png: cannot write the picture" in capsys.readouterr().err
+    assert run_app(["data", "inspect", str(study), "--set", "data.path=gone.npz"]) == 2
+    assert "data.path: there is nothing at 'gone.npz'" in capsys.readouterr().err
+    assert run_app(["data", "inspect", "gone.toml"]) == 2
+
+
+def test_help_is_quick_because_commands_import_when_they_run():
+    """Torch and the readers take seconds to import; `polyclinic data --help` must not wait for them."""
+    import subprocess
+
+    code = (
+        "import sys; import polyclinic.cli.data; print('polyclinic.data.parts' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

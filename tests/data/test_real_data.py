@@ -1,0 +1,173 @@
+"""Every real file at hand loads by a study of a few lines, with the counts that its README states.
+
+The files are looked for in the folder that POLYCLINIC_REAL_DATA names; without it these tests are skipped.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyclinic.data.parts import load, open_site, prepare
+from polyclinic.data.splits import split
+from polyclinic.study import load_study, parse_study
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
+REAL = os.environ.get("POLYCLINIC_REAL_DATA")
+needs_real_data = pytest.mark.skipif(REAL is None, reason="POLYCLINIC_REAL_DATA names no folder with the real files")
+
+
+def study(name, *changes):
+    chosen = load_study(EXAMPLES / f"{name}.toml")
+    return chosen.with_settings({"data.path": str(Path(REAL or "", chosen.data.path.name)), **dict(changes)})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("real")
+
+
+@pytest.fixture
+def opened(cache):
+    return lambda name, *changes: load(study(name, *changes).data, cache)
+
+
+def counts(values) -> dict:
+    return {str(name): int(count) for name, count in zip(*np.unique(values, return_counts=True), strict=True)}
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_example_is_a_study_that_survives_being_written_out(file):
+    chosen = load_study(file)
+    assert parse_study(chosen.as_tables()) == chosen
+    assert not chosen.data.path.is_absolute()
+
+
+@needs_real_data
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_example_gives_parts_without_a_patient_on_both_sides(file, cache):
+    chosen = study(file.stem)
+    parts = prepare(chosen.data, chosen.sites, cache=cache)
+    patients = {"train": set(), "validation": set(), "test": set()}
+    for name in parts.names:
+        site = open_site(parts.folder, name)
+        for split_name, found in patients.items():
+            part = getattr(site, split_name)
+            assert len(part) == parts.info["counts"][name][split_name] > 0
+            found |= set() if part.cases is None else set(part.cases.tolist())
+    assert not patients["train"] & (patients["validation"] | patients["test"])
+    assert not patients["validation"] & patients["test"]
+
+
+@needs_real_data
+def test_every_real_file_has_an_example():
+    files = {file.name for file in Path(REAL).glob("*.npz")}
+    assert files == {load_study(file).data.path.name for file in EXAMPLES.glob("*.toml")}
+
+
+@needs_real_data
+def test_mnist(opened):
+    data = opened("mnist")
+    assert counts(data.split) == {"train": 60000, "test": 10000}
+    assert data.images.shape == (70000, 1, 28, 28)
+    assert len(data.classes) == 10
+
+
+@needs_real_data
+def test_pneumonia(opened):
+    data = opened("pneumonia")
+    found = {name: counts(data.labels[data.split == name]) for name in ("train", "validation", "test")}
+    assert found == {
+        "train": {"0": 1214, "1": 3494},
+        "validation": {"0": 135, "1": 389},
+        "test": {"0": 234, "1": 390},
+    }
+
+
+@needs_real_data
+def test_skin(opened):
+    data = opened("skin_centres")
+    assert counts(data.site) == {
+        "vidir_modern": 3363,
+        "vidir_molemax": 3954,
+        "rosendahl": 2259,
+        "vienna_dias": 439,
+        "msk4": 819,
+    }
+    assert data.classes == ("MEL", "other")
+    assert counts(data.labels) == {"0": 1328, "1": 10834 - 1328}
+    masks = opened("skin_masks")
+    assert len(masks) == 10015
+    assert masks.masks.max(axis=(1, 2)).mean() > 0.99
+    lesions = opened("skin_lesions")
+    assert counts(lesions.subgroup) == {"NV": 6705, "MEL": 1113, "BKL": 1099, "BCC": 514}  # as FELICIA states
+
+
+@needs_real_data
+def test_retinopathy(opened):
+    data = opened("retinopathy")
+    assert counts(data.labels) == {"0": 1285, "1": 1285}
+    everything = opened("retinopathy", *[(f"data.{name}", value) for name, value in ALL_GRADES.items()])
+    assert counts(everything.site) == {
+        "deepdrid_nicheng": 1508,
+        "deepdrid_shanghai": 36,
+        "deepdrid_nation": 56,
+        "deepdrid_challenge_eval": 400,
+        "eyepacs_us": 2062,
+    }
+    assert len(everything.classes) == 5
+
+
+ALL_GRADES = {"keep": {"labels": [0, 1, 2, 3, 4]}, "merge": {}, "rename": {}, "per_class": None}
+
+
+@needs_real_data
+def test_bone_age(opened):
+    data = opened("bone_age")
+    assert len(data) == 6833
+    assert (data.labels.min(), data.labels.max(), data.unit) == (1, 228, "months")
+    assert data.images.shape[1:] == (1, 64, 64)
+
+
+@needs_real_data
+def test_brain(opened):
+    data = opened("brain_masks")
+    slices = {name.split()[0][-2:]: count for name, count in counts(data.site).items()}
+    assert slices == {"CS": 358, "DU": 1878, "EZ": 24, "FG": 640, "HT": 1029}
+    patients = {name.split()[0][-2:]: len(set(data.patient[data.site == name])) for name in set(data.site)}
+    assert patients == {"CS": 16, "DU": 45, "EZ": 1, "FG": 14, "HT": 34}
+    assert np.array_equal(data.masks.any(axis=(1, 2)), data.labels == 1)
+
+
+@needs_real_data
+def test_covid(opened):
+    data = opened("covid", ("data.keep", {"site": list(range(9))}))
+    assert len(data) == 1686
+    assert counts(data.site)["NIH_ChestXray8"] == 1000
+    assert "COVID-19" in data.classes
+    assert not (data.labels[data.site == "NIH_ChestXray8"] == data.classes.index("COVID-19")).any()
+    assert len(opened("covid")) == 686
+
+
+@needs_real_data
+def test_tuberculosis(opened):
+    assert counts(opened("tuberculosis").labels) == {"0": 3500, "1": 700}
+
+
+@needs_real_data
+def test_cifar10(opened):
+    data = opened("cifar10")
+    found = counts(np.array(data.classes)[data.labels])
+    assert {name: found[name] for name in ("cat", "deer", "dog", "horse")} == dict.fromkeys(
+        ("cat", "deer", "dog", "horse"), 6000
+    )
+    assert sorted(found.values()) == [500] * 6 + [6000] * 4
+    assert len(split(data, validation=0.1, test=0.2, seed=0)["test"]) == (data.split == "test").sum()
+
+
+@needs_real_data
+def test_omniglot(opened):
+    data = opened("omniglot")
+    assert len(data) == 4840
+    assert (len(data.classes), len(set(data.site)), len(set(data.patient))) == (242, 8, 20)
