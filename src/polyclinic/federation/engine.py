@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from polyclinic.federation.call import Call, Failure, Reply
@@ -14,8 +15,11 @@ class Engine(Protocol):
     #: true where all sites live in one run folder, so that the runner may look into each
     simulation: bool
 
-    def call(self, calls: list[Call]) -> list[Reply | Failure]:
-        """Answers in the order of the calls; calls to different sites may run at the same time."""
+    def call(self, calls: list[Call]) -> Iterable[Reply | Failure]:
+        """Answers in the order of the calls; calls to different sites may run at the same time.
+
+        Sites may work while the answers are being taken, so that not all of them lie in memory at once.
+        """
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Make the state of every site durable, and say where each stands."""

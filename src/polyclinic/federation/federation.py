@@ -102,16 +102,25 @@ class Federation:
         """
         if site in self._out:
             return _failed_before(site, operation)
-        return self._ask([site], operation, payload, to)[0]
+        [answer] = self._answers([site], operation, payload, to)
+        return answer
 
     def ask_all(self, operation: str, *, counted: bool = True, **payload: Any) -> list[Reply]:
         """Ask all sites at the same time; the replies of those that answered, in order.
 
         `counted` is false only where a simulator hands sites what could not reach them in reality.
         """
+        return list(self.ask_each(operation, counted=counted, **payload))
+
+    def ask_each(self, operation: str, *, counted: bool = True, **payload: Any) -> Iterator[Reply]:
+        """As `ask_all`, for replies that need not lie in memory all at once, such as the models of many sites.
+
+        The sites work while their replies are taken, and only then. WorkFailed comes after the last reply: before
+        that, nobody knows how many sites are left.
+        """
         asked = [site for site in self.sites if site not in self._out]
-        answers = self._ask(asked, operation, payload, COORDINATOR, counted)
-        return [answer for answer in answers if isinstance(answer, Reply)]
+        answers = self._answers(asked, operation, payload, COORDINATOR, counted)
+        return (answer for answer in answers if isinstance(answer, Reply))
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
         """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between."""
@@ -123,18 +132,22 @@ class Federation:
         carried: dict[str, Any] = {p.kind.replace("-", "_"): p for p in reply.parcels}
         return self.ask(target, receive, **carried)
 
-    def _ask(
+    def _answers(
         self, sites: list[str], operation: str, payload: dict[str, Any], to: str, counted: bool = True
-    ) -> list[Reply | Failure]:
+    ) -> Iterator[Reply | Failure]:
         parcels, arguments = _sort_payload(payload)
         calls = [Call(site, operation, self.round, parcels, arguments, to) for site in sites]
         for call in calls if counted else []:
             self._count_received(call)
         if self.observer:
             self.observer.asking(operation, sites)
-        answers = [self._checked(call, answer) for call, answer in zip(calls, self.engine.call(calls), strict=True)]
-        self._note_failures([a for a in answers if isinstance(a, Failure)])
-        return answers
+        failures = []
+        for call, sent in zip(calls, self.engine.call(calls), strict=True):
+            answer = self._checked(call, sent)
+            if isinstance(answer, Failure):
+                failures.append(answer)
+            yield answer
+        self._note_failures(failures)
 
     def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):

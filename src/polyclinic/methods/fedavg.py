@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -28,12 +29,12 @@ class FedAvg(Method):
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            replies = federation.ask_all("train", weights=state.weights)
+            replies = federation.ask_each("train", weights=state.weights)
             state.weights = self.combine(state, replies)
             federation.evaluate(state.weights)
         return state.weights
 
-    def combine(self, state: State, replies: list[Reply]) -> Weights:
+    def combine(self, state: State, replies: Iterable[Reply]) -> Weights:
         return local.average(replies, self.weighting)
 
     @operation("weights")

@@ -7,6 +7,7 @@ the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -26,7 +27,7 @@ class FedAvgM(FedAvg):
 
     summary: ClassVar[str] = "FedAvg whose coordinator moves with momentum"
 
-    def combine(self, state: State, replies: list[Reply]) -> Weights:
+    def combine(self, state: State, replies: Iterable[Reply]) -> Weights:
         mean = local.average(replies, self.weighting)
         before = getattr(state, "velocity", None) or {n: torch.zeros_like(t) for n, t in mean.items()}
         change = {name: state.weights[name] - tensor for name, tensor in mean.items()}

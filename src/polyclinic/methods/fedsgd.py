@@ -29,9 +29,8 @@ class FedSGD(Method):
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            replies = federation.ask_all("gradient", weights=state.weights)
-            gradients = local.average(replies, self.weighting, kind="gradients")
-            statistics = local.average(replies, self.weighting, kind="statistics")
+            replies = federation.ask_each("gradient", weights=state.weights)
+            gradients, statistics = local.averages(replies, self.weighting, "gradients", "statistics")
             state.weights = {**self.step(federation, state, gradients), **statistics}
             federation.evaluate(state.weights)
         return state.weights
