@@ -53,18 +53,26 @@ def code_digest(files: Iterable[Path]) -> str:
     return total.hexdigest()[:16]
 
 
-def files_digest(files: Iterable[Path], root: Path) -> str:
+def files_digest(files: Iterable[str | Path], root: Path) -> str:
     """Names the content of files by relative path, size and modification time, without reading them."""
     total = hashlib.sha256()
-    for file in sorted(files):
-        try:
-            state = file.stat()
-        except OSError:
-            total.update(f"{file}\x1fmissing\n".encode())
-            continue
-        relative = os.path.relpath(file, root)
-        total.update(f"{relative}\x1f{state.st_size}\x1f{state.st_mtime_ns}\n".encode())
+    inside = os.path.join(root, "")
+    for file in sorted(os.fspath(file) for file in files):
+        total.update(f"{file.removeprefix(inside)}\x1f{_state(file)}\n".encode(errors="surrogateescape"))
     return total.hexdigest()
+
+
+def _state(file: str) -> str:
+    try:
+        state = os.stat(file)
+    except OSError:
+        return "missing"
+    return f"{state.st_size}\x1f{state.st_mtime_ns}"
+
+
+def files_below(folder: Path) -> list[str]:
+    """Paths of all files at any depth, sorted: text, as a hundred thousand of them are handled in a blink."""
+    return sorted(os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from polyclinic.data.cache import PACKAGE, Progress, cache_folder, code_digest, digest_of, files_digest
+from polyclinic.data.cache import PACKAGE, Progress, cache_folder, code_digest, digest_of, files_below, files_digest
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import balanced
 from polyclinic.data.listing import PER_IMAGE, Listing
@@ -46,11 +45,9 @@ class FileSource(Source):
     def listing(self) -> Listing:
         """Every image of the source, without opening one."""
 
-    def files(self) -> Iterable[Path]:
+    def files(self) -> Iterable[str | Path]:
         """The files whose change makes a new preparation necessary: `path`, or all below it."""
-        if not self.path.is_dir():
-            return [self.path]
-        return (Path(folder, name) for folder, _, names in os.walk(self.path) for name in names)
+        return files_below(self.path) if self.path.is_dir() else [self.path]
 
     def fingerprint(self) -> str:
         """Names the content of the source's files."""

@@ -46,7 +46,7 @@ class Brats2017(FileSource):
         path/HGG/Brats17_TCIA_105_1/Brats17_TCIA_105_1_seg.nii.gz
     Slices are resized to 256 px and cropped to 224. A subject is a patient; it is never on both sides of a split."""
 
-    def files(self) -> Iterable[Path]:
+    def files(self) -> Iterable[str | Path]:
         return [*super().files(), *([self.institutions] if self.institutions else [])]
 
     def listing(self) -> Listing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from polyclinic.data.cache import files_below
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import natural
 from polyclinic.data.listing import Listing
@@ -43,13 +43,15 @@ class Folder(FileSource):
             raise BadInput(
                 f"data.path: '{self.path}' needs at least two folders with images, one per class; it has {len(classes)}"
             )
+        number = {name: i for i, name in enumerate(classes)}
         reader = Reader(self.window, self.slices)
         items = [(*item, frame) for item in found for frame in reader.frames(item[2])]
-        names = [_called(file.relative_to(self.path), frame) for _, _, file, frame in items]
+        root = f"{self.path.as_posix()}/"
+        names = [_called(file.as_posix().removeprefix(root), frame) for _, _, file, frame in items]
         return Listing(
             picture=lambda i: reader.pixels(items[i][2], items[i][3]),
             name=lambda i: names[i],
-            labels=np.array([classes.index(label) for _, label, _, _ in items], dtype=np.int64),
+            labels=np.array([number[label] for _, label, _, _ in items], dtype=np.int64),
             classes=classes,
             patient=self._patients([file for _, _, file, _ in items]),
             split=np.array([split for split, _, _, _ in items]) if any(item[0] for item in items) else None,
@@ -94,9 +96,8 @@ def _classes(top: Path) -> list[tuple[str, Path]]:
 
 def images_below(folder: Path) -> list[Path]:
     """Every image at any depth, sorted; other files are left alone."""
-    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    return sorted(file for file in files if is_image_name(file))
+    return [file for file in map(Path, files_below(folder)) if is_image_name(file)]
 
 
-def _called(file: Path, frame: int | None) -> str:
-    return file.as_posix() if frame is None else f"{file.as_posix()} slice {frame}"
+def _called(file: str, frame: int | None) -> str:
+    return file if frame is None else f"{file} slice {frame}"

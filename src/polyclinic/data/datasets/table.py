@@ -47,7 +47,7 @@ class Csv(LabelledSource):
     Only `path` is needed, and `label` unless there are masks; columns may have other names (settings).
     Paths are relative to the CSV. PNG, JPEG, TIFF, BMP, DICOM and NIfTI may be mixed."""
 
-    def files(self) -> Iterable[Path]:
+    def files(self) -> Iterable[str | Path]:
         table = read_table(self.path, self.image)
         names = [name for name in (self.image, self._name(table, "mask")) if name]
         return [self.path, *(self.path.parent / row[name] for row in table.rows for name in names)]
