@@ -178,6 +178,21 @@ def test_an_interrupted_preparation_goes_on_where_it_stopped(tmp_path, cache, mo
     assert [folder.suffix for folder in (cache / "prepared").iterdir()] == [""]
 
 
+def test_two_processes_may_prepare_the_same_at_the_same_time(classes, monkeypatch):
+    """The second is played by a call from within the first; it finishes and moves the folder away."""
+    monkeypatch.setattr(prepare_module, "STEP", 2)
+    monkeypatch.setattr(prepare_module, "NOTED_EVERY", 1)
+    others = []
+
+    def meanwhile(what, done, total):
+        if not others:
+            others.append(Folder(path=classes, size=16).load())
+
+    mine = Folder(path=classes, size=16).prepared(progress=meanwhile)
+    assert np.array_equal(mine.images, others[0].images)
+    assert levels(mine) == [0, 1, 2, 100, 110, 120]
+
+
 def test_the_source_is_never_modified(classes):
     before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in classes.rglob("*") if file.is_file()}
     Folder(path=classes, size=16).load()

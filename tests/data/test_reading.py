@@ -1,10 +1,14 @@
 """Pixels out of files: pictures, DICOM windows worked out by hand, NIfTI slices the right way up."""
 
+import io
+
 import numpy as np
 import pydicom
 import pytest
 from medical_files import write_dicom, write_nifti
 from PIL import Image
+from pydicom.encaps import encapsulate
+from pydicom.uid import JPEGBaseline8Bit, RLELossless
 
 from polyclinic.data.reading import Reader, count_slices, is_image_name
 
@@ -62,6 +66,22 @@ def test_a_colour_dicom_stays_in_colour(tmp_path):
     tags = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0, "Rows": 1, "Columns": 2}
     file = write_dicom(tmp_path / "a.dcm", pixels, **tags, NumberOfFrames=1)
     assert np.array_equal(Reader().pixels(file), pixels)
+
+
+@pytest.mark.parametrize("syntax", [RLELossless, JPEGBaseline8Bit])
+def test_compressed_dicom(tmp_path, syntax):
+    values = np.repeat(np.arange(0, 256, 8, dtype=np.uint8)[None], 32, axis=0)
+    file = write_dicom(tmp_path / "a.dcm", values, WindowCenter=128, WindowWidth=256)
+    header = pydicom.dcmread(file)
+    if syntax == RLELossless:
+        header.compress(syntax)
+    else:
+        encoded = io.BytesIO()
+        Image.fromarray(values).save(encoded, "JPEG", quality=95)
+        header.PixelData = encapsulate([encoded.getvalue()])
+        header.file_meta.TransferSyntaxUID = syntax
+    header.save_as(file)
+    assert np.abs(Reader().pixels(file).astype(int) - values).max() <= 4
 
 
 @pytest.mark.parametrize("flips", [(1, 1, 1), (-1, -1, 1), (-1, 1, -1)])

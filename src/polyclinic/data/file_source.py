@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from polyclinic.data.cache import PACKAGE, Progress, cache_folder, code_digest, digest_of, files_below, files_digest
 from polyclinic.data.dataset import Dataset
@@ -40,6 +40,11 @@ class FileSource(Source):
     where: ClassVar[str] = "Your own."
     #: what must lie at `path`, for `polyclinic data show`
     layout: ClassVar[str] = ""
+
+    @field_validator("path")
+    @classmethod
+    def _home(cls, path: Path) -> Path:
+        return path.expanduser()
 
     @abstractmethod
     def listing(self) -> Listing:

@@ -29,6 +29,15 @@ def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress 
     if len(listing) == 0:
         raise BadInput("data.path: no images found; `polyclinic data show` says what a source must look like")
     scratch = folder.with_name(f"{folder.name}.partial")
+    try:
+        _fill(scratch, listing, fit, progress)
+        publish(scratch, folder)
+    except FileNotFoundError:
+        if not folder.is_dir():  # another process prepared the same and has moved it to its place meanwhile
+            raise
+
+
+def _fill(scratch: Path, listing: Listing, fit: Fit, progress: Progress | None) -> None:
     make_folder(scratch)
     channels = channels_of(listing, fit)
     images = _open(scratch / "images.npy", (len(listing), channels, fit.size, fit.size))
@@ -37,7 +46,6 @@ def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress 
     for name, array in listing.arrays().items():
         np.save(scratch / f"{name}.npy", array, allow_pickle=False)
     (scratch / "facts.json").write_text(json.dumps(listing.facts(), indent=1), encoding="utf-8")
-    publish(scratch, folder)
 
 
 def channels_of(listing: Listing, fit: Fit) -> int:
