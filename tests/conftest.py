@@ -40,9 +40,12 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory):
 
 
 def make_study(method: str, settings: dict[str, Any] | None = None, **method_settings: Any) -> Study:
-    method_settings.setdefault("rounds", 3)
-    study = Study(**TINY, method={"name": method, **method_settings})
-    return study.with_settings(settings) if settings else study
+    tables = {name: dict(table) for name, table in TINY.items()}
+    tables["method"] = {"name": method, "rounds": 3, **method_settings}
+    for path, value in (settings or {}).items():
+        table, setting = path.split(".")
+        tables.setdefault(table, {})[setting] = value
+    return Study(**tables)
 
 
 @pytest.fixture(scope="session")

@@ -68,16 +68,11 @@ class InProcess:
     def restore(self, positions: dict[str, SitePosition]) -> None:
         self._positions = dict(positions)
         self.host.restore(positions)
-        for index, worker in enumerate(self._pool):
-            if worker is not None:
-                worker.kill()
-                self._pool[index] = None
+        self.close()
 
     def close(self) -> None:
-        for worker in self._pool:
-            if worker is not None:
-                worker.kill()
-        self._pool = [None] * len(self._pool)
+        for lane in range(len(self._pool)):
+            self._end(lane)
 
     # --- in this process --------------------------------------------------------------------------
 
@@ -113,17 +108,23 @@ class InProcess:
         return [answer for answer in answers if answer is not None]
 
     def _call_worker(self, lane: int, call: Call) -> Reply | Failure:
-        worker = self._pool[lane]
-        if worker is None:
-            worker = self._pool[lane] = self.start_worker()
-            mine = self.sites[lane :: len(self._pool)]
-            worker.restore({site: self._positions[site] for site in mine if site in self._positions})
         try:
+            worker = self._pool[lane] or self._start(lane)
             answer, position = worker.call(call, self.deadline)
         except Exception as error:  # it hangs, died, or answers with nonsense: its sites start from disk again
-            worker.kill()
-            self._pool[lane] = None
+            self._end(lane)
             return Failure(call.site, call.operation, reason_of(error))
         if position is not None:
             self._positions[call.site] = position
         return answer
+
+    def _start(self, lane: int) -> WorkerProcess:
+        worker = self._pool[lane] = self.start_worker()
+        mine = self.sites[lane :: len(self._pool)]
+        worker.restore({site: self._positions[site] for site in mine if site in self._positions})
+        return worker
+
+    def _end(self, lane: int) -> None:
+        worker, self._pool[lane] = self._pool[lane], None
+        if worker is not None:
+            worker.kill()

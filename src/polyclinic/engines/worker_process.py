@@ -6,6 +6,7 @@ worker saves the state of a site after every call, so that killing it loses only
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -17,6 +18,9 @@ from typing import IO, Any
 
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.site import SiteHost, SitePosition
+
+#: seconds a worker has to start: far more than it takes, so that one which never will is not waited for
+STARTS_WITHIN = 300.0
 
 
 def reason_of(error: BaseException) -> str:
@@ -39,10 +43,14 @@ class WorkerProcess:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
             env=environment,
             start_new_session=True,
             pass_fds=inherit,
         )
+        assert self._process.stdin
+        # a worker that does not read must not hold up who writes to it beyond the deadline
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def call(self, call: Call, deadline: float | None) -> tuple[Reply | Failure, SitePosition | None]:
         """The answer to a call and where the site stands after it; WorkerGone if there is none in time."""
@@ -53,7 +61,8 @@ class WorkerProcess:
         return Reply.from_bytes(blobs[0]), position
 
     def restore(self, positions: Mapping[str, SitePosition]) -> None:
-        self._exchange({"do": "restore", "positions": dict(positions)}, [], None)
+        """Tell a worker where its sites stand; also waits until it has started."""
+        self._exchange({"do": "restore", "positions": dict(positions)}, [], STARTS_WITHIN)
 
     def kill(self) -> None:
         self._process.kill()
@@ -69,20 +78,29 @@ class WorkerProcess:
         assert self._process.stdout
         until = None if deadline is None else time.monotonic() + deadline
         try:
-            write_frame(self._process.stdin, pack(header, blobs))
+            write_frame(self._process.stdin, pack(header, blobs), until)
             answer = read_frame(self._process.stdout, until)
         except BrokenPipeError:
             answer = None
         if answer is None:
-            code = self._process.wait()
-            raise WorkerGone(f"the site's process died (exit code {code})")
+            raise WorkerGone(f"the site's process died ({self._exit()})")
         return unpack(answer)
 
+    def _exit(self) -> str:
+        try:
+            return f"exit code {self._process.wait(timeout=5)}"
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
 
-def write_frame(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(len(message).to_bytes(8, "little"))
-    pipe.write(message)
-    pipe.flush()
+
+def write_frame(pipe: IO[bytes], message: bytes, until: float | None = None) -> None:
+    """Write one frame; WorkerGone once the clock passes `until`."""
+    for data in (len(message).to_bytes(8, "little"), message):
+        rest = memoryview(data)
+        while rest:
+            _wait([], [pipe], until)
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(pipe.fileno(), rest) :]
 
 
 def read_frame(pipe: IO[bytes], until: float | None = None) -> bytes | None:
@@ -94,14 +112,20 @@ def read_frame(pipe: IO[bytes], until: float | None = None) -> bytes | None:
 def _read(pipe: IO[bytes], count: int, until: float | None) -> bytes | None:
     chunks, missing = [], count
     while missing:
-        if until is not None and not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise WorkerGone("no answer within the deadline (engine.deadline)")
+        _wait([pipe], [], until)
         chunk = os.read(pipe.fileno(), min(missing, 1 << 20))
         if not chunk:
             return None
         chunks.append(chunk)
         missing -= len(chunk)
     return b"".join(chunks)
+
+
+def _wait(readable: list[IO[bytes]], writable: list[IO[bytes]], until: float | None) -> None:
+    """Wait until the pipe is ready, or WorkerGone."""
+    left = None if until is None else max(0.0, until - time.monotonic())
+    if not any(select.select(readable, writable, [], left)):
+        raise WorkerGone("no answer within the deadline (engine.deadline)")
 
 
 # --- inside the worker --------------------------------------------------------------------------------

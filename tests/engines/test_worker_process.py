@@ -1,0 +1,204 @@
+"""A worker that dies, hangs, never starts or talks nonsense is its site's failure, in time, and leaves no process."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from processes import kill, start, wait_for
+
+from polyclinic.engines import worker_process
+from polyclinic.engines.in_process import InProcess
+from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, read_frame, write_frame
+from polyclinic.federation.call import Call, Failure, pack
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import SitePosition
+
+#: far more than a pipe takes in one go, so that a worker which does not read blocks who writes
+LARGE = {"weights": Parcel("weights", {"w": torch.zeros(300_000)})}
+
+
+def frame(message: bytes) -> bytes:
+    return len(message).to_bytes(8, "little") + message
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """An engine whose workers are little shell scripts; `$READY` is the answer of a worker that has started."""
+    (tmp_path / "ready").write_bytes(frame(pack({}, [])))
+    made = []
+
+    def make(script, sites=("a", "b"), workers=2, deadline=None, start=None):
+        def start_worker():
+            environment = {**os.environ, "READY": str(tmp_path / "ready")}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "environ", environment)
+                return WorkerProcess(["sh", "-c", script], threads=1)
+
+        made.append(InProcess(None, sites, start or start_worker, workers=workers, deadline=deadline))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def ask(engine, *sites, parcels=None):
+    return engine.call([Call(site, "train", 1, parcels or {}) for site in sites])
+
+
+@pytest.mark.parametrize("script", ["exit 3", "cat $READY; exit 3", "cat $READY; exec <&-; sleep 0.3; exit 3"])
+@pytest.mark.parametrize("parcels", [{}, LARGE], ids=["small", "large"])
+def test_a_worker_that_dies_is_its_sites_failure(engine, script, parcels):
+    answers = ask(engine(script), "a", "b", parcels=parcels)
+    assert [(type(answer), answer.site, answer.operation) for answer in answers] == [
+        (Failure, "a", "train"),
+        (Failure, "b", "train"),
+    ]
+    assert answers[0].reason == "the site's process died (exit code 3)"
+
+
+def test_a_worker_that_is_killed_between_calls_is_started_anew(engine):
+    running = engine("cat $READY; exec sleep 60")
+    first = running._start(0)
+    first._process.kill()
+    first._process.wait()
+    assert ask(running, "a", parcels=LARGE)[0].reason == "the site's process died (exit code -9)"
+    assert running._pool[0] is None
+    assert running._start(0)._process.pid != first._process.pid
+
+
+@pytest.mark.parametrize("parcels", [{}, LARGE], ids=["small", "large"])
+def test_a_worker_that_hangs_fails_at_the_deadline(engine, parcels):
+    """The large call cannot even be sent: a worker that does not read must not hold up the run."""
+    running = engine("cat $READY; exec sleep 60", deadline=0.5)
+    started = time.monotonic()
+    answers = ask(running, "a", "b", parcels=parcels)
+    assert time.monotonic() - started < 10
+    assert [answer.reason for answer in answers] == ["no answer within the deadline (engine.deadline)"] * 2
+    assert running._pool == [None, None]
+
+
+def test_a_worker_that_never_starts_is_not_waited_for_forever(engine, monkeypatch):
+    monkeypatch.setattr(worker_process, "STARTS_WITHIN", 0.5)
+    (answer,) = ask(engine("exec sleep 60"), "a")
+    assert isinstance(answer, Failure)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cat",  # everything comes back as it was sent
+        "printf '%s' 'this is not a frame, but a long line of text'; exec sleep 60",
+        "cat $READY $READY; exec sleep 60",
+        "cat $READY; printf '\\003\\000\\000\\000\\000\\000\\000\\000abc'; exec sleep 60",
+    ],
+)
+def test_a_worker_that_talks_nonsense_is_its_sites_failure(engine, script, monkeypatch):
+    monkeypatch.setattr(worker_process, "STARTS_WITHIN", 1.0)
+    (answer,) = ask(engine(script, deadline=2.0), "a")
+    assert isinstance(answer, Failure)
+
+
+def test_a_worker_that_cannot_be_started_is_its_sites_failure(engine):
+    def no_memory():
+        raise OSError("out of processes")
+
+    (answer,) = ask(engine("", start=no_memory), "b")
+    assert (answer.site, answer.reason) == ("b", "OSError: out of processes")
+
+
+def test_one_bad_worker_does_not_touch_the_others(engine, tmp_path):
+    """Of two lanes the first hangs; the second answers each of its sites."""
+    answer = pack({"failed": "no scanner here", "position": [4, 2]}, [])
+    (tmp_path / "answers").write_bytes(2 * frame(answer))
+    (tmp_path / "first").touch()
+    script = (
+        f"cat $READY; if rm {tmp_path}/first 2>/dev/null; then exec sleep 60; fi; cat {tmp_path}/answers; exec sleep 60"
+    )
+    running = engine(script, sites=("a", "b", "c", "d"), deadline=2.0)
+    running._start(0)
+    answers = ask(running, "a", "b", "d")
+    assert [a.site for a in answers] == ["a", "b", "d"]
+    assert "deadline" in answers[0].reason
+    assert [a.reason for a in answers[1:]] == ["no scanner here"] * 2
+    assert running.checkpoint() == {"b": SitePosition(4, 2), "d": SitePosition(4, 2)}
+
+
+def test_close_leaves_no_process(engine):
+    running = engine("cat $READY; exec sleep 60")
+    pids = [running._start(lane)._process.pid for lane in (0, 1)]
+    running.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# --- frames -------------------------------------------------------------------------------------------
+
+
+def test_frames_of_any_size_pass_a_pipe():
+    read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    messages = [b"", b"x", os.urandom(65536), os.urandom(3_000_001)]
+    os.set_blocking(write.fileno(), False)
+
+    def send():
+        for message in messages:
+            write_frame(write, message)
+        write.close()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert [read_frame(read) for _ in messages] == messages
+    thread.join()
+    assert read_frame(read) is None
+    read.close()
+
+
+def test_a_frame_cut_short_is_the_end_of_the_stream():
+    read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    write.write((100).to_bytes(8, "little") + b"too short")
+    write.close()
+    assert read_frame(read) is None
+    read.close()
+
+
+def test_half_a_frame_does_not_stretch_the_deadline():
+    read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    write.write((100).to_bytes(8, "little") + b"the rest never comes")
+    with pytest.raises(WorkerGone, match="deadline"):
+        read_frame(read, time.monotonic() + 0.2)
+    read.close()
+    write.close()
+
+
+# --- a coordinator that is killed ---------------------------------------------------------------------
+
+BUSY = """
+import os, pathlib, sys, time
+from polyclinic.engines.worker_process import serve
+class Host:
+    def restore(self, positions): pass
+    def handle(self, call):
+        pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+        time.sleep(600)
+serve(Host())
+"""
+
+
+def test_workers_end_when_their_coordinator_is_killed(tmp_path):
+    """Even in the middle of a call, when they do not look at their pipe."""
+    told = tmp_path / "pid"
+    coordinator = start(_ask_a_worker, [sys.executable, "-c", BUSY, str(told)])
+    pid = int(wait_for(lambda: told.exists() and told.read_text()))
+    os.kill(pid, 0)
+    kill(coordinator)
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}/exe"), seconds=20)
+
+
+def _ask_a_worker(command):
+    worker = WorkerProcess(command, threads=1)
+    worker.restore({})
+    worker.call(Call("a", "train", 1), None)

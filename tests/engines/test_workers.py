@@ -1,0 +1,105 @@
+"""Any number of worker processes, few sites in memory, growing in mid-run: the same bits and the same ledgers."""
+
+import os
+
+import pytest
+from processes import ForkedWorker
+from run_folders import assert_same_run
+
+from polyclinic import assembly
+from polyclinic.engines import in_process
+from polyclinic.federation.site import SiteHost
+from polyclinic.run import run
+
+KEEP = {"optimizer.keep_state": True}
+BATCH_NORM = {"model.backbone": "small-cnn", "sites.count": 3}
+STUDIES = {
+    "fedavg": ("fedavg", KEEP),
+    "fedbn": ("fedbn", BATCH_NORM),
+    "cwt": ("cwt", {}),
+    "splitnn": ("splitnn", KEEP),
+}
+MORE = {
+    "fedsgd": ("fedsgd", KEEP | {"optimizer.name": "adam"}),
+    "fedavg-share": ("fedavg-share", {}),
+    "standalone": ("standalone", {"evaluation.select": "best"}),
+    "local statistics": ("fedprox", BATCH_NORM | {"model.batch_norm": "local", "evaluation.select": "best"}),
+}
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers that start at once; the list of those that were started."""
+    started = []
+
+    class Counted(ForkedWorker):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(assembly, "WorkerProcess", Counted)
+    return started
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_number_of_workers_changes_nothing(tiny, undisturbed, forked, tmp_path, name, workers):
+    method, settings = STUDIES[name]
+    study = tiny(method, settings, rounds=2)
+    run(study.with_settings({"engine.workers": workers}), tmp_path / "run")
+    assert len(forked) == workers
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+@pytest.mark.parametrize("name", STUDIES | MORE)
+def test_growing_into_workers_in_mid_run_changes_nothing(tiny, undisturbed, forked, tmp_path, monkeypatch, name):
+    method, settings = (STUDIES | MORE)[name]
+    study = tiny(method, settings, rounds=2)
+    monkeypatch.setattr(in_process, "PAYS_AFTER", 0.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    begun_here = []
+    call_here = in_process.InProcess._call_here
+    monkeypatch.setattr(
+        in_process.InProcess, "_call_here", lambda self, call: (begun_here.append(call), call_here(self, call))[1]
+    )
+    run(study.with_settings({"engine.workers": "auto"}), tmp_path / "run")
+    assert begun_here
+    assert len(forked) == 2
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+def test_little_work_does_not_grow_into_workers(tiny, undisturbed, forked, tmp_path):
+    study = tiny("fedavg", KEEP, rounds=2)
+    run(study.with_settings({"engine.workers": "auto"}), tmp_path / "run")
+    assert not forked
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+@pytest.mark.parametrize("name", STUDIES | MORE)
+def test_few_sites_in_memory_change_nothing(tiny, undisturbed, tmp_path, monkeypatch, name):
+    method, settings = (STUDIES | MORE)[name]
+    study = tiny(method, settings, rounds=2)
+    expected = undisturbed(study).folder
+    monkeypatch.setattr(SiteHost, "RESIDENT", 1)
+    evicted = []
+    pop = SiteHost._save
+    monkeypatch.setattr(SiteHost, "_save", lambda self, site: (evicted.append(site.name), pop(self, site))[1])
+    run(study, tmp_path / "run")
+    assert len(evicted) > 3
+    assert_same_run(tmp_path / "run", expected)
+
+
+def test_a_worker_started_from_the_command_line_gives_the_same_bits(tiny, undisturbed, tmp_path):
+    """With a deadline even one worker is a process of its own: `python -m polyclinic.worker`."""
+    study = tiny("fedavg", KEEP, rounds=2)
+    run(study.with_settings({"engine.workers": 1, "engine.deadline": 200.0}), tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_workers_started_from_the_command_line_give_the_same_bits(tiny, undisturbed, tmp_path, name):
+    method, settings = STUDIES[name]
+    study = tiny(method, settings, rounds=2)
+    run(study.with_settings({"engine.workers": 3}), tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)

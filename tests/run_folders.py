@@ -1,0 +1,34 @@
+"""Two run folders, compared to the last byte but for what clocks say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from polyclinic.federation.ledger import verify
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    values = json.loads((folder / "result.json").read_text())
+    return {key: value for key, value in values.items() if key != "timing"}
+
+
+def ledgers(folder: Path) -> dict[str, bytes]:
+    paths = sorted((folder / "ledger").iterdir())
+    for path in paths:
+        verify(path)
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    assert result(folder)["weights_sha256"] == result(expected)["weights_sha256"]
+    assert history(folder) == history(expected)
+    assert ledgers(folder) == ledgers(expected)
+    assert result(folder) == result(expected)
+    assert (folder / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
