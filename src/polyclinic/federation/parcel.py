@@ -108,8 +108,7 @@ class Parcel:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
         header = {"kind": self.kind, "metadata": dict(self.metadata)}
         text = json.dumps(header, sort_keys=True, allow_nan=False)
-        plain = {name: t.detach().cpu().contiguous() for name, t in self.tensors.items()}
-        return save(_unshared(plain), {_METADATA_KEY: text})
+        return save(unshared(self.tensors), {_METADATA_KEY: text})
 
     @cached_property
     def digest(self) -> str:
@@ -134,6 +133,7 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
     if expected is not None:
         expected.check(parcel)
+    vars(parcel)["encoded"] = data  # what came is what counts, and need not be encoded again to be counted
     return parcel
 
 
@@ -155,11 +155,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors that share memory with an earlier one, which safetensors refuses to write."""
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
     seen: set[int] = set()
     result = {}
-    for name, tensor in tensors.items():
+    for name, given in tensors.items():
+        tensor = given.detach().cpu().contiguous()
         address = tensor.untyped_storage().data_ptr()
         result[name] = tensor.clone() if address in seen else tensor
         seen.add(address)

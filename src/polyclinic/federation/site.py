@@ -1,7 +1,7 @@
 """A site, and the host that runs operations at the sites of one process.
 
-A site's state lies on disk between its turns: a host keeps a few recently used ones in memory, so that memory
-does not grow with the number of sites.
+A site's state lies on disk between its turns: a host keeps those it used last in memory, up to a size, so that
+memory does not grow with the number of sites' models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.gate import Gate, Policy, RawImages
 from polyclinic.federation.ledger import Ledger
-from polyclinic.federation.parcel import Expected, Parcel
+from polyclinic.federation.parcel import Expected, Parcel, unshared
 from polyclinic.randomness import seed_of, torch_rng
 
 if TYPE_CHECKING:
@@ -57,17 +57,18 @@ class SiteState(MutableMapping[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self._tensors = dict(tensors or {})
+        self._bytes: int | None = None
         self.changed = False
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
-        self.changed = True
+        self.changed, self._bytes = True, None
         self._tensors[name] = tensor
 
     def __delitem__(self, name: str) -> None:
-        self.changed = True
+        self.changed, self._bytes = True, None
         del self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -75,6 +76,13 @@ class SiteState(MutableMapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the tensors take, counted once after each change: a host asks for every site at every call."""
+        if self._bytes is None:
+            self._bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        return self._bytes
 
     def put(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep a whole set of tensors under one name, replacing what was there."""
@@ -111,8 +119,10 @@ class Site:
 class SiteHost:
     """Runs operations at the sites of one process: finds the site, runs, and passes results by the gate."""
 
-    #: states kept in memory; the others lie on disk
-    RESIDENT = 8
+    #: sites kept open, as opening one costs as much as a training step of a small network
+    RESIDENT = 256
+    #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
+    RESIDENT_BYTES = 256 * 2**20
 
     def __init__(
         self,
@@ -133,7 +143,8 @@ class SiteHost:
         self.policy = policy
         self.expected = expected
         self._sites: OrderedDict[str, Site] = OrderedDict()
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, Gate] = {}  # of the sites in memory
+        self._ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
         self._positions: dict[str, SitePosition] = {}
 
     def handle(self, call: Call) -> Reply:
@@ -182,6 +193,7 @@ class SiteHost:
         """Forget what happened after the given positions."""
         self._sites.clear()
         self._gates.clear()
+        self._ledgers.clear()
         self._positions = {name: SitePosition(*position) for name, position in positions.items()}
 
     def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
@@ -200,23 +212,29 @@ class SiteHost:
 
     def _evict(self) -> None:
         """Send the sites that were idle longest to disk; not the one at work, nor one in the middle of something."""
-        idle = [name for name, site in list(self._sites.items())[:-1] if not site.memory]
-        for name in idle[: max(0, len(self._sites) - self.RESIDENT)]:
-            self._save(self._sites.pop(name))
+        *others, _ = self._sites.values()
+        states = sum(site.state.bytes for site in self._sites.values())
+        for site in others:
+            if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES:
+                return
+            if not site.memory:
+                states -= site.state.bytes
+                self._save(site)
+                del self._sites[site.name], self._gates[site.name]
 
     def _open(self, name: str) -> Site:
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(self.folder, name, position)
         data = self.open_data(name)
-        if name not in self._gates:
-            ledger = Ledger(self.folder / "ledger" / f"{name}.jsonl")
-            ledger.expect_repeats_after(position.lines)
-            raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
-            self._gates[name] = Gate(name, self.policy, ledger, raw_images)
+        if name not in self._ledgers:
+            self._ledgers[name] = Ledger(self.folder / "ledger" / f"{name}.jsonl")
+            self._ledgers[name].expect_repeats_after(position.lines)
+        raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
+        self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images)
         return Site(name, self.seed, data, self.bench, state)
 
     def _save(self, site: Site) -> None:
-        lines = self._gates[site.name].ledger.confirmed
+        lines = self._ledgers[site.name].confirmed
         version = self._positions[site.name].version
         if site.state.changed:
             version += 1
@@ -240,7 +258,7 @@ def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors so that the file is whole or absent."""
     partial = path.with_suffix(".partial")
-    save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, partial)
+    save_file(unshared(tensors), partial)
     partial.replace(path)
 
 
@@ -267,6 +285,9 @@ def _nothing_happened_if_it_fails(site: Site) -> Iterator[None]:
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Global draws inside (dropout, say) come from `seed`; the caller's global state stays as it was."""
-    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        torch.manual_seed(seed)
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:  # without a GPU torch would only take down who asked, at the price of ten such seeds
+            torch.cuda.manual_seed_all(seed)
         yield
