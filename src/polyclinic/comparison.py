@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_sets, parse_study
@@ -105,8 +105,11 @@ def _check_someone_has(text: str, methods: list[str]) -> None:
 # --- running ------------------------------------------------------------------------------------------
 
 
-def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[Entry]], None]) -> None:
-    """Run what is not finished, `jobs` at a time, each in a process; `watch` is called twice a second."""
+def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[Entry]], None]) -> dict[Path, str]:
+    """Run what is not finished, `jobs` at a time, each in a process; what the failed ones said last.
+
+    `watch` is called a few times a second.
+    """
     check_folders(planned, out)
     waiting = [entry for entry in planned if entry.result is None]
     running: dict[int, tuple[Entry, subprocess.Popen]] = {}
@@ -126,8 +129,7 @@ def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[En
     finally:
         for _, process in running.values():
             process.terminate()
-    if failed:
-        raise WorkFailed("\n".join(f"{entry.folder}: {_last_words(entry, out)}" for entry in failed))
+    return {entry.folder: _last_words(entry, out) for entry in failed}
 
 
 def check_folders(planned: list[Entry], out: Path) -> None:
@@ -170,10 +172,10 @@ def default_jobs(study: Study) -> int:
 
 
 def summarise(planned: list[Entry]) -> dict[str, Any]:
-    """`rows`, one for each run, and `methods`, with mean and standard deviation over the seeds."""
-    rows = [row_of(entry) for entry in planned]
+    """`rows`, one for each finished run, and `methods`, with mean and standard deviation over the seeds."""
+    rows = [row_of(entry) for entry in planned if entry.result is not None]
     methods = {}
-    for method in dict.fromkeys(entry.method for entry in planned):
+    for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
         methods[method] = dict(_spreads(mine))
     return {"methods": methods, "rows": rows}

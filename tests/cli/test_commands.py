@@ -242,3 +242,23 @@ def test_help_names_every_command(capsys):
     assert run_app(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("run", "compare", "forgetting", "study", "data", "ledger"))
+
+
+def test_a_failed_run_does_not_cost_the_comparison_of_the_others(here, capsys):
+    arguments = [
+        "compare",
+        "study.toml",
+        "--methods",
+        "cwt,fedavg",
+        "--out",
+        "all",
+        "--quiet",
+        "--set",
+        "method.rounds=1",
+    ]
+    assert run_app([*arguments, "--set", "fedavg:optimizer.lr=1e30"]) == 1
+    captured = capsys.readouterr()
+    assert "cwt" in captured.out
+    assert "fedavg-seed0" in captured.err
+    assert "NaN or infinity" in captured.err
+    assert [row["method"] for row in json.loads((here / "all" / "comparison.json").read_text())["rows"]] == ["cwt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,12 +71,16 @@ def test_the_average_of_one_is_itself_to_the_last_bit():
 def test_momentum_of_the_coordinator_by_hand():
     from polyclinic.federation.federation import State
 
+    network = torch.nn.BatchNorm1d(1)
+    coordinator = SimpleNamespace(bench=SimpleNamespace(model=network))
     method = METHODS["fedavgm"](beta=0.5)
-    state = State({"weights": {"w": torch.tensor([1.0])}})
-    state.weights = method.combine(state, [reply("a", 1, w=[0.0])])
-    assert state.weights["w"].item() == 0.0  # v = 1, w = 1 - 1
-    state.weights = method.combine(state, [reply("a", 1, w=[0.0])])
-    assert state.weights["w"].item() == -0.5  # v = 0.5 * 1 + 0, w = 0 - 0.5
+    state = State({"weights": {"weight": torch.tensor([1.0]), "running_var": torch.tensor([1.0])}})
+    sent = [reply("a", 1, weight=[0.0], running_var=[0.25])]
+    state.weights = method.combine(coordinator, state, sent)
+    assert state.weights["weight"].item() == 0.0  # v = 1, w = 1 - 1
+    state.weights = method.combine(coordinator, state, sent)
+    assert state.weights["weight"].item() == -0.5  # v = 0.5 * 1 + 0, w = 0 - 0.5
+    assert state.weights["running_var"].item() == 0.25  # statistics have no momentum
 
 
 def test_class_weights_let_every_class_of_a_site_count_alike():
@@ -138,7 +143,7 @@ def test_centralized_is_refused_by_the_gate_of_a_deployed_site(tmp_path):
     declared = METHODS["centralized"].give_all.operation
     with pytest.raises(GateRefused, match="simulation only"):
         gate.release(
-            Parcel("real-images", {"images": torch.zeros(1, 1, 4, 4, dtype=torch.uint8)}),
+            [Parcel("real-images", {"images": torch.zeros(1, 1, 4, 4, dtype=torch.uint8)})],
             round=0,
             operation="give_all",
             to="coordinator",

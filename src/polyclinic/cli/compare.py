@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from polyclinic.cli.run import SET, STUDY, read_study
+from polyclinic.errors import WorkFailed
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,14 +40,16 @@ def compare(
     chosen = read_study(study, [])
     planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets)
     with Bars(planned, quiet=quiet or as_json) as bars:
-        comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
+        failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
     summary = comparison.summarise(planned)
     comparison.write(summary, chosen, out)
     if as_json:
         typer.echo(json.dumps(summary))
-        return
-    print_table(summary, chosen)
-    typer.echo(f"runs, comparison.json and comparison.csv are in {out}")
+    elif summary["rows"]:
+        print_table(summary, chosen)
+        typer.echo(f"runs, comparison.json and comparison.csv are in {out}")
+    if failed:
+        raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
 
 
 class Bars:
@@ -97,7 +100,7 @@ def print_table(summary: dict[str, Any], study: Study) -> None:
     ks = summary["rows"][0]["mean_ks"]
     n = next(iter(summary["methods"].values()))["seconds"]["n"]
     table = Table(title=f"{study.data.source}, mean KS between sites {ks:.2f}, {n} seed{'s' if n > 1 else ''}")
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for name in names:
         table.add_column(name.removeprefix("test_").replace("_", " "), justify="right")
     main = f"mean_{study.task.metric}"

@@ -30,11 +30,12 @@ class FedAvg(Method):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             replies = federation.ask_each("train", weights=state.weights)
-            state.weights = self.combine(state, replies)
+            state.weights = self.combine(federation, state, replies)
             federation.evaluate(state.weights)
         return state.weights
 
-    def combine(self, state: State, replies: Iterable[Reply]) -> Weights:
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
+        """The next round's weights."""
         return local.average(replies, self.weighting)
 
     @operation("weights")

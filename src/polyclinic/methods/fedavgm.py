@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import State, Weights
+from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.methods import local
 from polyclinic.methods.fedavg import FedAvg
 
@@ -27,14 +27,14 @@ class FedAvgM(FedAvg):
 
     summary: ClassVar[str] = "FedAvg whose coordinator moves with momentum"
 
-    def combine(self, state: State, replies: Iterable[Reply]) -> Weights:
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         mean = local.average(replies, self.weighting)
-        before = getattr(state, "velocity", None) or {n: torch.zeros_like(t) for n, t in mean.items()}
-        change = {name: state.weights[name] - tensor for name, tensor in mean.items()}
-        state.velocity = {name: self.beta * before[name] + change[name] for name in mean}
-        return {name: self._step(mean[name], change[name], before[name]) for name in mean}
+        # batch-norm statistics are averaged, not pushed along: momentum could make a variance negative
+        learned = [name for name, _ in federation.bench.model.named_parameters() if name in mean]
+        before = getattr(state, "velocity", None) or {name: torch.zeros_like(mean[name]) for name in learned}
+        change = {name: state.weights[name] - mean[name] for name in learned}
+        state.velocity = {name: self.beta * before[name] + change[name] for name in learned}
+        return mean | {name: self._step(mean[name], change[name], before[name]) for name in learned}
 
     def _step(self, mean: Tensor, change: Tensor, velocity: Tensor) -> Tensor:
-        if not mean.is_floating_point():  # a counter of batch norm, not a weight
-            return mean
         return mean + (1 - self.server_lr) * change - self.server_lr * self.beta * velocity
