@@ -279,9 +279,7 @@ class TestSubgroupBias:
         where = {"train": np.arange(1500), "test": np.arange(1500, 2000)}
         parts = spread(sites, data, where, 0)
         groups = ("nevus", "keratosis", "melanoma", "carcinoma")
-        return {
-            s: [int(np.sum(data.subgroup[part[split]] == g)) for g in groups] for s, part in parts.items()
-        }
+        return {s: [int(np.sum(data.subgroup[part[split]] == g)) for g in groups] for s, part in parts.items()}
 
     def test_the_first_site_is_biased(self):
         counts = self.counts(self.sites)
