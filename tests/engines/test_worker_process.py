@@ -46,7 +46,7 @@ def engine(tmp_path):
 
 
 def ask(engine, *sites, parcels=None):
-    return engine.call([Call(site, "train", 1, parcels or {}) for site in sites])
+    return list(engine.call([Call(site, "train", 1, parcels or {}) for site in sites]))
 
 
 @pytest.mark.parametrize("script", ["exit 3", "cat $READY; exit 3", "cat $READY; exec <&-; sleep 0.3; exit 3"])

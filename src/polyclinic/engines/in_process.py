@@ -6,10 +6,12 @@ with addresses, and never sees another site's numbers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 from polyclinic.engines.worker_process import WorkerProcess, reason_of
@@ -18,6 +20,8 @@ from polyclinic.federation.site import SiteHost, SitePosition
 
 #: with `workers = "auto"`: seconds of parallel work after which worker processes are worth their start
 PAYS_AFTER = 8.0
+#: calls a worker process may be ahead of whoever takes the answers: enough to keep it busy, few to hold in memory
+AHEAD = 2
 
 
 class InProcess:
@@ -49,15 +53,9 @@ class InProcess:
         if deadline is not None or (workers != "auto" and self.most > 1):
             self._pool = [None] * self.most
 
-    def call(self, calls: list[Call]) -> list[Reply | Failure]:
+    def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         self._consider_growing(calls)
-        if self._pool:
-            return self._call_workers(calls)
-        started = time.perf_counter()
-        answers = [self._call_here(call) for call in calls]
-        if len(calls) > 1:
-            self._busy_seconds += time.perf_counter() - started
-        return answers
+        return self._call_workers(calls) if self._pool else self._call_in_turn(calls)
 
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions) if self._pool else self.host.checkpoint()
@@ -76,6 +74,14 @@ class InProcess:
 
     # --- in this process --------------------------------------------------------------------------
 
+    def _call_in_turn(self, calls: list[Call]) -> Iterator[Reply | Failure]:
+        for call in calls:
+            started = time.perf_counter()
+            answer = self._call_here(call)
+            if len(calls) > 1:
+                self._busy_seconds += time.perf_counter() - started
+            yield answer
+
     def _call_here(self, call: Call) -> Reply | Failure:
         try:
             return self.host.handle(call)
@@ -92,20 +98,28 @@ class InProcess:
 
     # --- in worker processes ----------------------------------------------------------------------
 
-    def _call_workers(self, calls: list[Call]) -> list[Reply | Failure]:
-        """A site always works in the same process; the processes work at the same time."""
-        lanes: dict[int, list[int]] = {}
-        for position, call in enumerate(calls):
-            lanes.setdefault(self.sites.index(call.site) % len(self._pool), []).append(position)
-        answers: list[Reply | Failure | None] = [None] * len(calls)
+    def _call_workers(self, calls: list[Call]) -> Iterator[Reply | Failure]:
+        """A site always works in the same process; the processes work at the same time, a little ahead."""
+        waiting: dict[int, deque[Call]] = {}
+        for call in calls:
+            waiting.setdefault(self._lane(call.site), deque()).append(call)
+        begun: dict[int, deque[Future[Reply | Failure]]] = {lane: deque() for lane in waiting}
+        with contextlib.ExitStack() as stack:
+            threads = {lane: stack.enter_context(ThreadPoolExecutor(1)) for lane in waiting}
 
-        def work(lane: int) -> None:
-            for position in lanes[lane]:
-                answers[position] = self._call_worker(lane, calls[position])
+            def begin(lane: int) -> None:
+                if waiting[lane]:
+                    begun[lane].append(threads[lane].submit(self._call_worker, lane, waiting[lane].popleft()))
 
-        with ThreadPoolExecutor(len(lanes)) as threads:
-            list(threads.map(work, lanes))
-        return [answer for answer in answers if answer is not None]
+            for lane in list(waiting) * AHEAD:
+                begin(lane)
+            for call in calls:
+                lane = self._lane(call.site)
+                yield begun[lane].popleft().result()
+                begin(lane)
+
+    def _lane(self, site: str) -> int:
+        return self.sites.index(site) % len(self._pool)
 
     def _call_worker(self, lane: int, call: Call) -> Reply | Failure:
         try:
