@@ -1,0 +1,11 @@
+"""Generators: one file a generator, with its networks and losses beside it, and the line that makes it known.
+
+They know torch, tasks, training and models (a probe needs a small network), and nothing of methods or sites.
+"""
+
+from polyclinic.generators.generator import CodedModel, Codes, Generator, GeneratorModel, Progress
+from polyclinic.generators.vqvae2 import VQVAE2
+
+GENERATORS: dict[str, type[Generator]] = {"vqvae2": VQVAE2}
+
+__all__ = ["GENERATORS", "CodedModel", "Codes", "Generator", "GeneratorModel", "Progress"]

@@ -1,0 +1,110 @@
+"""A codebook: the nearest of K vectors stands for each latent vector. Learned by gradient or by moving averages."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Learning = Literal["ema", "gradient"]
+
+DECAY = 0.99  # of the moving averages
+DEAD = 0.05  # a code is dead when it is chosen less often than this share of an even spread
+
+
+class Quantised(NamedTuple):
+    """codes int64 [B, h, w]; vectors [B, D, h, w] with the gradient passed straight through to the latents;
+    codebook and commitment losses [B] of each image, means over its latent numbers."""
+
+    codes: Tensor
+    vectors: Tensor
+    codebook: Tensor
+    commitment: Tensor
+
+
+class Codebook(nn.Module):
+    """K vectors of D numbers. With `learning="gradient"` the codebook loss moves them (the paper's loss; an
+    `nn.Embedding`, for which Opacus has per-sample gradients); with "ema" they are running means of the latents
+    that chose them, which `learn` moves after each step."""
+
+    counts: Tensor
+    sums: Tensor
+
+    def __init__(self, size: int, width: int, learning: Learning) -> None:
+        super().__init__()
+        self.learning = learning
+        self.vectors = nn.Embedding(size, width)
+        if learning == "ema":
+            self.vectors.weight.requires_grad_(False)
+            self.register_buffer("counts", torch.zeros(size))
+            self.register_buffer("sums", torch.zeros(size, width))
+
+    @property
+    def size(self) -> int:
+        return self.vectors.num_embeddings
+
+    @property
+    def started(self) -> bool:
+        """Whether the running means have begun; a gradient codebook has none to begin."""
+        return self.learning == "gradient" or bool(self.counts.any())
+
+    def nearest(self, latents: Tensor) -> Tensor:
+        """The code nearest to each latent vector: [B, D, h, w] -> int64 [B, h, w]."""
+        with torch.autocast(latents.device.type, enabled=False):
+            vectors = self.vectors.weight.detach().float()
+            rows = latents.detach().float().movedim(1, -1)
+            # |z - e|^2 less |z|^2, which is the same for every code
+            return (vectors.square().sum(1) - 2 * rows @ vectors.T).argmin(-1)
+
+    def lookup(self, codes: Tensor) -> Tensor:
+        """The vectors of codes: [B, h, w] -> [B, D, h, w]."""
+        return self.vectors(codes).movedim(-1, 1)
+
+    def forward(self, latents: Tensor) -> Quantised:
+        latents = latents.float()
+        codes = self.nearest(latents)
+        vectors = self.lookup(codes)
+        codebook = (latents.detach() - vectors).square().mean((1, 2, 3))
+        commitment = (vectors.detach() - latents).square().mean((1, 2, 3))
+        return Quantised(codes, latents + (vectors - latents).detach(), codebook, commitment)
+
+    # --- learning without gradients ---------------------------------------------------------------
+
+    @torch.no_grad()
+    def start(self, latents: Tensor, rng: torch.Generator) -> None:
+        """Put the codes where the first latents [B, D, h, w] lie, so that all of them have a chance of being chosen."""
+        self.vectors.weight.copy_(drawn(latents, self.size, rng))
+        if self.learning == "ema":
+            # from zero, the few codes chosen first would take all the weight and the others never come to life
+            self.counts.fill_(1)
+            self.sums.copy_(self.vectors.weight)
+
+    @torch.no_grad()
+    def learn(self, latents: Tensor, codes: Tensor, rng: torch.Generator) -> None:
+        """One step of the moving averages, and new places for dead codes; nothing for a gradient codebook."""
+        if self.learning == "gradient":
+            return
+        rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
+        # a product with one-hot rows: unlike scattered additions, the same every time on a GPU
+        chosen = nn.functional.one_hot(codes.flatten(), self.size).to(rows.dtype)
+        self.counts.lerp_(chosen.sum(0), 1 - DECAY)
+        self.sums.lerp_(chosen.T @ rows, 1 - DECAY)
+        even = len(rows) / self.size
+        dead = self.counts < DEAD * even
+        fresh = drawn(latents, self.size, rng)
+        self.counts.copy_(torch.where(dead, even, self.counts))
+        self.sums.copy_(torch.where(dead[:, None], fresh * even, self.sums))
+        self.vectors.weight.copy_(self.sums / self.counts[:, None])
+
+
+def drawn(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """`count` of the latent vectors [B, D, h, w] at random, [count, D]; each at most once while there are enough."""
+    rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
+    order = torch.randperm(len(rows), generator=rng).repeat(-(-count // len(rows)))[:count]
+    return rows[order.to(rows.device)]
+
+
+def used_share(codes: Tensor, size: int) -> float:
+    """Which share of `size` codes occurs at all in `codes`."""
+    return len(codes.unique()) / size

@@ -1,0 +1,57 @@
+"""The loop in which the networks of a generator learn: shuffled passes, Adam, a learning rate that falls in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`decay` multiplies the learning rate after every `decay_every` epochs; 0 for never."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    decay: float = 1.0
+    decay_every: int = 0
+
+    def lr_in(self, epoch: int) -> float:
+        """The learning rate of an epoch; epochs count from 0."""
+        return self.lr * self.decay ** (epoch // self.decay_every if self.decay_every else 0)
+
+    def batches(self, images: int, rng: torch.Generator) -> Iterable[Tensor]:
+        """Indices of one shuffled pass, floor(images / batch_size) batches of nearly the same size, at least one."""
+        order = torch.randperm(images, generator=rng)
+        return order.tensor_split(max(1, images // self.batch_size))
+
+
+def descend(
+    parameters: Iterable[nn.Parameter],
+    loss_of: Callable[[Tensor], Tensor],
+    images: int,
+    schedule: Schedule,
+    rng: torch.Generator,
+    report: Callable[[int, int, float], None],
+) -> float:
+    """Lower `loss_of(index)`, the mean loss of a batch given as indices, with Adam; the last epoch's mean loss.
+
+    `report(epochs done, epochs in all, mean loss)` is called after every epoch.
+    """
+    optimizer = torch.optim.Adam([one for one in parameters if one.requires_grad], schedule.lr)
+    mean = float("nan")
+    for epoch in range(schedule.epochs):
+        optimizer.param_groups[0]["lr"] = schedule.lr_in(epoch)
+        losses = []
+        for index in schedule.batches(images, rng):
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(index)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        mean = float(torch.stack(losses).mean())
+        report(epoch + 1, schedule.epochs, mean)
+    return mean

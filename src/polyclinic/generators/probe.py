@@ -1,0 +1,107 @@
+"""A probe: a small network that tries to tell how an image was made.
+
+What it finds, a classifier can find too: where labels differ between sites, "this image was replayed" or "this one
+went through the generator of site B" gives the label away, and training follows the artefact instead of the anatomy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.fitting import Schedule, descend
+from polyclinic.generators.generator import seeded
+from polyclinic.models import build
+from polyclinic.tasks import Classification, Target
+
+FOLDS = 3
+PER_GROUP = 600  # images taken of each group; enough to see what matters, and quick
+STEPS = 120  # optimiser steps in each fold
+
+
+def real_or_replayed(
+    real: Tensor, replayed: Tensor, rng: torch.Generator, *, paired: bool = False, device: str = "cpu"
+) -> dict[str, float]:
+    """How well a probe tells real from replayed images; AUC 0.5 means not at all, 1 always.
+
+    `paired`: the i-th replayed image is the i-th real one's reconstruction, and both stay on one side of a fold.
+    """
+    if paired and len(real) != len(replayed):
+        raise BadInput(f"probe: {len(real)} real and {len(replayed)} replayed images cannot be pairs")
+    return tell_apart({"real": real, "replayed": replayed}, rng, paired=paired, device=device)
+
+
+def which_site(images: Mapping[str, Tensor], rng: torch.Generator, *, device: str = "cpu") -> dict[str, float]:
+    """How well a probe tells which site an image comes from, given images by site.
+
+    Sites differ in what they show, too: only what replayed images give away *more* than real ones is an artefact.
+    """
+    return tell_apart(images, rng, device=device)
+
+
+def tell_apart(
+    groups: Mapping[str, Tensor], rng: torch.Generator, *, paired: bool = False, device: str = "cpu"
+) -> dict[str, float]:
+    """Cross-validated `accuracy`, `balanced_accuracy` and `auc` (mean over groups) of a probe, and `chance`.
+
+    Groups are uint8 [N, C, H, W] of one shape. Each image is judged once, by a probe that has not seen it. `chance`
+    is the accuracy of always naming the largest group.
+    """
+    if len(groups) < 2 or any(len(images) < FOLDS for images in groups.values()):
+        raise BadInput(f"probe: it needs two groups or more of at least {FOLDS} images each")
+    images, labels, folds = gather(groups, rng, paired)
+    images, labels = images.to(device), labels.to(device)
+    logits = torch.zeros(len(images), len(groups))
+    for fold in range(FOLDS):
+        held_out = (folds == fold).to(device)
+        net = train_probe(images[~held_out], labels[~held_out], len(groups), rng)
+        logits[held_out.cpu()] = judge(net, images[held_out]).cpu()
+    return scores(logits, labels.cpu(), tuple(groups))
+
+
+def gather(groups: Mapping[str, Tensor], rng: torch.Generator, paired: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Some images of each group (those of the same places in each, where they are paired), their group, their fold."""
+    images, labels, folds = [], [], []
+    order = torch.randperm(len(next(iter(groups.values()))), generator=rng)
+    for number, members in enumerate(groups.values()):
+        if not paired:
+            order = torch.randperm(len(members), generator=rng)
+        chosen = order[:PER_GROUP]
+        images.append(members[chosen])
+        labels.append(torch.full((len(chosen),), number))
+        folds.append(torch.arange(len(chosen)) % FOLDS)
+    return torch.cat(images), torch.cat(labels), torch.cat(folds)
+
+
+def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generator) -> nn.Module:
+    def builder() -> dict[str, nn.Module]:
+        size = images.shape[-1]
+        return {"probe": build("small-cnn", channels=images.shape[1], outputs=groups, size=size, norm="group")}
+
+    seed = int(torch.randint(2**62, (), generator=rng))
+    net = seeded(builder, seed)["probe"].to(images.device).train()
+    steps_in_pass = max(1, len(images) // 64)
+    schedule = Schedule(epochs=-(-STEPS // steps_in_pass), batch_size=64, lr=2e-3)
+
+    def loss_of(index: Tensor) -> Tensor:
+        index = index.to(images.device)
+        return F.cross_entropy(net(images[index].float().div(255)), labels[index])
+
+    descend(net.parameters(), loss_of, len(images), schedule, rng, lambda *_: None)
+    return net.eval()
+
+
+@torch.no_grad()
+def judge(net: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([net(some.float().div(255)) for some in images.split(256)])
+
+
+def scores(logits: Tensor, labels: Tensor, names: tuple[str, ...]) -> dict[str, float]:
+    task, target = Classification(), Target(classes=names)
+    found = task.finish(task.sums(task.observe(logits, labels, target), labels, None, target))
+    chance = float(labels.bincount().max()) / len(labels)
+    return {name: found[name] for name in ("accuracy", "balanced_accuracy", "auc")} | {"chance": chance}
