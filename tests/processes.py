@@ -24,28 +24,56 @@ _CONTEXT.set_forkserver_preload(["polyclinic.run", "polyclinic.worker", "torch._
 
 
 def start(function: Callable, *arguments: Any, **keywords: Any) -> multiprocessing.Process:
-    process = _CONTEXT.Process(target=_silently, args=(function, arguments, keywords), daemon=True)
+    process = _CONTEXT.Process(target=function, args=arguments, kwargs=keywords, daemon=True)
     process.start()
     return process
 
 
-def _silently(function: Callable, arguments: tuple, keywords: dict[str, Any]) -> None:
-    """Run with what it prints thrown away: a process that is to be killed may complain as it dies."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    function(*arguments, **keywords)
+def begin(folder: Path, die_at: int = 0, midway: bool = False) -> None:
+    """Run the study that lies in a folder, from its start or its last checkpoint. For `start`.
 
-
-def begin(folder: Path) -> None:
-    """Run the study that lies in a folder, from its start or its last checkpoint. For `start`."""
+    With `die_at` the process kills itself (SIGKILL) at its so-manieth change to a file of the folder: just before
+    it, or `midway`, when a file that is written anew is empty and one that is added to ends in half a line.
+    """
     from polyclinic.run import run
 
+    changes = watch_changes(folder, die_at, midway)
     run(None, folder, resume=True)
+    (folder.parent / f"{folder.name}.changes").write_text("\n".join(changes))
+
+
+def watch_changes(folder: Path, die_at: int, midway: bool) -> list[str]:
+    """From now on every change to a file of the folder is noted, as "event name", before it happens."""
+    changes: list[str] = []
+
+    def watch(event: str, arguments: tuple) -> None:
+        if event not in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir"):
+            return
+        mode = arguments[1] if event == "open" else ""
+        if event == "open" and not (isinstance(mode, str) and set(mode) & set("wax+")):
+            return
+        name = str(arguments[1 if event == "os.rename" else 0])
+        if not name.startswith(f"{folder}/"):
+            return
+        changes.append(f"{event} {name.removeprefix(f'{folder}/')}")
+        if len(changes) == die_at:
+            if midway and mode:
+                _half_done(name, mode)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)  # for the life of the process
+    return changes
+
+
+def _half_done(name: str, mode: str) -> None:
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if "a" in mode else os.O_TRUNC))
+    os.write(file, b'{"index": 3, "previous": "00' if "a" in mode else b"")
+    os.close(file)
 
 
 def kill(process: multiprocessing.Process) -> None:
     """`kill -9`, and wait until it is gone."""
-    assert process.pid
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
 
 
@@ -90,11 +118,13 @@ class _Handle:
 
 def _serve(order: str, threads: int, calls: DupFd, answers: DupFd) -> None:
     import torch
+    from faulty_method import register
 
     from polyclinic.assembly import assemble_from
     from polyclinic.engines.worker_process import serve
 
     sys.stdin = os.fdopen(calls.detach(), "r")
     sys.stdout = os.fdopen(answers.detach(), "w")
+    register()
     torch.set_num_threads(threads)
     serve(assemble_from(order).host())

@@ -1,0 +1,175 @@
+"""A site that fails is named, the others go on, it is back in the next round; or the run stops and can be resumed."""
+
+import os
+import signal
+
+import pytest
+from faulty_method import FAULTY
+from processes import ForkedWorker
+from run_folders import assert_same_run, history, ledgers, result
+
+from polyclinic import assembly
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.ledger import verify
+from polyclinic.methods import METHODS
+from polyclinic.recorder import Silent
+from polyclinic.run import run
+
+#: long enough for a loaded machine to do a call, short enough for a test to wait for
+DEADLINE = 4.0
+
+REASONS = {
+    "raise": "RuntimeError: the scanner is on fire",
+    "nan": "site 'site-2' kept back weights of 'train': tensor 'conv1.bias' holds NaN or infinity",
+    "nan loss": "site 'site-2' kept back weights of 'train': 'loss' is nan",
+    "wrong shape": "weights: tensor 'conv1.bias' is torch.float32 (6, 1), expected torch.float32 (6,)",
+    "images": "site 'site-2' kept back weights of 'train': tensor 'conv1.weight' holds images of the site itself",
+    "hang": "no answer within the deadline (engine.deadline)",
+    "die": "the site's process died (exit code -9)",
+}
+
+
+@pytest.fixture
+def trouble(tmp_path, monkeypatch):
+    folder = tmp_path / "trouble"
+    folder.mkdir()
+    for name, method in FAULTY.items():
+        monkeypatch.setitem(METHODS, name, method)
+    return folder
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """The worker processes of runs, as they are started."""
+    started = []
+
+    class Noted(ForkedWorker):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(assembly, "WorkerProcess", Noted)
+    return started
+
+
+class After(Silent):
+    """Does something once, when a round is done: at that moment no worker is at work."""
+
+    def __init__(self, round, act):
+        self.round, self.act = round, act
+
+    def round_done(self, line, rounds):
+        if line["round"] == self.round:
+            self.act()
+
+
+def make(tiny, trouble, engine=None, **method):
+    return tiny(
+        "faulty", {f"engine.{name}": value for name, value in (engine or {}).items()}, trouble=str(trouble), **method
+    )
+
+
+def check_one_failure(folder, reason, operation="train", round=2):
+    """site-2 failed once, in round 2; it is named wherever a user looks, and was back in round 3."""
+    (failure,) = result(folder)["failures"]
+    assert (failure["round"], failure["site"], failure["operation"]) == (round, "site-2", operation)
+    assert failure["reason"].startswith(reason)
+    failed = [line["failed"] for line in history(folder)]
+    assert failed == [{}, {"site-2": f"{operation}: {failure['reason']}"}, {}]
+    trained = {line["round"] for line in verify(folder / "ledger" / "site-2.jsonl") if line["kind"] == "weights"}
+    assert 3 in trained
+    others = [line["round"] for line in verify(folder / "ledger" / "site-1.jsonl") if line["kind"] == "weights"]
+    assert others == [1, 2, 3]
+    assert set(result(folder)["metrics"]["per_site"]) == {"site-1", "site-2", "site-3"}
+    return trained
+
+
+@pytest.mark.parametrize("what", ["raise", "nan", "nan loss", "wrong shape", "images"])
+def test_the_round_goes_on_without_a_failed_site(tiny, trouble, workers, tmp_path, what):
+    (trouble / "site-2-2").write_text(what)
+    run(make(tiny, trouble), tmp_path / "run")
+    trained = check_one_failure(tmp_path / "run", REASONS[what])
+    assert trained == ({1, 2, 3} if what == "wrong shape" else {1, 3})  # wrong weights did leave, and are on record
+    run(make(tiny, trouble, {"workers": 2}), tmp_path / "with workers")
+    assert workers
+    assert_same_run(tmp_path / "with workers", tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["hang", "die"])
+def test_the_round_goes_on_without_a_site_that_hangs_or_dies_in_mid_call(tiny, trouble, workers, tmp_path, what):
+    (trouble / "site-2-2").write_text(what)
+    run(make(tiny, trouble, {"workers": 2, "deadline": DEADLINE}), tmp_path / "run")
+    check_one_failure(tmp_path / "run", REASONS[what])
+    assert len(workers) == 3  # two, and one in place of the one that is gone
+
+    (trouble / "site-2-2").write_text("raise")  # which reason it was changes no number
+    run(make(tiny, trouble), tmp_path / "raised")
+    assert result(tmp_path / "run")["weights_sha256"] == result(tmp_path / "raised")["weights_sha256"]
+    assert ledgers(tmp_path / "run") == ledgers(tmp_path / "raised")
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+def test_a_worker_struck_while_idle_fails_its_next_call(tiny, trouble, workers, tmp_path, signal_number):
+    """A stopped process takes no input: the deadline must cover sending the weights, too."""
+    study = make(tiny, trouble, {"workers": 3, "deadline": DEADLINE})
+    strike = After(1, lambda: os.kill(workers[1]._process.pid, signal_number))
+    run(study, tmp_path / "run", display=strike)
+    (failure,) = result(tmp_path / "run")["failures"]
+    assert failure["reason"].startswith(REASONS["die" if signal_number == signal.SIGKILL else "hang"])
+    assert (failure["round"], failure["operation"]) == (2, "train")
+    assert history(tmp_path / "run")[1]["failed"].keys() == {failure["site"]}
+    assert len(workers) == 4
+
+
+def test_state_of_a_site_that_sent_nan_is_not_spoilt(tiny, trouble, tmp_path):
+    """FedBN: the site's batch-norm layers went NaN along with its weights; round 3 must start from those of round 1."""
+    (trouble / "site-2-2").write_text("nan")
+    study = tiny("faulty-bn", {"model.backbone": "small-cnn"}, trouble=str(trouble))
+    run(study, tmp_path / "run")
+    assert [failure["round"] for failure in result(tmp_path / "run")["failures"]] == [2]
+    assert "site-2" in result(tmp_path / "run")["metrics"]["per_site"]
+
+
+# --- quorum -------------------------------------------------------------------------------------------
+
+STOPS = {
+    "quorum": ({}, {"site-2-2": "raise", "site-3-2": "nan"}, "1 of 3 sites are left and 2 are needed"),
+    "stop": ({"on_failure": "stop"}, {"site-2-2": "raise"}, "engine.on_failure = 'stop'"),
+    "all": ({"quorum": 0.01}, {f"site-{k}-2": "raise" for k in (1, 2, 3)}, "0 of 3 sites are left and 1 are needed"),
+    "workers": ({"on_failure": "stop", "workers": 2, "deadline": DEADLINE}, {"site-2-2": "die"}, "'site-2' failed"),
+}
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_run_that_stops_names_the_site_and_can_be_resumed(tiny, trouble, workers, tmp_path, how):
+    engine, faults, message = STOPS[how]
+    study = make(tiny, trouble, engine)
+    for name, what in faults.items():
+        (trouble / name).write_text(what)
+    with pytest.raises(WorkFailed, match=message) as stopped:
+        run(study, tmp_path / "run")
+    assert "failed in round 2 (train)" in str(stopped.value)
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert [line["round"] for line in history(tmp_path / "run")] == [1]
+
+    with pytest.raises(WorkFailed):  # nothing was cured, nothing is lost
+        run(study, tmp_path / "run", resume=True)
+    for name in faults:
+        (trouble / name).unlink()
+    run(study, tmp_path / "run", resume=True)
+    run(make(tiny, trouble), tmp_path / "undisturbed")
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+
+
+def test_no_worker_outlives_a_run_that_stops(tiny, trouble, workers, tmp_path):
+    (trouble / "site-2-1").write_text("raise")
+    with pytest.raises(WorkFailed):
+        run(make(tiny, trouble, {"workers": 2, "on_failure": "stop"}), tmp_path / "run")
+    assert len(workers) == 2
+    assert [worker._process.process.is_alive() for worker in workers] == [False, False]
+
+
+def test_a_failure_in_the_last_round_does_not_cost_the_site_its_test(tiny, trouble, tmp_path):
+    (trouble / "site-2-3").write_text("raise")
+    values = run(make(tiny, trouble), tmp_path / "run")
+    assert set(values.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
