@@ -1,6 +1,6 @@
 """Generators: one file a generator, with its networks and losses beside it, and the line that makes it known.
 
-They know torch, tasks, training and models (a probe needs a small network), and nothing of methods or sites.
+They know torch, tasks and training, and nothing of methods or sites.
 """
 
 from polyclinic.generators.generator import CodedModel, Codes, Generator, GeneratorModel, Progress

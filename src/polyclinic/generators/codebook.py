@@ -59,7 +59,7 @@ class Codebook(nn.Module):
 
     def lookup(self, codes: Tensor) -> Tensor:
         """The vectors of codes: [B, h, w] -> [B, D, h, w]."""
-        return self.vectors(codes).movedim(-1, 1)
+        return self.vectors(codes).movedim(-1, 1).contiguous()
 
     def forward(self, latents: Tensor) -> Quantised:
         latents = latents.float()

@@ -32,6 +32,7 @@ class Generator(Settings):
     """One subclass per generator, with its settings as fields; its name is in the registry `GENERATORS`."""
 
     name: str = Field(description="which generator learns a site's images")
+    batch_size: int = Field(32, ge=1, description="real images in a mini-batch; as many replayed ones join them")
 
     #: one sentence for lists and tables
     summary: ClassVar[str]
@@ -121,10 +122,7 @@ class GeneratorModel(ABC):
         return self.on_device(images).float().div_(255)
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        moved = tensor.to(self.device, non_blocking=True)
-        # on a GPU convolutions run faster with the channels last
-        last = moved.dim() == 4 and self.device.type == "cuda"
-        return moved.contiguous(memory_format=torch.channels_last) if last else moved
+        return tensor.to(self.device, non_blocking=True)
 
 
 class CodedModel(GeneratorModel):
@@ -151,6 +149,10 @@ class CodedModel(GeneratorModel):
     @abstractmethod
     def decode(self, codes: Codes) -> Tensor:
         """The images of codes."""
+
+    @abstractmethod
+    def usage(self, codes: Codes) -> dict[str, float]:
+        """Which share of each level's codes occurs at all in these."""
 
     @abstractmethod
     def decoder_state(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 Instead of masking weights, the input is moved by one row or one column and every convolution looks only up or left.
 So all layers are plain convolutions, which Opacus has per-sample gradients for, and sampling can go row by row and
 column by column with everything seen so far kept: each position is computed once, not once for every later one.
+Inputs of convolutions are contiguous, because Opacus (1.6) silently computes wrong gradients where they are not.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class PixelCNN(nn.Module):
 
     def forward(self, codes: Tensor, condition: Tensor) -> Tensor:
         """Logits [B, size, grid, grid]; those at a position depend on codes int64 [B, grid, grid] before it only."""
-        embedded = self.embed(codes).movedim(-1, 1)
+        embedded = self.embed(codes).movedim(-1, 1).contiguous()
         above = F.pad(embedded, (0, 0, 1, -1))
         left = F.pad(embedded, (1, -1))
         for layer in self.layers:
@@ -122,7 +123,8 @@ class Conditioner(nn.Module):
     def forward(self, labels: Tensor) -> Tensor:
         # one row of places for each image, not one for all: per-sample gradients need the batch dimension
         places = torch.arange(self.grid**2, device=labels.device).expand(len(labels), -1)
-        return self.place(places).mT.unflatten(2, (self.grid, self.grid)) + self.label(labels)[:, :, None, None]
+        place = self.place(places).mT.unflatten(2, (self.grid, self.grid))
+        return place.contiguous() + self.label(labels)[:, :, None, None]
 
 
 class Prior(nn.Module):
@@ -156,7 +158,7 @@ class Prior(nn.Module):
 
     def _below(self, top: Tensor, labels: Tensor) -> Tensor:
         """The condition of the bottom level: place, label, and the top codes around."""
-        return self.bottom_condition(labels) + self.lift_top(self.embed_top(top).movedim(-1, 1))
+        return self.bottom_condition(labels) + self.lift_top(self.embed_top(top).movedim(-1, 1).contiguous())
 
 
 def negative_log_likelihoods(top: Tensor, bottom: Tensor, logits: tuple[Tensor, Tensor]) -> Tensor:

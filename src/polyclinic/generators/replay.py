@@ -53,12 +53,12 @@ class FromCodes:
 class FromSamples:
     """New images for the given labels, other ones each time. `model` may go on learning, as with `FromCodes`."""
 
-    masks = None
     at_once = SAMPLED_AT_ONCE
 
     def __init__(self, model: GeneratorModel, labels: Tensor) -> None:
         self.model = copy.deepcopy(model)
         self.labels = labels
+        self.masks: Tensor | None = None
 
     def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
         return self.model.sample(self.labels[index], rng)

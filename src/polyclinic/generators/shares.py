@@ -32,7 +32,9 @@ def to_groups(shares: Mapping[str, Share], model: CodedModel) -> Groups:
     """Shares by site as tensors of the kinds codes, labels and masks; codes at ceil(log2 K) bits each."""
     sizes = model.codebook_sizes
     groups: Groups = {
-        "codes": {f"{site}/{level}": pack(s.codes[level], sizes[level]) for site, s in shares.items() for level in sizes},
+        "codes": {
+            f"{site}/{level}": pack(s.codes[level], sizes[level]) for site, s in shares.items() for level in sizes
+        },
         "labels": {site: share.labels for site, share in shares.items()},
     }
     masks = {site: share.masks for site, share in shares.items() if share.masks is not None}

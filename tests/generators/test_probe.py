@@ -1,0 +1,91 @@
+"""The probe finds artefacts where there are some, and none where there are none; the contact sheet is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.generators import probe
+from polyclinic.generators.autoencoder import noise_images
+from polyclinic.generators.probe import gather, real_or_replayed, which_site
+from polyclinic.generators.sheet import contact_sheet
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(probe, "STEPS", 50)
+    monkeypatch.setattr(probe, "BATCH", 32)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def pictures(count: int, seed: int) -> torch.Tensor:
+    sharp = noise_images(count, 1, 28, rng(seed)) + 0.1 * torch.randn(count, 1, 28, 28, generator=rng(seed + 1))
+    return sharp.clamp(0, 1).mul(255).to(torch.uint8)
+
+
+def blurred(images: torch.Tensor) -> torch.Tensor:
+    return F.avg_pool2d(images.float(), 3, stride=1, padding=1, count_include_pad=False).to(torch.uint8)
+
+
+def test_blur_gives_replayed_images_away():
+    real = pictures(90, 0)
+    found = real_or_replayed(real, blurred(real), rng(), paired=True)
+    assert found["auc"] > 0.95
+    assert found["chance"] == 0.5
+
+
+def test_images_made_alike_cannot_be_told_apart():
+    assert abs(real_or_replayed(pictures(90, 0), pictures(90, 9), rng())["auc"] - 0.5) < 0.12
+
+
+def test_which_site_made_an_image():
+    sites = {"a": pictures(60, 0), "b": blurred(pictures(60, 2)), "c": 255 - pictures(30, 4) // 2}
+    found = which_site(sites, rng())
+    assert found["auc"] > 0.9
+    assert found["chance"] == 0.4
+
+
+def test_the_same_draws_give_the_same_figures_and_leave_the_global_state_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(probe, "STEPS", 3)
+    before = torch.get_rng_state()
+    one, two = (real_or_replayed(pictures(30, 0), pictures(30, 5), rng(3)) for _ in range(2))
+    assert one == two
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pairs_stay_on_one_side_of_a_fold_and_large_groups_are_thinned():
+    count = probe.PER_GROUP + 20
+    numbers = torch.arange(count).reshape(-1, 1, 1, 1).expand(-1, 1, 28, 28)
+    images, labels, folds = gather({"real": numbers, "replayed": numbers}, rng(), paired=True)
+    assert labels.bincount().tolist() == [probe.PER_GROUP] * 2
+    fold_of = [
+        dict(zip(images[labels == g, 0, 0, 0].tolist(), folds[labels == g].tolist(), strict=True)) for g in (0, 1)
+    ]
+    assert fold_of[0] == fold_of[1]
+
+
+def test_faults_are_named(tmp_path: Path):
+    with pytest.raises(BadInput, match="two groups or more"):
+        which_site({"a": pictures(9, 0)}, rng())
+    with pytest.raises(BadInput, match="cannot be pairs"):
+        real_or_replayed(pictures(9, 0), pictures(8, 0), rng(), paired=True)
+    with pytest.raises(BadInput, match="no images"):
+        contact_sheet({"real": torch.zeros(0, 1, 28, 28)}, tmp_path / "sheet.png")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_contact_sheet_shows_its_images(tmp_path: Path, channels: int):
+    dark = torch.zeros(4, channels, 28, 28, dtype=torch.uint8)
+    contact_sheet({"real": dark + 255, "sampled": dark[:2]}, tmp_path / "sheet.png", ["0", "1"])
+    pixels = np.asarray(Image.open(tmp_path / "sheet.png").convert("L"))
+    share = (pixels < 10).mean()  # two black squares of 8, and a few letters
+    assert 0.08 < share < 0.3
