@@ -1,0 +1,264 @@
+"""What Polyclinic costs on top of a bare PyTorch loop that takes the very same optimiser steps.
+
+Both train the same network from the same weights on the same images in the same order with FedAvg, one thread each,
+in turns. Rounds are timed and nothing else: preparing the data, the final test and the result file are left out,
+evaluation and checkpoints are off; gate, ledger, encoding and byte counts are in. A difference in the final weights
+fails the benchmark, for then the two did not do the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyclinic.assembly import Assembly
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.randomness import torch_rng
+from polyclinic.recorder import Silent
+from polyclinic.run import run
+from polyclinic.study import Study
+
+Weights = Mapping[str, Tensor]
+
+TARGET = 1.05
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting in which both loops are timed."""
+
+    case: str
+    backbone: str
+    size: int
+    sites: int
+    images_per_site: int
+    batch_size: int
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        return self.rounds * self.sites * max(1, self.images_per_site // self.batch_size)
+
+    def study(self) -> Study:
+        held_out = 2 * self.sites  # a final test there will be; it lies outside the timed rounds
+        images = self.sites * self.images_per_site + held_out
+        return Study(
+            data={
+                "source": "fundus-phantom",
+                "size": self.size,
+                "samples": images,
+                "validation": 0.0,
+                "test": held_out / images,
+            },
+            sites={"partition": "iid", "count": self.sites},
+            model={"backbone": self.backbone},
+            optimizer={"batch_size": self.batch_size},
+            method={"name": "fedavg", "rounds": self.rounds},
+            evaluation={"every": 0},
+            engine={"workers": 1, "threads": 1, "device": "cpu", "checkpoint_every": 0},
+        )
+
+
+#: the first is the one with the target; the others show the price where there is next to no training to hide it
+CASES = (
+    Case("small CNN", "small-cnn", 32, sites=10, images_per_site=320, batch_size=32, rounds=3),
+    Case("LeNet-5, batches of 8", "lenet5", 28, sites=10, images_per_site=320, batch_size=8, rounds=3),
+    Case("100 sites, 1 step each", "small-cnn", 32, sites=100, images_per_site=32, batch_size=32, rounds=3),
+)
+
+
+# --- the two loops ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Spent:
+    """Seconds of the rounds of one run, and the weights it ended with."""
+
+    wall: float
+    cpu: float
+    weights: Weights
+
+
+class Stopwatch(Silent):
+    """Watches a run from its first round to its last."""
+
+    def __init__(self) -> None:
+        self.stamps: list[tuple[float, float]] = []
+
+    def started(self, *_: Any) -> None:
+        self.stamps.append((time.perf_counter(), time.process_time()))
+
+    def round_done(self, *_: Any) -> None:
+        self.stamps.append((time.perf_counter(), time.process_time()))
+
+    def spent(self, weights: Weights) -> Spent:
+        (wall, cpu), (wall_end, cpu_end) = self.stamps[0], self.stamps[-1]
+        return Spent(wall_end - wall, cpu_end - cpu, weights)
+
+
+def through_polyclinic(study: Study, folder: Path, cache: Path) -> Spent:
+    watch = Stopwatch()
+    result = run(study, folder, display=watch, cache=cache)
+    return watch.spent(result.weights())
+
+
+def bare_loop(study: Study, cache: Path) -> Callable[[], Spent]:
+    """FedAvg in the fewest lines of PyTorch: no sites, no parcels, no files."""
+    parts = prepare(study.data, study.sites, cache=cache)
+    assembly = Assembly(study, parts, Path())
+    model, initial, settings = assembly.build_model(), assembly.initial_weights(), study.optimizer
+    opened = {name: open_site(parts.folder, name).train for name in parts.names}
+    arrays = {name: (part.images[:], part.labels[:]) for name, part in opened.items()}
+
+    def train(site: str, number: int, weights: Weights) -> dict[str, Tensor]:
+        images, labels = arrays[site]
+        model.load_state_dict(weights)
+        model.train()
+        optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum=settings.momentum)
+        order = torch.randperm(len(images), generator=torch_rng(study.seed, site, "batches", number))
+        size = min(settings.batch_size, len(images))
+        for index in order[: len(images) // size * size].split(size):
+            batch = torch.from_numpy(images[index.numpy()]).float().div_(255)
+            targets = torch.from_numpy(labels[index.numpy()])
+            optimizer.zero_grad(set_to_none=True)
+            functional.cross_entropy(model(batch), targets).backward()
+            optimizer.step()
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def loop() -> Spent:
+        watch, weights = Stopwatch(), initial
+        watch.started()
+        for number in range(1, study.method.rounds + 1):
+            trained = [train(site, number, weights) for site in parts.names]
+            weights = {name: mean([one[name] for one in trained]) for name in trained[0]}
+            watch.round_done()
+        return watch.spent(weights)
+
+    return loop
+
+
+def mean(tensors: list[Tensor]) -> Tensor:
+    """Of equally large sites."""
+    return torch.stack(tensors).double().mean(0).to(tensors[0].dtype)
+
+
+# --- measuring ----------------------------------------------------------------------------------------
+
+
+def measure(case: Case, pairs: int, folder: Path) -> dict[str, Any]:
+    """Both loops in turns, the first of each turn changing; the ratio of every pair."""
+    study, cache = case.study(), folder / "cache"
+    bare = bare_loop(study, cache)
+    largest, spent = 0.0, []
+    for number in range(pairs + 1):
+        with scratch(folder) as out:
+            if number % 2:
+                ours, plain = through_polyclinic(study, out, cache), bare()
+            else:
+                plain, ours = bare(), through_polyclinic(study, out, cache)
+        largest = max(largest, difference(ours.weights, plain.weights))
+        if number:  # the first pair only warms up
+            spent.append((ours, plain))
+    return {
+        **asdict(case),
+        "steps": case.steps,
+        "pairs": pairs,
+        "wall_ratio": quartiles([ours.wall / plain.wall for ours, plain in spent]),
+        "cpu_ratio": quartiles([ours.cpu / plain.cpu for ours, plain in spent]),
+        "bare_cpu_seconds": round(statistics.median(plain.cpu for _, plain in spent), 4),
+        "added_cpu_ms_per_site_and_round": added(case, spent),
+        "largest_difference_of_weights": largest,
+    }
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        yield Path(out)
+
+
+def added(case: Case, spent: list[tuple[Spent, Spent]]) -> float:
+    extra = statistics.median(ours.cpu - plain.cpu for ours, plain in spent)
+    return round(1000 * extra / case.sites / case.rounds, 3)
+
+
+def difference(a: Weights, b: Weights) -> float:
+    """The largest difference between two sets of weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4)}
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in chosen_cases(options):
+            row = measure(case, options.pairs or (3 if options.quick else 9), Path(folder))
+            rows.append(row)
+            show(row)
+    fair = all(row["largest_difference_of_weights"] <= TOLERANCE for row in rows)
+    figures = {
+        "benchmark": "overhead",
+        "quick": options.quick,
+        "threads": 1,
+        "target": TARGET,
+        "within_target": rows[0]["cpu_ratio"]["median"] <= TARGET,
+        "same_weights": fair,
+        "cases": rows,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+    if not fair:
+        raise SystemExit("the two loops ended in different weights: they did not do the same work")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="3 pairs of runs instead of 9, of one round each")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--pairs", type=int, help="pairs of runs to take the median of")
+    parser.add_argument("--sites", type=int, help="number of sites in every case")
+    parser.add_argument("--images-per-site", type=int, help="training images of a site in every case")
+    return parser.parse_args()
+
+
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    changes = {"rounds": 1 if options.quick else None, "sites": options.sites}
+    changes |= {"images_per_site": options.images_per_site}
+    return [replace(case, **{name: value for name, value in changes.items() if value}) for case in CASES]
+
+
+def show(row: Mapping[str, Any]) -> None:
+    cpu, wall = row["cpu_ratio"], row["wall_ratio"]
+    print(
+        f"{row['case']:<24} {row['steps']:>5} steps  CPU x{cpu['median']:.3f} ({cpu['q1']:.3f}-{cpu['q3']:.3f})  "
+        f"wall x{wall['median']:.3f} ({wall['q1']:.3f}-{wall['q3']:.3f})  "
+        f"+{row['added_cpu_ms_per_site_and_round']:.1f} ms a site and round  "
+        f"weights differ by {row['largest_difference_of_weights']:.0e}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

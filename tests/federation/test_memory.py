@@ -1,0 +1,182 @@
+"""What lies in memory does not grow with the number of sites: replies are taken one by one, states go to disk."""
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import Part, SiteData
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.checkpoint import Checkpoint
+from polyclinic.federation.federation import Faults, Federation
+from polyclinic.federation.gate import Policy
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import SiteHost, SiteState, operation
+from polyclinic.methods import local
+
+SITES = tuple(f"s{k}" for k in range(12))
+
+
+class Counting:
+    """An engine that answers when it is asked to, and knows how many of its replies are still in memory."""
+
+    simulation = True
+
+    def __init__(self, failing=()):
+        self.failing = failing
+        self.asked: list[str] = []
+        self.replies: list[weakref.ref[Reply]] = []
+        self.most = 0
+
+    def call(self, calls):
+        for call in calls:
+            self.asked.append(call.site)
+            yield self.answer(call)
+
+    def answer(self, call):
+        if call.site in self.failing:
+            return Failure(call.site, call.operation, "on fire")
+        number = float(SITES.index(call.site))
+        weights = Parcel("weights", {"w": torch.full((3,), number)}, {"samples": int(number) + 1})
+        reply = Reply(call.site, (weights, Parcel("statistics", {"n": torch.tensor(int(number))})))
+        self.replies.append(weakref.ref(reply))
+        self.most = max(self.most, sum(one() is not None for one in self.replies))
+        return reply
+
+
+@pytest.fixture
+def federation_with(tmp_path):
+    def make(engine, faults=None):
+        return Federation(
+            engine=engine,
+            sites=SITES,
+            seed=0,
+            checkpoint=Checkpoint(tmp_path),
+            initial_weights=dict,
+            expected={},
+            bench=None,
+            faults=faults,
+        )
+
+    return make
+
+
+def test_an_average_holds_one_reply_while_the_next_is_made(federation_with):
+    engine = Counting()
+    mean = local.average(federation_with(engine).ask_each("train"))
+    by_hand = sum(k * (k + 1) for k in range(12)) / sum(k + 1 for k in range(12))
+    assert mean["w"].tolist() == [np.float32(by_hand)] * 3
+    assert engine.most == 2
+    assert len(federation_with(engine).ask_all("train")) == 12
+    assert engine.most == 12
+
+
+def test_sites_work_when_their_reply_is_taken(federation_with):
+    engine = Counting()
+    replies = federation_with(engine).ask_each("train")
+    assert engine.asked == []
+    assert next(replies).site == "s0"
+    assert engine.asked == ["s0"]
+    assert [reply.site for reply in replies] == list(SITES[1:])
+
+
+def test_ask_each_gives_what_ask_all_gives(federation_with):
+    engine = Counting(failing=("s3", "s5"))
+    each, at_once = federation_with(engine), federation_with(engine)
+    assert [r.site for r in each.ask_each("train")] == [r.site for r in at_once.ask_all("train")]
+    assert each.failures == at_once.failures
+    assert [failure["site"] for failure in each.failures] == ["s3", "s5"]
+    assert each.communication.rows() == at_once.communication.rows()
+    assert [r.site for r in each.ask_each("train")] == [s for s in SITES if s not in ("s3", "s5")]
+
+
+@pytest.mark.parametrize("faults", [Faults("stop"), Faults("continue", quorum=0.9)])
+def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
+    engine = Counting(failing=("s0", "s7"))
+    federation = federation_with(engine, faults)
+    heard = []
+    with pytest.raises(WorkFailed, match="site 's7' failed"):
+        heard.extend(reply.site for reply in federation.ask_each("train"))
+    assert heard == [site for site in SITES if site not in ("s0", "s7")]
+    assert [failure["site"] for failure in federation.failures] == ["s0", "s7"]
+
+
+def test_several_kinds_are_averaged_in_one_pass(federation_with):
+    engine = Counting()
+    weights, statistics = local.averages(federation_with(engine).ask_each("x"), "uniform", "weights", "statistics")
+    assert weights["w"].tolist() == [5.5] * 3
+    assert statistics["n"].item() == 6  # 5.5, to the even whole number
+    assert engine.asked == list(SITES)
+
+
+def test_sites_that_send_different_tensors_have_no_average():
+    mean = local.WeightedMean()
+    mean.add({"a": torch.ones(1), "b": torch.ones(1)}, 1)
+    with pytest.raises(WorkFailed, match=r"different tensors: \['b'\]"):
+        mean.add({"a": torch.ones(1)}, 1)
+
+
+# --- states -------------------------------------------------------------------------------------------
+
+
+class Hoarder:
+    """A method whose sites keep a kilobyte each, and count."""
+
+    name = "hoarder"
+
+    @operation()
+    def keep(self, site):
+        site.state["count"] = site.state.get("count", torch.zeros(1)) + 1
+        site.state.put("pile", {"numbers": torch.zeros(255)})
+
+
+def host_in(folder, kilobytes):
+    images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
+    part = Part(images, np.zeros(1, dtype=np.int64))
+    host = SiteHost(
+        method=Hoarder(),
+        seed=0,
+        bench=None,
+        folder=folder,
+        open_data=lambda name: SiteData(name, part, part, part),
+        policy=Policy(),
+        expected={},
+    )
+    host.RESIDENT_BYTES = kilobytes * 1024
+    return host
+
+
+@pytest.mark.parametrize("kilobytes", [0, 3, 1000])
+def test_states_in_memory_are_bounded_by_their_size(tmp_path, kilobytes):
+    host = host_in(tmp_path, kilobytes)
+    for _ in range(2):
+        for site in SITES:
+            host.handle(Call(site, "keep", 1))
+            # the site at work may be above the bound: it is sent to disk when the next one is
+            assert sum(one.state.bytes for one in host.resident()) <= (kilobytes + 1) * 1024
+    assert len(host.resident()) == {0: 1, 3: 3, 1000: 12}[kilobytes]
+    host.restore(host.checkpoint())
+    for site in SITES:
+        host.handle(Call(site, "keep", 2))
+        assert float(host.resident()[-1].state["count"]) == 3
+
+
+def test_sites_without_state_stay_open_up_to_a_number(tmp_path):
+    host = host_in(tmp_path, kilobytes=1000)
+    host.RESIDENT = 5
+    for site in SITES:
+        host.handle(Call(site, "keep", 1))
+    assert [site.name for site in host.resident()] == list(SITES[-5:])
+
+
+def test_the_size_of_a_state_follows_its_changes():
+    state = SiteState({"a": torch.zeros(2)})
+    assert state.bytes == 8
+    state.put("g", {"b": torch.zeros(4, dtype=torch.float64)})
+    assert state.bytes == 40
+    state["a"] = torch.zeros(1)
+    assert state.bytes == 36
+    del state["g/b"]
+    assert state.bytes == 4

@@ -1,0 +1,57 @@
+"""The benchmarks run, end in one line of JSON with the documented keys, and compare like with like."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def bench(name, *options, file):
+    """The figures that a benchmark wrote to `file`, and those in its last line of output."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(file), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(file.read_text()), json.loads(done.stdout.splitlines()[-1])
+
+
+def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
+    written, printed = bench(
+        "overhead", "--pairs", "2", "--sites", "2", "--images-per-site", "8", file=tmp_path / "figures.json"
+    )
+    assert written == printed
+    assert set(written) == {"benchmark", "quick", "threads", "target", "within_target", "same_weights", "cases"}
+    assert (written["benchmark"], written["quick"], written["target"]) == ("overhead", True, 1.05)
+    assert written["same_weights"]
+    assert [case["backbone"] for case in written["cases"]] == ["small-cnn", "lenet5", "small-cnn"]
+    for case in written["cases"]:
+        assert case["sites"] == case["pairs"] == 2
+        for ratio in (case["wall_ratio"], case["cpu_ratio"]):
+            assert 0 < ratio["q1"] <= ratio["median"] <= ratio["q3"]
+        assert case["bare_cpu_seconds"] > 0
+        assert case["largest_difference_of_weights"] <= 1e-6
+
+
+@pytest.mark.slow
+def test_scaling_measures_each_point_in_a_process_of_its_own(tmp_path):
+    written, printed = bench("scaling", "--sites", "2", "3", file=tmp_path / "figures.json")
+    assert written == printed
+    assert set(written) == {"benchmark", "quick", "points", "growth"}
+    assert {(p["method"], p["backbone"]) for p in written["points"]} == {
+        ("fedavg", "small-cnn"),
+        ("fedavg", "resnet18"),
+        ("standalone", "resnet18"),
+    }
+    for point in written["points"]:
+        assert point["seconds_per_round"] > 0
+        assert point["peak_mib"] > point["added_mib"] > 0
+    assert [growth["to_sites"] for growth in written["growth"]] == [3, 3, 3]
