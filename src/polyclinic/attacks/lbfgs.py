@@ -1,0 +1,186 @@
+"""L-BFGS for N independent problems in one batch: torch.optim.LBFGS, target by target.
+
+Torch's optimiser has steps of up to 20 iterations; a step ends early when nothing moves any more, and the next one goes
+on from there. Here each target goes through its steps at its own pace, one evaluation of the objective after the other,
+and stops when its steps are used up, when it has converged (torch would stand still from then on) or when its loss is
+not a number any more. Everything is tensor arithmetic on fixed shapes, without a look from the host, so that a CUDA
+graph can hold it.
+
+The direction is computed in coefficients (the compact form): with S and Y the remembered steps and changes of gradient,
+the two-loop recursion is two triangular solves with R = upper triangle of S·Yᵀ and one product with Y·Yᵀ, both of which
+gain one column per iteration.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CURVATURE = 1e-10  # torch's bound for a pair to be remembered
+
+
+class LBFGS:
+    """Minimises N functions of D variables; the caller evaluates them at `point` and passes the result to `update`."""
+
+    def __init__(
+        self,
+        start: Tensor,
+        *,
+        lr: float = 1.0,
+        steps: int = 100,
+        inner: int = 20,
+        history: int = 100,
+        tolerance_grad: float = 1e-7,
+        tolerance_change: float = 1e-9,
+    ) -> None:
+        """`start` [N, D]; `steps`, `inner`, `history` and tolerances as torch's (calls of step, max_iter, ...)."""
+        if inner < 4:
+            raise ValueError("below 4 iterations torch ends a step by its number of evaluations: use inner >= 4")
+        count, size = start.shape
+        self.lr, self.steps, self.inner = lr, steps, inner
+        self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
+        self.point = start.detach().clone()
+        flags = {name: torch.zeros(count, dtype=torch.bool, device=start.device) for name in ("started", "diverged")}
+        self.started, self.diverged = flags["started"], flags["diverged"]
+        self.converged = self.diverged.clone()
+        self.active = ~self.diverged
+        self.step_count = torch.zeros(count, dtype=torch.long, device=start.device)
+        self.inner_count = self.step_count.clone()
+        self.loss = start.new_zeros(count)
+        self.gradient = torch.zeros_like(self.point)
+        self.move = torch.zeros_like(self.point)
+        self.memory = Memory(count, history, size, like=start)
+
+    def update(self, loss: Tensor, gradient: Tensor) -> None:
+        """Take the loss [N] and gradient [N, D] at `point`, and move every active target by one iteration."""
+        finite = loss.isfinite() & gradient.isfinite().all(1)
+        flat = gradient.abs().amax(1) <= self.tolerance_grad
+        self._end_stalled_steps(loss)
+        going = self.active & finite & ~flat & (self.step_count < self.steps)
+
+        self.memory.remember(self.move, gradient - self.gradient, going & self.started)
+        direction = torch.where(self.started[:, None], self.memory.direction(gradient), -gradient)
+        downhill = ~((gradient * direction).sum(1) > -self.tolerance_change)  # true for NaN, as in torch
+        self.diverged |= self.active & ~finite
+        self.converged |= self.active & finite & (flat | (going & ~downhill))
+        going &= downhill
+
+        first = (1 / gradient.abs().sum(1)).clamp(max=1) * self.lr
+        length = torch.where(self.started, torch.full_like(first, self.lr), first)
+        self.move.copy_(torch.where(going[:, None], length[:, None] * direction, self.move))
+        self.point.copy_(torch.where(going[:, None], self.point + self.move, self.point))
+        self.gradient.copy_(gradient)
+        self.loss.copy_(loss)
+        self.started |= going
+        self._count(going)
+
+    def _end_stalled_steps(self, loss: Tensor) -> None:
+        """A step in which nothing moves any more is over; the target's next one begins at the same place."""
+        still = self.move.abs().amax(1) <= self.tolerance_change
+        still |= (loss - self.loss).abs() < self.tolerance_change
+        still &= self.active & (self.inner_count > 0)
+        self.step_count += still
+        self.inner_count.masked_fill_(still, 0)
+
+    def _count(self, moved: Tensor) -> None:
+        self.inner_count += moved
+        over = self.inner_count >= self.inner
+        self.step_count += over
+        self.inner_count.masked_fill_(over, 0)
+        self.active.copy_(moved & (self.step_count < self.steps))
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the targets only."""
+        for name in ("point", "started", "diverged", "converged", "active", "step_count", "inner_count"):
+            setattr(self, name, getattr(self, name)[rows])
+        for name in ("loss", "gradient", "move"):
+            setattr(self, name, getattr(self, name)[rows])
+        self.memory.keep(rows)
+
+
+class Memory:
+    """The last steps s and changes of gradient y of each target: [N, m, D], in rings of their own.
+
+    `triangle` (s_i·y_j for i <= j) and `gram` (y_i·y_j) are [N, m, m] in the order of age with the newest last, so
+    that empty places come first; they are float64, since solving with them is where rounding would hurt.
+    """
+
+    def __init__(self, count: int, history: int, size: int, *, like: Tensor) -> None:
+        self.s = like.new_zeros(count, history, size)
+        self.y = like.new_zeros(count, history, size)
+        eye = torch.eye(history, dtype=torch.float64, device=like.device)
+        self.triangle = eye.repeat(count, 1, 1)
+        self.gram = torch.zeros_like(self.triangle)
+        self.next = torch.zeros(count, dtype=torch.long, device=like.device)
+        self.scale = like.new_ones(count)
+        self.history = history
+        self.calls = 0
+        self._new = like.new_zeros(count, size)
+        self._accepted = torch.zeros(count, dtype=torch.bool, device=like.device)
+
+    @property
+    def used(self) -> int:
+        """Places of the rings that any target may have filled; on a GPU all, so that shapes never change."""
+        return self.history if self.s.is_cuda else min(self.history, max(1, self.calls))
+
+    def remember(self, s: Tensor, y: Tensor, allowed: Tensor) -> None:
+        """Add a pair [N, D] for each target that `allowed` [N] names and whose curvature is positive enough."""
+        self.calls += 1
+        curvature = (s * y).sum(1)
+        accepted = allowed & (curvature > CURVATURE)
+        rows = torch.arange(len(s), device=s.device)
+        for ring, new in ((self.s, s), (self.y, y)):
+            ring[rows, self.next] = torch.where(accepted[:, None], new, ring[rows, self.next])
+        self.next.copy_(torch.where(accepted, (self.next + 1) % self.history, self.next))
+        self.scale.copy_(torch.where(accepted, curvature / (y * y).sum(1), self.scale))
+        self._new.copy_(y)
+        self._accepted.copy_(accepted)
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """Minus the approximate inverse Hessian times the gradient [N, D]."""
+        used = self.used
+        s, y = self.s[:, :used], self.y[:, :used]
+        ages = (self.next[:, None] + torch.arange(used, device=s.device)) % used  # the place of the k-th oldest
+        vectors = torch.stack((gradient, self._new), 1).mT  # laid out so: the products are thrice as fast on a CPU
+        s_g, s_new = self._products(s, vectors, ages)
+        y_g, y_new = self._products(y, vectors, ages)
+        self._grow(s_new, y_new)
+
+        triangle, gram = self.triangle[:, -used:, -used:], self.gram[:, -used:, -used:]
+        scale = self.scale.double()[:, None]
+        alpha = torch.linalg.solve_triangular(triangle, -s_g[..., None], upper=True)
+        y_q = -y_g - (gram @ alpha)[..., 0]
+        curvature = triangle.diagonal(dim1=1, dim2=2)
+        right = curvature * alpha[..., 0] - scale * y_q
+        gamma = torch.linalg.solve_triangular(triangle.mT, right[..., None], upper=False)
+
+        of_y = self._in_places(-scale * alpha[..., 0], ages)
+        of_s = self._in_places(gamma[..., 0], ages)
+        return -self.scale[:, None] * gradient + (of_s @ s)[:, 0] + (of_y @ y)[:, 0]
+
+    @staticmethod
+    def _products(ring: Tensor, vectors: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
+        """Products of the remembered vectors with two others [N, D, 2], each [N, used] by age in float64."""
+        products = torch.bmm(ring, vectors).double()
+        by_age = products.gather(1, ages[:, :, None].expand(-1, -1, 2))
+        return by_age[..., 0], by_age[..., 1]
+
+    def _grow(self, s_new: Tensor, y_new: Tensor) -> None:
+        """Add the column of the newest pair where one was accepted: all others become one older."""
+        used = s_new.shape[1]
+        accepted = self._accepted[:, None]
+        empty = torch.zeros_like(s_new)
+        for matrix, column, row in ((self.triangle, s_new, empty), (self.gram, y_new, y_new)):
+            part = matrix[:, -used:, -used:]
+            part[:, :-1, :-1] = torch.where(accepted[..., None], part[:, 1:, 1:], part[:, :-1, :-1])
+            part[:, -1, :] = torch.where(accepted, row, part[:, -1, :])
+            part[:, :, -1] = torch.where(accepted, column, part[:, :, -1])
+
+    def _in_places(self, coefficients: Tensor, ages: Tensor) -> Tensor:
+        """Coefficients by age to coefficients by place, [N, 1, used], in the rings' precision."""
+        placed = torch.zeros_like(coefficients).scatter(1, ages, coefficients)
+        return placed[:, None].to(self.s.dtype)
+
+    def keep(self, rows: Tensor) -> None:
+        for name in ("s", "y", "triangle", "gram", "next", "scale", "_new", "_accepted"):
+            setattr(self, name, getattr(self, name)[rows])

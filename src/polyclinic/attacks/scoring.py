@@ -1,0 +1,128 @@
+"""How good reconstructions are: the only place of this room where the truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.randomness import numpy_rng
+
+HOPELESS = 2.0  # the papers' bound: a mean squared error of 2 is no image in [0, 1]
+
+
+def mean_squared_error(a: Tensor, b: Tensor) -> Tensor:
+    """[N] of images [N, C, H, W]."""
+    return (a.double() - b.double()).square().flatten(1).mean(1)
+
+
+def psnr(a: Tensor, b: Tensor, data_range: float = 1.0) -> Tensor:
+    """Peak signal-to-noise ratio in dB, [N] of images [N, C, H, W]."""
+    return 10 * torch.log10(data_range**2 / mean_squared_error(a, b))
+
+
+def ssim(a: Tensor, b: Tensor, *, window: int = 7, data_range: float = 1.0) -> Tensor:
+    """Structural similarity, [N] of images [N, C, H, W]: mean over channels and all windows inside the image.
+
+    Window 7 is scikit-image's default (flat, sample covariance), 11 is MONAI's (Gaussian of deviation 1.5).
+    `data_range` is the range that images may have, not the one they happen to have.
+    """
+    if window not in (7, 11):
+        raise ValueError("SSIM has a flat window of 7 or a Gaussian window of 11 pixels")
+    kernel = _kernel(window).to(a.device)
+    correction = window**2 / (window**2 - 1) if window == 7 else 1.0
+    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+
+    def smooth(images: Tensor) -> Tensor:
+        return F.conv2d(images.flatten(0, 1)[:, None], kernel[None, None]).unflatten(0, images.shape[:2])
+
+    a, b = a.double(), b.double()
+    mean_a, mean_b = smooth(a), smooth(b)
+    var_a = correction * (smooth(a * a) - mean_a**2)
+    var_b = correction * (smooth(b * b) - mean_b**2)
+    covariance = correction * (smooth(a * b) - mean_a * mean_b)
+    luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
+    return (luminance * (2 * covariance + c2) / (var_a + var_b + c2)).flatten(1).mean(1)
+
+
+def _kernel(window: int) -> Tensor:
+    if window == 7:
+        return torch.full((7, 7), 1 / 49, dtype=torch.float64)
+    line = torch.exp(-0.5 * (torch.arange(11, dtype=torch.float64) - 5).square() / 1.5**2)
+    return torch.outer(line, line) / line.sum() ** 2
+
+
+@dataclass(frozen=True)
+class Score:
+    """Per image, all [M]: errors and similarity, NaN where a reconstruction is not finite; who did not converge."""
+
+    mse: Tensor
+    psnr: Tensor
+    ssim: Tensor
+    non_converging: Tensor
+    by_assignment: bool  #: images of a batch were paired with the truth by least error, their order being lost
+
+    def summary(self) -> dict[str, float | int | bool]:
+        """Means over the images that converged (NaN if none did), as the papers give them, and how many did not."""
+        good = ~self.non_converging
+        means = {
+            name: float(values[good].mean())
+            for name, values in (("mse", self.mse), ("psnr", self.psnr), ("ssim", self.ssim))
+        }
+        counts = {"images": len(self.mse), "non_converging": int(self.non_converging.sum())}
+        median = float(self.mse.nan_to_num(torch.inf).median())
+        return {**means, "median_mse": median, **counts, "by_assignment": self.by_assignment}
+
+    def __str__(self) -> str:
+        found = self.summary()
+        paired = ", images of a batch paired with the truth by least error" if self.by_assignment else ""
+        return (
+            f"{found['images'] - found['non_converging']} of {found['images']} images converged: "
+            f"MSE {found['mse']:.2e}, PSNR {found['psnr']:.1f} dB, SSIM {found['ssim']:.3f}{paired}"
+        )
+
+
+def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7) -> Score:
+    """Score reconstructions [N, B, C, H, W] against the truth, both in [0, 1].
+
+    An image did not converge if its error is not below that of the start [N, B, C, H, W] (paired in the same way), or
+    at 2 or above, or not finite.
+    """
+    several = truth.shape[1] > 1
+    if several:
+        order = torch.stack([assignment(f, t) for f, t in zip(found, truth, strict=True)])
+        found = torch.stack([f[o] for f, o in zip(found, order, strict=True)])
+        start = torch.stack([s[o] for s, o in zip(start, order, strict=True)])
+    found, truth, start = (images.flatten(0, 1) for images in (found, truth, start))
+    error, before = mean_squared_error(found, truth), mean_squared_error(start, truth)
+    error = torch.where(error.isfinite(), error, torch.nan)
+    non_converging = ~(error < torch.minimum(before, torch.full_like(before, HOPELESS)))
+    ratio = torch.where(error.isnan(), error, psnr(found, truth))
+    similarity = torch.where(error.isnan(), error, ssim(found, truth, window=window))
+    return Score(error, ratio, similarity, non_converging, several)
+
+
+def assignment(found: Tensor, truth: Tensor) -> Tensor:
+    """Which of the found images [B, ...] belongs to each true one, int64 [B]: the pairing of least total error."""
+    from scipy.optimize import linear_sum_assignment
+
+    errors = (truth.double().flatten(1)[:, None] - found.double().flatten(1)[None]).square().mean(2).cpu()
+    worst = float(errors[errors.isfinite()].max()) if bool(errors.isfinite().any()) else 0.0
+    _, order = linear_sum_assignment(errors.nan_to_num(worst + 1, posinf=worst + 1).numpy())
+    return torch.from_numpy(order).to(found.device)
+
+
+def random_other_image(truth: Tensor, *, seed: int = 0, window: int = 7) -> dict[str, float]:
+    """The papers' baseline: MSE and SSIM of an "attack" that returns another image of the set [M, C, H, W]."""
+    count = len(truth)
+    if count < 2:
+        raise ValueError("another image needs a set of two or more")
+    shift = numpy_rng(seed, "random other image").integers(1, count, size=count)
+    others = truth[torch.from_numpy((np.arange(count) + shift) % count)]
+    return {
+        "mse": float(mean_squared_error(others, truth).mean()),
+        "ssim": float(ssim(others, truth, window=window).mean()),
+    }

@@ -1,0 +1,143 @@
+"""The loop of an attack: evaluate all targets, move all targets, let the finished ones go."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.objective import Objective
+
+LOOK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
+WARM_UP = 3  # iterations that CUDA needs to see before it can record one
+
+
+class Optimizer(Protocol):
+    """What LBFGS and Adam have in common; rows of all tensors are targets."""
+
+    point: Tensor
+    active: Tensor
+    converged: Tensor
+    diverged: Tensor
+
+    def update(self, loss: Tensor, gradient: Tensor) -> None: ...
+
+    def keep(self, rows: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the search ended, by target: points [N, D] and for each target [N]: its loss, how often it was
+    evaluated, and whether it converged or diverged (neither: its steps were used up)."""
+
+    point: Tensor
+    loss: Tensor
+    evaluations: Tensor
+    converged: Tensor
+    diverged: Tensor
+
+
+def search(
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    returns: Literal["best", "last"] = "best",
+    graphs: bool = True,
+) -> Found:
+    """Minimise until every target has finished. "best" is the point of lowest loss, of which truth knows nothing.
+
+    Targets that have finished are masked, which leaves the others as they are to the last bit; once half of a batch has
+    finished it leaves, which may change the others by rounding. On a GPU an iteration is one CUDA graph.
+    """
+    batch = _Batch(objective, optimizer)
+    found = batch.results(returns)
+    rows = torch.arange(len(optimizer.point), device=optimizer.point.device)
+    while True:
+        batch.run(graphs)
+        left = ~optimizer.active
+        batch.look_again()
+        _write(found, rows[left], batch.results(returns), left)
+        if bool(left.all()):
+            return found
+        rows = rows[~left]
+        batch.keep((~left).nonzero()[:, 0])
+
+
+class _Batch:
+    """The targets that are still searched for, the best point of each, and one iteration of all."""
+
+    def __init__(self, objective: Objective, optimizer: Optimizer) -> None:
+        self.objective, self.optimizer = objective, optimizer
+        self.best = optimizer.point.clone()
+        self.best_loss = torch.full_like(optimizer.point[:, 0], torch.inf)
+        self.loss = self.best_loss.clone()
+        self.evaluations = torch.zeros(len(self.best), dtype=torch.long, device=self.best.device)
+
+    def iterate(self) -> None:
+        loss, gradient = self.objective(self.optimizer.point)
+        self._note(loss)
+        self.evaluations += self.optimizer.active
+        self.optimizer.update(loss, gradient)
+
+    def _note(self, loss: Tensor) -> None:
+        better = loss < self.best_loss  # false for NaN
+        self.best.copy_(torch.where(better[:, None], self.optimizer.point, self.best))
+        self.best_loss.copy_(torch.where(better, loss, self.best_loss))
+        self.loss.copy_(loss)
+
+    def look_again(self) -> None:
+        """The last point of a target has been moved to, but not been evaluated yet."""
+        self._note(self.objective(self.optimizer.point)[0])
+
+    def run(self, graphs: bool) -> None:
+        """Iterate until at least half of the targets have finished."""
+        count = len(self.best)
+        on_gpu = self.best.is_cuda
+        iterate = _recorded(self.iterate) if on_gpu and graphs else self.iterate
+        while 2 * int(self.optimizer.active.sum()) > count:
+            for _ in range(LOOK_EVERY if on_gpu else 1):
+                iterate()
+
+    def keep(self, rows: Tensor) -> None:
+        self.objective = self.objective.keep(rows)
+        self.optimizer.keep(rows)
+        for name in ("best", "best_loss", "loss", "evaluations"):
+            setattr(self, name, getattr(self, name)[rows])
+
+    def results(self, returns: str) -> Found:
+        """A copy of how things stand."""
+        best = returns == "best"
+        return Found(
+            (self.best if best else self.optimizer.point).clone(),
+            (self.best_loss if best else self.loss).clone(),
+            self.evaluations.clone(),
+            self.optimizer.converged.clone(),
+            self.optimizer.diverged.clone(),
+        )
+
+
+def _write(found: Found, rows: Tensor, batch: Found, left: Tensor) -> None:
+    for name in ("point", "loss", "evaluations", "converged", "diverged"):
+        getattr(found, name)[rows] = getattr(batch, name)[left]
+
+
+def _recorded(iterate: Callable[[], None]) -> Callable[[], None]:
+    """The iteration as a CUDA graph; as it was, with a warning, where CUDA cannot record it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):  # these are iterations like all others
+            iterate()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            iterate()
+    except RuntimeError as error:
+        warnings.warn(f"the attack runs without a CUDA graph, more slowly: {error}", stacklevel=2)
+        return iterate
+    return graph.replay

@@ -1,0 +1,94 @@
+"""Scores against libraries and arithmetic; batches, failures and numbers that are none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from monai.metrics import SSIMMetric
+
+from polyclinic.attacks import scoring
+from polyclinic.randomness import torch_rng
+
+
+def pictures(*shape: int, name: str = "a") -> torch.Tensor:
+    return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
+
+
+def test_error_and_psnr_by_hand():
+    truth, found = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
+    found[0, 0, 0, 0] = 0.2
+    assert scoring.mean_squared_error(found, truth).tolist() == pytest.approx([0.01, 0.0])
+    assert scoring.psnr(found, truth).tolist() == [pytest.approx(20.0, abs=1e-4), math.inf]
+
+
+def test_ssim_is_monais_with_a_window_of_11():
+    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
+    expected = SSIMMetric(2, data_range=1.0, win_size=11)(a.float(), b.float())[:, 0]
+    torch.testing.assert_close(scoring.ssim(a, b, window=11).float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_ssim_is_scikit_images_with_a_window_of_7():
+    metrics = pytest.importorskip("skimage.metrics")
+    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
+    pairs = zip(a.numpy(), b.numpy(), strict=True)
+    expected = [metrics.structural_similarity(x, y, data_range=1.0, channel_axis=0) for x, y in pairs]
+    assert scoring.ssim(a, b).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_ssim_of_an_image_with_itself():
+    a = pictures(2, 1, 12, 12)
+    for window in (7, 11):
+        assert scoring.ssim(a, a, window=window).tolist() == pytest.approx([1, 1])
+    with pytest.raises(ValueError, match="7 or"):
+        scoring.ssim(a, a, window=9)
+
+
+def test_single_images_are_scored_in_their_order():
+    truth = pictures(3, 1, 1, 8, 8)
+    found = truth[[0, 2, 1]]
+    result = scoring.score(found, truth, torch.full_like(truth, 5.0))
+    assert not result.by_assignment
+    assert result.mse[0] == 0
+    assert result.mse[1] > 0.05
+
+
+def test_images_of_a_batch_are_assigned():
+    truth = pictures(2, 3, 1, 8, 8)
+    found = torch.stack((truth[0, [2, 0, 1]], truth[1, [1, 0, 2]])) + 0.01
+    result = scoring.score(found, truth, torch.full_like(truth, 5.0))
+    assert result.by_assignment
+    assert "paired with the truth" in str(result)
+    assert result.mse.tolist() == pytest.approx([1e-4] * 6)
+
+
+def test_who_did_not_converge():
+    """Not better than the start; hopeless, though better than the start; not a number; fine."""
+    truth = torch.zeros(4, 1, 1, 8, 8)
+    start = torch.tensor([0.5, 9.0, 0.5, 0.5]).reshape(4, 1, 1, 1, 1).expand_as(truth)
+    found = torch.tensor([0.5, 1.5, torch.nan, 0.1]).reshape(4, 1, 1, 1, 1).expand_as(truth)
+    result = scoring.score(found, truth, start)
+    assert result.non_converging.tolist() == [True, True, True, False]
+    summary = result.summary()
+    assert summary["mse"] == pytest.approx(0.01)
+    assert summary["psnr"] == pytest.approx(20.0)
+    assert (summary["images"], summary["non_converging"]) == (4, 3)
+    assert math.isnan(result.ssim[2])
+
+
+def test_nothing_converged():
+    truth = torch.zeros(2, 2, 1, 8, 8)
+    result = scoring.score(torch.full_like(truth, torch.inf), truth, truth + 1)
+    assert result.summary()["non_converging"] == 4
+    assert math.isnan(result.summary()["mse"])
+    assert str(result).startswith("0 of 4")
+
+
+def test_the_random_other_image_is_another_one():
+    truth = torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 1, 8, 8)
+    baseline = scoring.random_other_image(truth, seed=3)
+    assert baseline["mse"] >= 1  # the nearest other image is one away from each
+    assert baseline == scoring.random_other_image(truth, seed=3)
+    with pytest.raises(ValueError, match="two or more"):
+        scoring.random_other_image(truth[:1])
