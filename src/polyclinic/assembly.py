@@ -19,6 +19,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.gate import Policy
 from polyclinic.federation.parcel import Expected
 from polyclinic.federation.site import SiteHost
+from polyclinic.methods.replay import Replaying
 from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
@@ -81,6 +82,11 @@ class Assembly:
             "gradients": Expected("gradients", max_bytes=2**31),
         }
 
+    @cached_property
+    def replaying(self) -> Replaying | None:
+        """The replay that wraps the method, where the study has one."""
+        return Replaying(self.study.replay, self.study.generator) if self.study.replay else None
+
     def host(self) -> SiteHost:
         return SiteHost(
             method=self.study.method,
@@ -90,6 +96,7 @@ class Assembly:
             open_data=lambda site: open_site(self.parts.folder, site),
             policy=Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
+            replay=self.replaying,
         )
 
     def engine(self, lock: int) -> InProcess:

@@ -130,6 +130,8 @@ def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
         federation.resume()
         recorder.rewind_history(federation.round)
         display.started(study, parts.names, federation.round + 1)
+        if assembly.replaying:
+            assembly.replaying.prepare(federation)
         last = study.method.run(federation)
         models = released_models(federation, recorder, last)
         metrics = final_metrics(federation, study, models, bool(bench.local_names))
@@ -228,6 +230,7 @@ def result_of(
         "privacy": None,
         "rounds": federation.round,
         "failures": federation.failures,
+        **federation.reports,
         "data": {key: parts.info[key] for key in ("source", "counts", "digests")},
         "timing": timing,
         "environment": environment(study),

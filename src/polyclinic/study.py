@@ -19,7 +19,11 @@ from polyclinic.data.partition import PARTITIONS, Sites
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.parcel import KINDS
+from polyclinic.generators import GENERATORS, Generator
+from polyclinic.generators.generator import SMALLEST_IMAGE
+from polyclinic.generators.vqvae2 import VQVAE2
 from polyclinic.methods import METHODS, Method
+from polyclinic.methods.replay import Replay
 from polyclinic.models import BACKBONES, NORMS, build, norm_names
 from polyclinic.settings import Settings, nearest, variant
 from polyclinic.tasks import TASKS, Task
@@ -99,6 +103,8 @@ class Study(Settings):
     model: Model = Field(default_factory=Model)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     method: SerializeAsAny[Method]
+    replay: Replay | None = None
+    generator: SerializeAsAny[Generator] = Field(default_factory=VQVAE2)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineTable = Field(default_factory=EngineTable)
     policy: PolicyTable = Field(default_factory=PolicyTable)
@@ -106,12 +112,18 @@ class Study(Settings):
     @model_validator(mode="before")
     @classmethod
     def _tables(cls, given: Any) -> Any:
-        return {name: _table(name, value) for name, value in given.items()} if isinstance(given, Mapping) else given
+        if not isinstance(given, Mapping):
+            return given
+        tables = {name: _table(name, value) for name, value in given.items()}
+        if getattr(tables.get("method"), "replays", False):  # cwt-replay is cwt with the table [replay]
+            tables.setdefault("replay", Replay())
+        return tables
 
     @model_validator(mode="after")
     def _fits_together(self) -> Study:
         check_task(self)
         check_model(self)
+        check_replay(self)
         return self
 
     def with_settings(self, changes: Mapping[str, Any]) -> Study:
@@ -140,10 +152,12 @@ VARIANTS: dict[str, tuple[Mapping[str, type[Settings]], str]] = {
     "sites": (PARTITIONS, "partition"),
     "task": (TASKS, "name"),
     "method": (METHODS, "name"),
+    "generator": (GENERATORS, "name"),
 }
 PLAIN: dict[str, type[Settings]] = {
     "model": Model,
     "optimizer": Optimizer,
+    "replay": Replay,
     "evaluation": Evaluation,
     "engine": EngineTable,
     "policy": PolicyTable,
@@ -294,6 +308,21 @@ def check_model(study: Study) -> None:
             f"method.name: fedbn keeps batch-norm layers at the sites, and {model.backbone} with "
             f"model.norm = '{model.norm}' has none; choose a backbone with batch norm"
         )
+
+
+def check_replay(study: Study) -> None:
+    """BadInput if the study replays and cannot."""
+    if study.replay is None:
+        return
+    if not study.method.takes_replay:
+        can = ", ".join(name for name, method in METHODS.items() if method.takes_replay)
+        raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
+    if not study.generator.has_codes:
+        raise BadInput(f"generator.name: '{study.generator.name}' has no codes to replay; choose vqvae2")
+    if study.replay.codes == "prior" and study.task.dense:
+        raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
+    if study.data.size < SMALLEST_IMAGE:
+        raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
 
 
 def _cuts(backbone: str) -> tuple[str, ...]:

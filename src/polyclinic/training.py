@@ -166,16 +166,20 @@ class Workbench:
         *,
         class_weights: Tensor | None = None,
         correct: Callable[[nn.Module], None] | None = None,
+        model: nn.Module | None = None,
     ) -> float:
-        """Take `steps` optimiser steps; the mean loss over them. `correct` may change gradients before a step."""
-        self.model.train()
+        """Take `steps` optimiser steps; the mean loss over them. `correct` may change gradients before a step.
+
+        `model` is another network than the workbench's own, such as a part of it.
+        """
+        model = (model or self.model).train()
         total = torch.zeros((), device=self.device)
         for images, targets in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
-            loss = self.loss(self.forward(images), targets, class_weights)
+            loss = self.loss(self.forward(images, model), targets, class_weights)
             loss.backward()
             if correct is not None:
-                correct(self.model)
+                correct(model)
             optimizer.step()
             total += loss.detach()
         return float(total) / steps

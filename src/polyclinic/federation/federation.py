@@ -90,6 +90,7 @@ class Federation:
         self._out: set[str] = set()  # sites that failed in this round
         self._state = State({})
         self._once: dict[str, Weights] = {}
+        self._reports: dict[str, Any] = {}
         self._resumed: Manifest | None = None
 
     # --- asking -----------------------------------------------------------------------------------
@@ -269,6 +270,14 @@ class Federation:
         """Score the model on the sites' validation images, when this round is an evaluation point."""
         if self.observer:
             self.observer.evaluate(self, weights)
+
+    def report(self, name: str, value: Any) -> None:
+        """Put plain values a method found out into the result, under a name of their own."""
+        self._reports[name] = value
+
+    @property
+    def reports(self) -> dict[str, Any]:
+        return dict(self._reports)
 
     def handed_over(self, site: str, weights: Weights) -> None:
         """Note that `site` has finished its turn with `weights` (serial methods; `polyclinic forgetting`)."""

@@ -100,7 +100,8 @@ class SiteState(MutableMapping[str, Tensor]):
 class Site:
     """What an operation gets to work with: the site's own data, state and tools, and nothing of others.
 
-    `memory` holds what need not survive a restart (an open autograd graph, a buffer made anew).
+    `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
+    state. `folder` is the site's own; what lies there never leaves it. `replay` mixes replayed images into batches.
     """
 
     name: str
@@ -108,12 +109,19 @@ class Site:
     data: SiteData
     bench: Workbench
     state: SiteState
+    folder: Path
+    replay: Any = None
     memory: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""
         return torch_rng(self.seed, self.name, purpose, self.round)
+
+    def lasting_rng(self, purpose: str) -> torch.Generator:
+        """A generator for this seed, site and purpose, the same in every round."""
+        return torch_rng(self.seed, self.name, purpose)
 
 
 class SiteHost:
@@ -134,8 +142,10 @@ class SiteHost:
         open_data: Callable[[str], SiteData],
         policy: Policy,
         expected: Mapping[str, Expected],
+        replay: Any = None,
     ) -> None:
         self.method = method
+        self.replay = replay
         self.seed = seed
         self.bench = bench
         self.folder = folder
@@ -149,9 +159,7 @@ class SiteHost:
 
     def handle(self, call: Call) -> Reply:
         """Run one call. Whatever it raises is the site's failure."""
-        declared = getattr(getattr(self.method, call.operation, None), "operation", None)
-        if declared is None:
-            raise LookupError(f"method '{self.method.name}' has no operation '{call.operation}'")
+        operation, declared = self._operation(call.operation)
         for parcel in call.parcels.values():
             self.expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
         site = self._site(call.site)
@@ -159,8 +167,16 @@ class SiteHost:
         with _nothing_happened_if_it_fails(site):
             with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
                 payload = {name: p.tensors for name, p in call.parcels.items()} | dict(call.arguments)
-                released = getattr(self.method, call.operation)(site, **payload)
+                released = operation(site, **payload)
             return Reply(call.site, self._release(call, declared, _parcels(released)))
+
+    def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
+        """An operation of the method, or of the replay that wraps it, and what it declares."""
+        for owner in (self.method, self.replay):
+            found: Any = getattr(owner, name, None)
+            if hasattr(found, "operation"):
+                return found, found.operation
+        raise LookupError(f"method '{self.method.name}' has no operation '{name}'")
 
     def _release(self, call: Call, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
         for parcel in parcels:
@@ -231,7 +247,9 @@ class SiteHost:
             self._ledgers[name].expect_repeats_after(position.lines)
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
         self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images)
-        return Site(name, self.seed, data, self.bench, state)
+        folder = self.folder / "sites" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return Site(name, self.seed, data, self.bench, state, folder, self.replay)
 
     def _save(self, site: Site) -> None:
         lines = self._ledgers[site.name].confirmed
@@ -279,6 +297,7 @@ def _nothing_happened_if_it_fails(site: Site) -> Iterator[None]:
         site.state = SiteState(before)
         site.state.changed = changed
         site.memory.clear()
+        site.cache.clear()
         raise
 
 

@@ -6,11 +6,14 @@ except where one states its difference from another by inheriting from it.
 
 from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.cwt import CyclicWeightTransfer
+from polyclinic.methods.cwt_replay import CwtReplay
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.fedavg_replay import FedAvgReplay
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedavgm import FedAvgM
 from polyclinic.methods.fedbn import FedBN
 from polyclinic.methods.fedprox import FedProx
+from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
 from polyclinic.methods.method import Method
 from polyclinic.methods.splitnn import SplitNN
@@ -27,6 +30,9 @@ METHODS: dict[str, type[Method]] = {
     "fedavg-share": FedAvgShare,
     "cwt": CyclicWeightTransfer,
     "splitnn": SplitNN,
+    "cwt-replay": CwtReplay,
+    "fedavg-replay": FedAvgReplay,
+    "fedreplay": FedReplay,
 }
 
 __all__ = ["METHODS", "Method"]

@@ -28,18 +28,15 @@ class Centralized(Method):
         bench = federation.bench
         images = pooling.as_part(federation.once("images", lambda: pooling.pool(federation.ask_all("give_all"))))
         state = federation.state(weights=federation.initial_weights())
-        for number in federation.rounds(self.rounds, state):
+        for _ in federation.rounds(self.rounds, state):
             model = bench.load(state.weights)
-            optimizer = bench.optimizer.make(model.parameters(), number)
-            if bench.optimizer.keep_state:
-                local.restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+            optimizer = local.coordinator_optimizer(federation, state, model.parameters())
             bench.train(
                 bench.batches(images, federation.rng("batches")),
                 self.steps or bench.steps_in(images),
                 optimizer,
             )
-            if bench.optimizer.keep_state:
-                state.optimizer = local.optimizer_tensors(optimizer)
+            local.keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = bench.weights()
             federation.evaluate(state.weights)
         return state.weights

@@ -30,6 +30,7 @@ class CyclicWeightTransfer(Method):
     )
 
     summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
+    takes_replay: ClassVar[bool] = True
     serial: ClassVar[bool] = True
 
     def run(self, federation: Federation) -> Weights:

@@ -24,6 +24,7 @@ class FedAvg(Method):
         "samples", description="how sites count in the mean: by their number of images, or all alike"
     )
 
+    takes_replay: ClassVar[bool] = True
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
 
     def run(self, federation: Federation) -> Weights:

@@ -37,16 +37,12 @@ class FedSGD(Method):
 
     def step(self, federation: Federation, state: State, gradients: Weights) -> Weights:
         """The weights after one step of the study's optimiser along the mean gradient."""
-        settings = federation.bench.optimizer
         parameters = {name: nn.Parameter(state.weights[name].clone()) for name in gradients}
         for name, parameter in parameters.items():
             parameter.grad = gradients[name]
-        optimizer = settings.make(iter(parameters.values()), federation.round)
-        if settings.keep_state:
-            local.restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+        optimizer = local.coordinator_optimizer(federation, state, parameters.values())
         optimizer.step()
-        if settings.keep_state:
-            state.optimizer = local.optimizer_tensors(optimizer)
+        local.keep_coordinator_optimizer(federation, state, optimizer)
         return {name: parameter.detach() for name, parameter in parameters.items()}
 
     @operation("gradients", "statistics")

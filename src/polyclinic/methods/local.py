@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import Weights
+from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
+    from polyclinic.training import Batch
 
 
 def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Tensor]:
@@ -44,13 +45,18 @@ def train(
     steps = steps or bench.steps_in(part)
     model = bench.load(assemble(site, weights))
     optimizer = start_optimizer(site, model)
-    batches = bench.batches(part, site.rng("batches"))
-    loss = bench.train(batches, steps, optimizer, class_weights=class_weights, correct=correct)
+    loss = bench.train(batches(site, part), steps, optimizer, class_weights=class_weights, correct=correct)
     keep_optimizer(site, optimizer)
     trained = bench.weights()
     if bench.local_names:
         site.state.put("local", {name: trained.pop(name) for name in sorted(bench.local_names)})
     return Parcel("weights", trained, {"samples": len(part), "steps": steps, "loss": loss})
+
+
+def batches(site: Site, part: Part) -> Iterator[Batch]:
+    """Mini-batches of the site's images for this round, joined by replayed ones where the study replays."""
+    real = site.bench.batches(part, site.rng("batches"))
+    return site.replay.mix(site, real) if site.replay else real
 
 
 def average(replies: Iterable[Reply], weighting: str = "samples", kind: str = "weights") -> dict[str, Tensor]:
@@ -119,6 +125,21 @@ def start_optimizer(site: Site, model: nn.Module) -> torch.optim.Optimizer:
 def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer) -> None:
     if site.bench.optimizer.keep_state:
         site.state.put("optimizer", optimizer_tensors(optimizer))
+
+
+def coordinator_optimizer(
+    federation: Federation, state: State, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The same for a coordinator that trains; its optimiser's state is kept in the method's."""
+    optimizer = federation.bench.optimizer.make(iter(parameters), federation.round)
+    if federation.bench.optimizer.keep_state:
+        restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+    return optimizer
+
+
+def keep_coordinator_optimizer(federation: Federation, state: State, optimizer: torch.optim.Optimizer) -> None:
+    if federation.bench.optimizer.keep_state:
+        state.optimizer = optimizer_tensors(optimizer)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -34,6 +34,10 @@ class Method(Settings):
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
     #: whether batch-norm statistics may stay at the sites
     allows_local_norm: ClassVar[bool] = True
+    #: trains at the sites on `local.batches`, so that `[replay]` can join replayed images to them
+    takes_replay: ClassVar[bool] = False
+    #: replays even where the study has no table `[replay]`
+    replays: ClassVar[bool] = False
     #: whether it cuts the network and so needs `model.cut`
     needs_cut: ClassVar[bool] = False
 

@@ -27,6 +27,7 @@ class SplitNN(Method):
     )
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
+    takes_replay: ClassVar[bool] = True
     serial: ClassVar[bool] = True
     allows_local_norm: ClassVar[bool] = False
     needs_cut: ClassVar[bool] = True
@@ -47,9 +48,7 @@ class SplitNN(Method):
         bench = federation.bench
         front, rest = bench.split(bench.load(state.weights))
         rest.train()
-        optimizer = bench.optimizer.make(rest.parameters(), federation.round)
-        if bench.optimizer.keep_state:
-            local.restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+        optimizer = local.coordinator_optimizer(federation, state, rest.parameters())
         begun = federation.ask(site, "begin", weights=_names_of(front, state.weights))
         if not begun:
             return None
@@ -66,8 +65,7 @@ class SplitNN(Method):
         handed_on = federation.ask(site, "finish")
         if not handed_on:
             return None
-        if bench.optimizer.keep_state:
-            state.optimizer = local.optimizer_tensors(optimizer)
+        local.keep_coordinator_optimizer(federation, state, optimizer)
         return {**handed_on.weights, **bench.weights(rest)}
 
     @operation("statistics")
@@ -80,7 +78,7 @@ class SplitNN(Method):
         site.memory.update(
             front=front,
             optimizer=local.start_optimizer(site, front),
-            batches=bench.batches(part, site.rng("batches")),
+            batches=local.batches(site, part),
         )
         return Parcel("statistics", {}, {"steps": steps, "samples": len(part)})
 

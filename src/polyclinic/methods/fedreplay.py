@@ -1,0 +1,128 @@
+"""FedReplay (Qu et al. 2022, Algorithm 2): one site trains an encoder, all send latents once, the coordinator learns.
+
+The encoder is the network up to the cut, trained at one site with the whole network on the task. Every site sends
+the latents of its training images and their labels, once; the rest of the network is trained on them by the
+coordinator. The released model is encoder and rest joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import Site, operation
+from polyclinic.generators.packing import restore, shrink
+from polyclinic.methods import local
+from polyclinic.methods.method import Method
+from polyclinic.training import Batch
+
+
+class FedReplay(Method):
+    name: Literal["fedreplay"] = "fedreplay"
+    encoder_site: str = Field("largest", description="who trains the encoder: a site's name, 'largest' or 'random'")
+    encoder_passes: int | None = Field(
+        None,
+        ge=1,
+        description="passes over its images with which the encoder is trained; as many as rounds if not given",
+    )
+    latents: Literal["fp32", "fp16", "int8"] = Field("fp32", description="how latents travel")
+
+    summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
+    allows_local_norm: ClassVar[bool] = False
+    needs_cut: ClassVar[bool] = True
+
+    def run(self, federation: Federation) -> Weights:
+        bench = federation.bench
+        encoder = federation.once("encoder", lambda: self.encoder(federation))
+        latents, targets = _pooled(federation.once("latents", lambda: self.collect(federation, encoder)))
+        state = federation.state(weights={**federation.initial_weights(), **encoder})
+        for _ in federation.rounds(self.rounds, state):
+            rest = bench.split(bench.load(state.weights))[1]
+            optimizer = local.coordinator_optimizer(federation, state, rest.parameters())
+            size = min(bench.optimizer.batch_size, len(latents))
+            batches = _batches(latents, targets, size, federation.rng("batches"), bench.device)
+            bench.train(batches, len(latents) // size, optimizer, model=rest)
+            local.keep_coordinator_optimizer(federation, state, optimizer)
+            state.weights = {**encoder, **bench.weights(rest)}
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def encoder(self, federation: Federation) -> Weights:
+        """The network up to the cut, trained at the chosen site."""
+        site = self.choose(federation)
+        federation.report("encoder", {"site": site})
+        reply = federation.ask(site, "train_encoder", weights=federation.initial_weights())
+        if not reply:
+            raise WorkFailed(
+                f"site '{site}' could not train the encoder: {reply.reason}; name another method.encoder_site"
+            )
+        return reply.weights
+
+    def choose(self, federation: Federation) -> str:
+        if self.encoder_site == "random":
+            drawn = torch.randint(len(federation.sites), (1,), generator=federation.rng("encoder site"))
+            return federation.sites[int(drawn)]
+        if self.encoder_site == "largest":
+            replies = federation.ask_all("count")
+            return max(replies, key=lambda reply: reply.metadata["samples"]).site
+        if self.encoder_site not in federation.sites:
+            known = ", ".join(federation.sites)
+            raise BadInput(
+                f"method.encoder_site: there is no site '{self.encoder_site}'; choose largest, random or {known}"
+            )
+        return self.encoder_site
+
+    def collect(self, federation: Federation, encoder: Weights) -> Weights:
+        """What all sites send, under the site's name."""
+        replies = federation.ask_all("give_latents", weights=encoder)
+        return {f"{r.site}/{name}": t for r in replies for parcel in r.parcels for name, t in parcel.tensors.items()}
+
+    @operation("statistics")
+    def count(self, site: Site) -> Parcel:
+        return Parcel("statistics", {}, {"samples": len(site.data.train)})
+
+    @operation("weights")
+    def train_encoder(self, site: Site, weights: Weights) -> Parcel:
+        """Train the whole network on the task; only the part up to the cut leaves."""
+        bench, part = site.bench, site.data.train
+        model = bench.load(weights)
+        batches = bench.batches(part, site.rng("batches"))
+        for number in range(1, (self.encoder_passes or self.rounds) + 1):
+            optimizer = bench.optimizer.make(model.parameters(), number)
+            bench.train(batches, bench.steps_in(part), optimizer)
+        return Parcel("weights", bench.weights(bench.split(model)[0]), {"samples": len(part)})
+
+    @operation("latents", "labels", "masks")
+    @torch.no_grad()
+    def give_latents(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
+        bench = site.bench
+        front = bench.split(bench.load(weights))[0].eval()
+        pairs = [(bench.forward(x, front).float().cpu(), y.cpu()) for x, y in bench.in_order(site.data.train)]
+        latents, targets = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        kind = "masks" if bench.task.dense else "labels"
+        return Parcel("latents", shrink(latents, self.latents)), Parcel(kind, {"targets": targets})
+
+
+def _pooled(sent: Weights) -> tuple[Tensor, Tensor]:
+    """All sites' latents and targets together."""
+    sites = dict.fromkeys(name.rsplit("/", 1)[0] for name in sent)
+    of_site = [{n.rsplit("/", 1)[1]: t for n, t in sent.items() if n.rsplit("/", 1)[0] == site} for site in sites]
+    # half precision stays half in memory: hundreds of thousands of latents must fit
+    latents = [one["latents"] if one["latents"].is_floating_point() else restore(one).half() for one in of_site]
+    return torch.cat(latents), torch.cat([one["targets"] for one in of_site])
+
+
+def _batches(
+    latents: Tensor, targets: Tensor, size: int, rng: torch.Generator, device: torch.device
+) -> Iterator[Batch]:
+    """One shuffled pass, without an incomplete last batch."""
+    order = torch.randperm(len(latents), generator=rng)
+    for index in order[: len(latents) // size * size].split(size):
+        yield latents[index].to(device, non_blocking=True).float(), targets[index].to(device, non_blocking=True)
