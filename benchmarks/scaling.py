@@ -34,6 +34,10 @@ class Series:
     backbone: str
     why: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.method}/{self.backbone}"
+
 
 SERIES = (
     Series("fedavg", "small-cnn", "a small model that all sites share: the cost of having sites"),
@@ -164,7 +168,7 @@ def main() -> None:
         return
     rows = []
     with tempfile.TemporaryDirectory() as cache:
-        for series in SERIES:
+        for series in (one for one in SERIES if options.series in (None, one.name)):
             print(f"{series.method}, {series.backbone}: {series.why}")
             for sites in options.sites or (QUICK_COUNTS if options.quick else COUNTS):
                 rows.append(measure(series, sites, Path(cache)))
@@ -180,6 +184,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_COUNTS} sites")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--sites", type=int, nargs="+", help=f"numbers of sites, instead of {COUNTS}")
+    parser.add_argument("--series", choices=[series.name for series in SERIES], help="only this one")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     return parser.parse_args()
 
