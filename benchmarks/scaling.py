@@ -167,11 +167,11 @@ def main() -> None:
         print(json.dumps(measure_here(Series(**order["series"]), order["sites"], run_folder, cache)))
         return
     rows = []
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as shared:
         for series in (one for one in SERIES if options.series in (None, one.name)):
             print(f"{series.method}, {series.backbone}: {series.why}")
             for sites in options.sites or (QUICK_COUNTS if options.quick else COUNTS):
-                rows.append(measure(series, sites, Path(cache)))
+                rows.append(measure(series, sites, Path(shared)))
                 show(rows[-1])
     figures = {"benchmark": "scaling", "quick": options.quick, "points": rows, "growth": summary(rows)}
     if options.json:
