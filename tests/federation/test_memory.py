@@ -180,3 +180,12 @@ def test_the_size_of_a_state_follows_its_changes():
     assert state.bytes == 36
     del state["g/b"]
     assert state.bytes == 4
+
+
+def test_only_the_sites_used_last_keep_a_cache(tmp_path):
+    host = host_in(tmp_path, kilobytes=1000)
+    for site in SITES:
+        host.handle(Call(site, "keep", 1))
+        host.resident()[-1].cache["images"] = torch.zeros(1)
+    host.handle(Call(SITES[0], "keep", 1))
+    assert [site.name for site in host.resident() if site.cache] == list(SITES[-host.CACHED :])

@@ -131,6 +131,8 @@ class SiteHost:
     RESIDENT = 256
     #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
     RESIDENT_BYTES = 256 * 2**20
+    #: sites whose cache is kept; nobody knows its size
+    CACHED = 8
 
     def __init__(
         self,
@@ -229,6 +231,8 @@ class SiteHost:
     def _evict(self) -> None:
         """Send the sites that were idle longest to disk; not the one at work, nor one in the middle of something."""
         *others, _ = self._sites.values()
+        for site in others[: -self.CACHED]:
+            site.cache.clear()
         states = sum(site.state.bytes for site in self._sites.values())
         for site in others:
             if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES:
