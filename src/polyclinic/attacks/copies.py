@@ -1,0 +1,206 @@
+"""Copies: does a generator return the images that it was trained on, as they are, mirrored, turned or lightly changed?
+
+Made images are compared with the training images *and* with images that were held out, over flips and quarter turns:
+being close to a training image means something only if held-out images are not as close.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.image_attack import ImageAttack, ImageCapability
+from polyclinic.attacks.image_sets import ORIENTATIONS, Images, as_unit, same_shape
+from polyclinic.attacks.neighbours import Nearest, nearest_of, table
+from polyclinic.attacks.perceptual import Distance, Pixels
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.errors import BadInput
+from polyclinic.randomness import torch_rng
+
+CLOSE_SHARE = 0.01  # of the held-out images are closer to a training image than "close" means
+COPY_FACTOR = 0.25  # a copy is closer than a quarter of that
+BLIND = 1e-6  # distances below this are rounding
+SHUFFLES = 999
+SIGNIFICANT = 0.01
+FEWEST = 20
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What was found, by made image [M]: its nearest training image (`training`), its nearest held-out image
+    (`held_out`), whether it is a copy; and by held-out image [H]: its nearest training image (`baseline`).
+
+    `closer_share`: how many made images lie closer to a training image than to any of as many held-out ones (ties
+    half); `chance`: how often a random exchange of training and held-out images gives as large a share.
+    `authenticity`: the share of made images that are not closer to their training image than its own nearest
+    neighbour in the training set is (Alaa et al. 2022).
+    """
+
+    training: Nearest
+    held_out: Nearest
+    baseline: Nearest
+    limit: float
+    is_copy: Tensor
+    closer_share: float
+    chance: float
+    authenticity: float
+    compared: int  #: training and held-out images, each, that the share was computed with
+    features: str
+
+    def verdict(self) -> Verdict:
+        """In words, with the figures."""
+        copies = int(self.is_copy.sum())
+        leak = copies > 0 or self.chance <= SIGNIFICANT
+        return Verdict(leak, self._because(copies), self._evidence(copies))
+
+    def _because(self, copies: int) -> str:
+        closer = f"{self.closer_share:.0%} lie closer to a training image than to a held-out one"
+        if copies:
+            worst = int(self.training.distance.argmin())
+            how = ORIENTATIONS[int(self.training.orientation[worst])]
+            which = int(self.training.index[worst])
+            return (
+                f"{copies} of {len(self.is_copy)} made images are copies of training images, for instance number "
+                f"{worst}, which {how} is training image {which} (distance {self.training.distance[worst]:.2g}, "
+                f"where the closest held-out images have {self.limit / COPY_FACTOR:.2g}); {closer}"
+            )
+        if self.limit < BLIND:
+            return (
+                f"copies cannot be recognised, as 1 % of the held-out images are themselves copies of training images; "
+                f"hold out by patient and drop duplicates; {closer}"
+            )
+        if self.chance <= SIGNIFICANT:
+            return f"no made image is a copy, but {closer}, which chance does in {self.chance:.1%} of cases"
+        return f"none of {len(self.is_copy)} made images is a copy, and {closer}, as chance would have it"
+
+    def _evidence(self, copies: int) -> dict[str, float | int | str]:
+        return {
+            "features": self.features,
+            "made": len(self.is_copy),
+            "copies": copies,
+            "copy_limit": self.limit,
+            "median_to_training": float(self.training.distance.median()),
+            "median_to_held_out": float(self.held_out.distance.median()),
+            "median_held_out_to_training": float(self.baseline.distance.median()),
+            "median_ratio": float(self.training.ratio.median()),
+            "median_ratio_held_out": float(self.baseline.ratio.median()),
+            "closer_share": self.closer_share,
+            "chance": self.chance,
+            "authenticity": self.authenticity,
+            "compared": self.compared,
+            "orientations": "flips and quarter turns",
+        }
+
+
+def find_copies(
+    made: Images,
+    training: Images,
+    held_out: Images,
+    distance: Distance | None = None,
+    *,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Copies:
+    """Search among the training images for every made one. By default pixels are compared, averaged down to 32 px;
+    a perceptual distance also sees what is shifted or differs in contrast.
+
+    A copy is closer to a training image than a quarter of what only 1 % of the held-out images reach. `held_out` must
+    hold other patients than `training`, or the limit is that of one patient's images; 20 or more of each.
+    """
+    distance = Pixels() if distance is None else distance
+    first, second, third = (
+        as_unit(images, what)
+        for images, what in ((made, "made images"), (training, "training images"), (held_out, "held-out images"))
+    )
+    same_shape(second, first, "made images")
+    same_shape(second, third, "held-out images")
+    if min(len(second), len(third)) < FEWEST:
+        raise BadInput(f"copies: {len(second)} training and {len(third)} held-out images; give {FEWEST} of each")
+    to_training = table(first, second, distance, device=device)
+    to_held_out = table(first, third, distance, device=device)
+    baseline = nearest_of(table(third, second, distance, device=device))
+    near = nearest_of(to_training)
+    limit = COPY_FACTOR * float(baseline.distance.quantile(CLOSE_SHARE, interpolation="lower"))
+    share, chance, compared = _closer_to_training(to_training.distances, to_held_out.distances, seed)
+    return Copies(
+        training=near,
+        held_out=nearest_of(to_held_out),
+        baseline=baseline,
+        limit=limit,
+        is_copy=near.distance < limit,
+        closer_share=share,
+        chance=chance,
+        authenticity=_authenticity(near, table(second, second, distance, device=device).distances),
+        compared=compared,
+        features=distance.name,
+    )
+
+
+def _closer_to_training(to_training: Tensor, to_held_out: Tensor, seed: int) -> tuple[float, float, int]:
+    """The share of made images closer to training than to as many held-out images, and how often chance does it.
+
+    All made images share the two sets, so they are no independent throws of a coin; but had the generator not seen
+    the training images, these could be exchanged with the held-out ones.
+    """
+    rng = torch_rng(seed, "copies", "shuffles")
+    count = min(to_training.shape[1], to_held_out.shape[1])
+    together = torch.cat([_columns(to_training, count, rng), _columns(to_held_out, count, rng)], 1)
+    share = _closer_share(together, torch.arange(2 * count))
+    shuffled = [_closer_share(together, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
+    as_large = sum(other >= share for other in shuffled)
+    return share, (1 + as_large) / (1 + SHUFFLES), count
+
+
+def _columns(distances: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    return distances[:, torch.randperm(distances.shape[1], generator=rng)[:count]]
+
+
+def _closer_share(together: Tensor, order: Tensor) -> float:
+    half = len(order) // 2
+    first, second = together[:, order[:half]].amin(1), together[:, order[half:]].amin(1)
+    return float(((first < second).double() + 0.5 * (first == second).double()).mean())
+
+
+def _authenticity(near: Nearest, within: Tensor) -> float:
+    own = within.clone().fill_diagonal_(torch.inf).amin(1)
+    return float((near.distance >= own[near.index]).double().mean())
+
+
+class CopySearch(ImageAttack):
+    """The search as an attack: `CopySearch().run(made, training, held_out)`."""
+
+    name: Literal["copies"] = "copies"
+
+    reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator", "codes")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset()
+
+    @property
+    def sees(self) -> frozenset[ImageCapability]:
+        return frozenset({ImageCapability.SYNTHETIC_IMAGES, ImageCapability.CANDIDATES})
+
+    @property
+    def assumptions(self) -> str:
+        return "held-out images are of other patients than the training images"
+
+    def run(
+        self,
+        made: Images,
+        training: Images,
+        held_out: Images,
+        distance: Distance | None = None,
+        *,
+        threat: ThreatModel | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> Copies:
+        """See `find_copies`."""
+        if threat is not None:
+            self.check(threat)
+        return find_copies(made, training, held_out, distance, seed=seed, device=device)

@@ -1,0 +1,225 @@
+"""Projection (FedER, section 4.4): the closest image to a real one that a generator can make at all.
+
+A generator that has learnt its training images by heart comes closer to them than to images of the same kind that it
+never saw. So members and held-out images are projected alike, and only the difference between the two counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from scipy import stats
+from torch import Tensor
+
+from polyclinic.attacks.adam import Adam
+from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.image_attack import ImageAttack, ImageCapability
+from polyclinic.attacks.image_sets import Images, as_unit, same_shape
+from polyclinic.attacks.latent_space import LatentSpace
+from polyclinic.attacks.neighbours import squared_distances
+from polyclinic.attacks.objective import Objective
+from polyclinic.attacks.perceptual import Distance, embed_all
+from polyclinic.attacks.roc import Separation, separation
+from polyclinic.attacks.search import search
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.errors import BadInput
+from polyclinic.randomness import torch_rng
+
+SIGNIFICANT = 0.01
+
+
+@dataclass(frozen=True)
+class Projected:
+    """The closest images found [N, C, H, W] and how far they are [N]; `at_start`: how far the search began."""
+
+    images: Tensor
+    distances: Tensor
+    at_start: Tensor
+    features: str
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Of members and of held-out images, and how they differ: the two-sample Kolmogorov-Smirnov test (two-sided, and
+    that members are closer), and how well the distance tells them apart."""
+
+    members: Projected
+    held_out: Projected
+    ks: float
+    p_value: float
+    p_members_closer: float
+    separation: Separation
+    threat_model: str
+
+    def verdict(self) -> Verdict:
+        """In words, with the figures."""
+        near, far = (float(found.distances.median()) for found in (self.members, self.held_out))
+        leak = self.p_members_closer <= SIGNIFICANT
+        comparison = "closer to members than to" if leak else "no closer to members than to"
+        because = (
+            f"projection comes {comparison} held-out images (median {self.members.features} distance {near:.3g} and "
+            f"{far:.3g}, KS {self.ks:.2f}, p {self.p_members_closer:.2g} that members are closer by chance; "
+            f"{self.separation})"
+        )
+        evidence: dict[str, float | int | str] = {
+            "features": self.members.features,
+            "median_members": near,
+            "median_held_out": far,
+            "ks": self.ks,
+            "p_value": self.p_value,
+            "p_members_closer": self.p_members_closer,
+            "auc": self.separation.auc,
+        }
+        return Verdict(leak, because, evidence)
+
+
+class Projection(ImageAttack):
+    """Settings of the search: `Projection().compare(space, members, held_out, distance)`."""
+
+    name: Literal["projection"] = "projection"
+    starts: int = Field(64, ge=1, description="random points, of which the one that is closest to a target starts it")
+    iterations: int = Field(200, ge=1, description="steps of Adam in the latent space")
+    lr: float = Field(0.05, gt=0, description="learning rate, in units of the latent space's own spread")
+    decay: float = Field(0.2, gt=0, le=1, description="factor of the learning rate at each of decay_at")
+    decay_at: tuple[float, ...] = Field((0.6, 0.85), description="shares of the steps after which the rate decays")
+    at_once: int = Field(32, ge=1, description="targets in one batch; fewer need less memory")
+    conditional: bool = Field(True, description="the generator is asked for the target's own label")
+
+    reads: ClassVar[tuple[str, ...]] = ("generator", "codes")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.LABELS}) if self.conditional else frozenset()
+
+    @property
+    def sees(self) -> frozenset[ImageCapability]:
+        return frozenset({ImageCapability.GENERATOR, ImageCapability.CANDIDATES})
+
+    @property
+    def assumptions(self) -> str:
+        return "noise inside the generator is frozen, and every image is projected by the same number of steps"
+
+    def compare(
+        self,
+        space: LatentSpace,
+        members: Images,
+        held_out: Images,
+        distance: Distance,
+        *,
+        member_labels: Tensor | None = None,
+        held_out_labels: Tensor | None = None,
+        threat: ThreatModel | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> Projections:
+        """Project training images and held-out ones. Which is which is not known to the search."""
+        if threat is not None:
+            self.check(threat)
+        pairs = ((members, member_labels), (held_out, held_out_labels))
+        near, far = (self.run(space, images, distance, labels=y, seed=seed, device=device) for images, y in pairs)
+        both = stats.ks_2samp(near.distances, far.distances)
+        closer = stats.ks_2samp(near.distances, far.distances, alternative="greater")
+        told = separation(-near.distances, -far.distances)
+        return Projections(near, far, float(both.statistic), float(both.pvalue), float(closer.pvalue), told, str(self))
+
+    def run(
+        self,
+        space: LatentSpace,
+        images: Images,
+        distance: Distance,
+        *,
+        labels: Tensor | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> Projected:
+        """The closest image that the generator can make for each of N, given its label [N] where `conditional`.
+
+        The result for an image does not depend on the others (but for rounding). `distance` lies on `device`.
+        """
+        targets = as_unit(images, "images to project")
+        wanted = self._labels(labels, len(targets))
+        parts = []
+        for rows in torch.arange(len(targets)).split(self.at_once):
+            some = targets[rows].to(device)
+            theirs = None if wanted is None else wanted[rows].to(device)
+            parts.append(self._search(space, some, theirs, distance, seed))
+        found = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+        return Projected(**found, features=distance.name)
+
+    def _labels(self, labels: Tensor | None, count: int) -> Tensor | None:
+        if not self.conditional:
+            return None
+        if labels is None or len(labels) != count:
+            given = "none" if labels is None else str(len(labels))
+            raise BadInput(
+                f"attack.conditional: {count} images have {given} labels; give one for each, or set conditional = false"
+            )
+        return torch.as_tensor(labels)
+
+    def _search(
+        self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, seed: int
+    ) -> dict[str, Tensor]:
+        with torch.no_grad():
+            wanted = distance.embed(targets)
+        start = self._start(space, targets, wanted, labels, distance, seed)
+        objective = ProjectionObjective(space, wanted, labels, distance)
+        at_start = objective(start)[0]
+        optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
+        found = search(cast(Objective, objective), optimizer)  # which asks for no more than a call and `keep`
+        with torch.no_grad():
+            images = space.images(found.point, labels).clamp(0, 1)
+        return {"images": images, "distances": found.loss, "at_start": at_start}
+
+    def _start(
+        self,
+        space: LatentSpace,
+        targets: Tensor,
+        wanted: Tensor,
+        labels: Tensor | None,
+        distance: Distance,
+        seed: int,
+    ) -> Tensor:
+        """For each target [N, D] the closest of some points, the same ones for all targets of a label."""
+        drawn = space.draw(self.starts, torch_rng(seed, "projection", "starts")).to(targets.device)
+        start = torch.empty(len(targets), drawn.shape[1], device=targets.device)
+        kinds = torch.zeros(len(targets), device=targets.device) if labels is None else labels
+        for kind in kinds.unique():
+            rows = (kinds == kind).nonzero()[:, 0]
+            asked = None if labels is None else kind.expand(len(drawn))
+            made = _images_of(space, drawn, asked)
+            same_shape(targets, made, "images of the generator")
+            vectors = embed_all(made, distance, device=targets.device).to(targets.device)
+            start[rows] = drawn[squared_distances(wanted[rows], vectors).argmin(1)]
+        return start
+
+
+@torch.no_grad()
+def _images_of(space: LatentSpace, points: Tensor, labels: Tensor | None) -> Tensor:
+    """Images of some points, made twice: a search makes no sense where noise changes in between."""
+    made = space.images(points, labels)
+    if not torch.allclose(made[:2], space.images(points, labels)[:2], atol=1e-4):
+        raise BadInput("attack: the generator makes another image from the same point each time; freeze its noise")
+    return made.clamp(0, 1)
+
+
+class ProjectionObjective:
+    """`objective(point [N, D])` gives the distance of the generated images to the targets [N], and its gradient."""
+
+    def __init__(self, space: LatentSpace, wanted: Tensor, labels: Tensor | None, distance: Distance) -> None:
+        """`wanted`: the targets' vectors [N, E], as `distance.embed` gives them."""
+        self.space, self.wanted, self.labels, self.distance = space, wanted, labels, distance
+
+    def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        point = point.detach().requires_grad_()
+        made = self.distance.embed(self.space.images(point, self.labels))
+        loss = (made - self.wanted).square().sum(1)
+        (gradient,) = torch.autograd.grad(loss.sum(), point)
+        return loss.detach(), gradient
+
+    def keep(self, rows: Tensor) -> ProjectionObjective:
+        """The same for some of the targets only."""
+        labels = None if self.labels is None else self.labels[rows]
+        return ProjectionObjective(self.space, self.wanted[rows], labels, self.distance)
