@@ -330,6 +330,7 @@ def rounds_of(federation, count, stop=None):
         federation.ask_all("train", weights=state.weights)
         state.weights = {"w": state.weights["w"] * 2 + number + extra["x"][0]}
         state.seen = [*state.seen, number]
+        federation.ask_all("evaluate", weights=state.weights)  # held by the sites when the next round begins
         if number >= 2:
             state.late = {"l": torch.tensor(number)}
         if number == stop:
@@ -348,7 +349,9 @@ def test_a_resumed_run_gets_back_all_it_kept(make, every, stop):
     state = rounds_of(resumed, 5)
     assert state.seen == [1, 2, 3, 4, 5]
     assert int(state.late["l"]) == 5
-    assert [call.round for call in resumed.engine.calls if call.site == "a"] == list(range(done + 1, 6))
+    assert [call.round for call in resumed.engine.calls if (call.site, call.operation) == ("a", "train")] == list(
+        range(done + 1, 6)
+    )
 
 
 def test_a_resumed_run_ends_with_the_same_numbers_and_bytes(make, tmp_path):

@@ -49,6 +49,10 @@ class Clerk:
     def other_kind(self, site):
         return Parcel("latents", {})
 
+    @operation("latents")
+    def leak(self, site, split):
+        return Parcel("latents", {"z": torch.tensor(getattr(site.data, split).images[2:3]) / 255})
+
     @operation("weights")
     def echo(self, site, weights):
         return Parcel("weights", weights)
@@ -58,9 +62,8 @@ class Clerk:
 
 
 def data_of(name):
-    images = np.random.default_rng(len(name)).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)
-    part = Part(images, np.zeros(4, dtype=np.int64))
-    return SiteData(name, part, part, part)
+    images = np.random.default_rng(len(name)).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
+    return SiteData(name, *(Part(some, np.zeros(4, dtype=np.int64)) for some in images))
 
 
 @pytest.fixture
@@ -240,6 +243,12 @@ def test_only_declared_kinds_leave(make_host, tmp_path):
     with pytest.raises(LookupError, match="'other_kind' did not declare that it releases latents"):
         do(make_host(), "a", "other_kind")
     assert not (tmp_path / "ledger" / "a.jsonl").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_no_image_of_a_site_leaves_it(make_host, split):
+    with pytest.raises(GateRefused, match="site 'a' kept back latents of 'leak': tensor 'z' holds images of the site"):
+        do(make_host(), "a", "leak", split=split)
 
 
 def test_a_site_rejects_what_it_does_not_expect(make_host):
