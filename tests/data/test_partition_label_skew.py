@@ -64,7 +64,7 @@ def reachable(data, count):
     try:
         spread(LabelSkew(count=count, target_ks=1.0), data, {"train": np.arange(len(data))}, seed=0)
     except BadInput as refusal:
-        low, high = re.fullmatch(r"sites.target_ks: 1 .* from (\d\.\d\d) to (\d\.\d\d)", str(refusal)).groups()
+        low, high = re.fullmatch(r"sites.target_ks: 1 .* range is (\d\.\d\d) to (\d\.\d\d); .*", str(refusal)).groups()
         return float(low), float(high)
     return 0.0, 1.0
 
@@ -124,7 +124,8 @@ def test_an_impossible_target_says_what_is_possible():
     with pytest.raises(BadInput) as refusal:
         spread(LabelSkew(count=4, target_ks=0.9), data, {"train": np.arange(400)}, seed=0)
     assert str(refusal.value) == (
-        "sites.target_ks: 0.9 cannot be reached with these labels on 4 equal sites; choose a value from 0.00 to 0.67"
+        "sites.target_ks: 0.9 cannot be reached within 0.02 with these 400 labels on 4 equal sites, "
+        "whose range is 0.00 to 0.67; the nearest is 0.67"
     )
 
 

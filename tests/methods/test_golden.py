@@ -20,6 +20,9 @@ MONTHS = {
     "fedavg-share": 22.36,
     "cwt": 20.22,
     "splitnn": 20.22,
+    "cwt-replay": 26.21,
+    "fedavg-replay": 22.26,
+    "fedreplay": 19.62,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},

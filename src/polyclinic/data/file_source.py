@@ -26,7 +26,7 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 
 #: settings that do not change what is prepared, only how it is split afterwards
-AFTERWARDS = {"validation", "test", "seed"}
+AFTERWARDS = {"validation", "test", "seed", "acquisition"}
 
 
 class FileSource(Source):

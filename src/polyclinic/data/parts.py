@@ -163,7 +163,7 @@ class Camera:
 
     @property
     def _strength(self) -> float:
-        return getattr(self.data, "acquisition", 0.0)
+        return self.data.acquisition
 
 
 def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camera) -> None:

@@ -17,6 +17,7 @@ INK, FAINT = "#22303c", "#8a97a3"
 CLASS_COLOURS = ("#4c8fbd", "#e07b54", "#59a58b", "#c9a227", "#8e6bbf", "#c25b7a", "#6b7f8c", "#9aa84f")
 MOST_ROWS = 12  # sites shown with sample images, and named one by one
 MOST_SAMPLES = 12
+MOST_NAMED = 20  # classes that the legend names
 
 #: a site's labels [n] and some of its images, uint8 [k, C, H, W]
 Site = tuple[np.ndarray, np.ndarray]
@@ -73,7 +74,8 @@ def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequenc
     axes.set_xlim(0, longest * 1.09)
     axes.set_xlabel("images", color=INK)
     columns = min(len(classes), 5)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2)
+    if len(classes) <= MOST_NAMED:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2)
 
 
 def _ridges(axes: Axes, labels: Mapping[str, np.ndarray], unit: str) -> None:

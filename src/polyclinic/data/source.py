@@ -20,6 +20,12 @@ class Source(Settings):
     size: int = Field(64, ge=16, le=1024, description="side of the square images, in pixels")
     validation: float = Field(0.15, ge=0, lt=1, description="share of the images held out for model selection")
     test: float = Field(0.2, gt=0, lt=1, description="share of the images held out for testing")
+    acquisition: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="how much the sites' cameras are made to differ: contrast, colour, blur, noise, vignette, crop",
+    )
     seed: int = Field(0, ge=0, description="seed of the split and of the partition, apart from the study's seed")
 
     #: tasks this source has labels for; checked against `[task]` before anything is loaded

@@ -24,6 +24,12 @@ class Centralized(Method):
     simulation_only: ClassVar[bool] = True
     allows_local_norm: ClassVar[bool] = False
 
+    def privacy_obstacle(self) -> str | None:
+        return (
+            "method.name: 'centralized' takes all images away from the sites, which train nothing; "
+            "choose a federated method under differential privacy"
+        )
+
     def run(self, federation: Federation) -> Weights:
         bench = federation.bench
         images = pooling.as_part(federation.once("images", lambda: pooling.pool(federation.ask_all("give_all"))))

@@ -31,6 +31,7 @@ class CyclicWeightTransfer(Method):
 
     summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
     takes_replay: ClassVar[bool] = True
+    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
     serial: ClassVar[bool] = True
 
     def run(self, federation: Federation) -> Weights:
@@ -54,6 +55,14 @@ class CyclicWeightTransfer(Method):
         classes = len(site.bench.target.classes)
         labels = torch.from_numpy(site.data.train.labels.copy())
         return local.class_weights(labels, classes).to(site.bench.device)
+
+    def privacy_obstacle(self) -> str | None:
+        if self.weighted_loss:
+            return (
+                "method.weighted_loss: the weights come from a site's labels without noise, and one image changes "
+                "those of all; set it to false under differential privacy"
+            )
+        return None
 
     def check_task(self, task: str) -> None:
         if self.weighted_loss and task != "classification":

@@ -25,6 +25,7 @@ class FedAvg(Method):
     )
 
     takes_replay: ClassVar[bool] = True
+    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
 
     def run(self, federation: Federation) -> Weights:

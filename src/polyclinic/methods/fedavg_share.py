@@ -29,6 +29,12 @@ class FedAvgShare(FedAvg):
 
     summary: ClassVar[str] = "FedAvg after a small share of real images was given to all sites"
 
+    def privacy_obstacle(self) -> str | None:
+        return (
+            "method.name: 'fedavg-share' gives real images away, which no noise in training covers; "
+            "choose fedavg or fedavg-replay under differential privacy"
+        )
+
     def run(self, federation: Federation) -> Weights:
         federation.once("shared", lambda: self.exchange(federation))
         return super().run(federation)

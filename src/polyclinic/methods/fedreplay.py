@@ -21,6 +21,7 @@ from polyclinic.federation.site import Site, operation
 from polyclinic.generators.packing import restore, shrink
 from polyclinic.methods import local
 from polyclinic.methods.method import Method
+from polyclinic.privacy import at_site
 from polyclinic.training import Batch
 
 
@@ -37,6 +38,7 @@ class FedReplay(Method):
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
     allows_local_norm: ClassVar[bool] = False
     needs_cut: ClassVar[bool] = True
+    private_parts: ClassVar[tuple[str, ...]] = ("encoder",)
 
     def run(self, federation: Federation) -> Weights:
         bench = federation.bench
@@ -96,8 +98,12 @@ class FedReplay(Method):
         batches = bench.batches(part, site.rng("batches"))
         for number in range(1, (self.encoder_passes or self.rounds) + 1):
             optimizer = bench.optimizer.make(model.parameters(), number)
-            bench.train(batches, bench.steps_in(part), optimizer)
-        return Parcel("weights", bench.weights(bench.split(model)[0]), {"samples": len(part)})
+            if at_site.is_private(site, "encoder"):
+                at_site.train(site, bench.steps_in(part), optimizer)
+            else:
+                bench.train(batches, bench.steps_in(part), optimizer)
+        front = bench.weights(bench.split(model)[0])
+        return Parcel("weights", front, {"samples": len(part)}, at_site.record_of(site, "encoder"))
 
     @operation("latents", "labels", "masks")
     @torch.no_grad()

@@ -12,6 +12,8 @@ from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
 from polyclinic.methods import local
 from polyclinic.methods.method import Method
+from polyclinic.privacy import at_site
+from polyclinic.privacy.accounting import rate
 
 
 class FedSGD(Method):
@@ -25,6 +27,7 @@ class FedSGD(Method):
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
     allows_local_norm: ClassVar[bool] = False
+    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
@@ -50,6 +53,8 @@ class FedSGD(Method):
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
         bench, part = site.bench, site.data.train
         model = bench.load(weights).train()
+        if at_site.is_private(site, "classifier"):
+            return self._private_gradient(site)
         model.zero_grad(set_to_none=True)
         rng = site.rng("batches")
         batches = bench.one_pass(part, rng) if self.batch == "full" else [next(bench.batches(part, rng))]
@@ -61,3 +66,10 @@ class FedSGD(Method):
         buffers = {n: b.detach().cpu().clone() for n, b in model.named_buffers()}
         counted = {"samples": len(part)}
         return Parcel("gradients", gradients, counted), Parcel("statistics", buffers, counted)
+
+    def _private_gradient(self, site: Site) -> tuple[Parcel, Parcel]:
+        """The same, clipped and noisy; zero once the site's budget is spent. No layer keeps statistics then."""
+        images, size = len(site.data.train), site.bench.optimizer.batch_size
+        gradients = at_site.gradients(site, 1.0 if self.batch == "full" else rate(images, size))
+        record, counted = at_site.record_of(site, "classifier"), {"samples": images}
+        return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)

@@ -12,6 +12,7 @@ from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
 from polyclinic.methods import local
 from polyclinic.models import statistics_names
+from polyclinic.privacy import at_site
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Method(Settings):
     takes_replay: ClassVar[bool] = False
     #: replays even where the study has no table `[replay]`
     replays: ClassVar[bool] = False
+    #: what its sites can train with differential privacy: classifier (the network of any task), encoder
+    private_parts: ClassVar[tuple[str, ...]] = ()
     #: whether it cuts the network and so needs `model.cut`
     needs_cut: ClassVar[bool] = False
 
@@ -51,6 +54,10 @@ class Method(Settings):
 
     def check_task(self, task: str) -> None:
         """BadInput where a setting of the method does not go with the study's task."""
+
+    def privacy_obstacle(self) -> str | None:
+        """Why the method, as it is set, cannot go with differential privacy: a sentence with the cure, or None."""
+        return None
 
     @operation("metrics")
     def evaluate(
@@ -68,7 +75,7 @@ class Method(Settings):
         if len(part) == 0:
             return None
         site.bench.load(local.assemble(site, weights or {}, own))
-        return Parcel("metrics", site.bench.evaluate(part))
+        return Parcel("metrics", site.bench.evaluate(part), privacy=at_site.record_of_scores(site, split))
 
     @operation()
     def remember(self, site: Site) -> None:

@@ -23,6 +23,7 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
 from polyclinic.generators import CodedModel, Generator, probe, replay
+from polyclinic.generators.generator import psnr
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.shares import Groups, Share, from_groups, source_of, to_groups
 from polyclinic.generators.sheet import contact_sheet
@@ -50,6 +51,7 @@ class Replay(Settings):
     made: Literal["on-the-fly", "buffer"] = Field(
         "on-the-fly", description="make replayed images anew for each mini-batch, or once into a fixed buffer"
     )
+    probe: bool = Field(True, description="have a probe tell real from replayed images, and which site made one")
     samples: int = Field(1024, ge=1, description="with codes = 'prior': labels that a site replays in one pass")
 
 
@@ -91,9 +93,11 @@ class Replaying:
                 for parcel in reply.parcels:
                     groups.setdefault(parcel.kind, {}).update(parcel.tensors)
         federation.ask_all("take_replay", **groups)
-        found = [dict(reply.metrics) for reply in federation.ask_all("probe_replay")]
-        names = {name for one in found for name in one}
-        return {name: torch.stack([one[name] for one in found if name in one]).mean() for name in sorted(names)}
+        usages = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
+        found = {name: torch.stack([usage[name] for usage in usages]).mean() for name in usages[0]}
+        # one site's probe tells enough: every site replays the same images
+        probed = federation.ask(federation.sites[0], "probe_replay") if self.settings.probe else None
+        return {**found, **(probed.metrics if probed else {})}
 
     # --- at a site --------------------------------------------------------------------------------
 
@@ -126,24 +130,33 @@ class Replaying:
         site.state.put("replay", _flat({kind: dict(tensors) for kind, tensors in groups.items()}))
 
     @operation("metrics")
-    def probe_replay(self, site: Site) -> Parcel:
-        """How well a probe tells real from replayed, and which site made an image; draws the site's contact sheet."""
-        kept = _groups(site.state.group("replay"))
-        model, rng = self.model(site, kept.pop("generator")), site.rng("probe")
-        images, labels = torch.from_numpy(site.data.train.images[:].copy()), site.data.train.labels[:].copy()
-        device, found = str(site.bench.device), {}
-        if self.settings.codes == "prior":
-            replayed = model.sample(labels, rng)
-        else:
-            codes = model.encode(images)
-            replayed = model.decode(codes)
-            found = {f"code_usage_{level}": share for level, share in model.usage(codes).items()}
-            found |= self._which_site(model, from_groups(kept, model), rng, device)
-        told = probe.real_or_replayed(images, replayed, rng, paired=self.settings.codes != "prior", device=device)
-        found["real_or_replayed_auc"] = told["auc"]
+    def look_at_replay(self, site: Site) -> Parcel:
+        """How many codes the site's images use and how well they come back; draws the site's contact sheet."""
+        model, _ = self.kept(site)
+        images, replayed = self.real_and_replayed(site, model)
+        labels = site.data.train.labels[:SHOWN]
         rows = {"real": images[:SHOWN], "replayed": replayed[:SHOWN]}
-        contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels[:SHOWN]])
-        return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()})
+        contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels])
+        used = {} if self.settings.codes == "prior" else model.usage(model.encode(images))
+        found = {"psnr": psnr(images, replayed)} if used else {}
+        return _metrics(found | {f"code_usage_{level}": share for level, share in used.items()})
+
+    @operation("metrics")
+    def probe_replay(self, site: Site) -> Parcel:
+        """How well a probe tells real from replayed images, and which site made a replayed one."""
+        model, shares = self.kept(site)
+        rng, device = site.rng("probe"), str(site.bench.device)
+        paired = self.settings.codes != "prior"
+        told = probe.real_or_replayed(*self.real_and_replayed(site, model), rng, paired=paired, device=device)
+        return _metrics({"real_or_replayed_auc": told["auc"], **self._which_site(model, shares, rng, device)})
+
+    def real_and_replayed(self, site: Site, model: CodedModel) -> tuple[Tensor, Tensor]:
+        """Some of the site's images, and the same (or, of a prior, others with the same labels) replayed."""
+        part, some = site.data.train, slice(0, PROBED)
+        images = torch.from_numpy(part.images[some].copy())
+        if self.settings.codes == "prior":
+            return images, model.sample(part.labels[some].copy(), site.rng("samples"))
+        return images, model.decode(model.encode(images))
 
     def _which_site(
         self, model: CodedModel, shares: Mapping[str, Share], rng: torch.Generator, device: str
@@ -178,14 +191,18 @@ class Replaying:
     def replayed(self, site: Site) -> replay.Source:
         """What the site replays; put together once, and kept while the site is open."""
         if "replay" not in site.cache:
-            kept = _groups(site.state.group("replay"))
-            model = self.model(site, kept.pop("generator"))
-            shares = from_groups(kept, model) if kept else {}
+            model, shares = self.kept(site)
             wanted = {name: share for name, share in shares.items() if self.settings.own or name != site.name}
             source = self.source(model, wanted)
             # a buffer is the same in every round, so it is drawn from an address without one
             site.cache["replay"] = replay.fill(source, site.lasting_rng("buffer")) if self._buffered else source
         return site.cache["replay"]
+
+    def kept(self, site: Site) -> tuple[CodedModel, dict[str, Share]]:
+        """The generator and the sites' shares that `take_replay` put into the site's state."""
+        groups = _groups(site.state.group("replay"))
+        model = self.model(site, groups.pop("generator"))
+        return model, from_groups(groups, model) if groups else {}
 
     @property
     def _buffered(self) -> bool:
@@ -223,6 +240,10 @@ class Replaying:
         if state:
             model.load(state)
         return model
+
+
+def _metrics(values: Mapping[str, float]) -> Parcel:
+    return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})
 
 
 def _flat(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

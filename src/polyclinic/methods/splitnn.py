@@ -32,6 +32,12 @@ class SplitNN(Method):
     allows_local_norm: ClassVar[bool] = False
     needs_cut: ClassVar[bool] = True
 
+    def privacy_obstacle(self) -> str | None:
+        return (
+            "method.name: 'splitnn' sends activations and labels of real images at every step, which no noise in "
+            "training covers; choose fedavg or cwt under differential privacy"
+        )
+
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):

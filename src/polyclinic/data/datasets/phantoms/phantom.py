@@ -19,12 +19,6 @@ class Phantom(Source):
 
     samples: int = Field(2000, ge=10, le=1_000_000, description="number of images")
     size: int = Field(64, ge=28, le=256, description="side of the square images, in pixels")
-    acquisition: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="how much the sites' cameras differ: contrast, colour, blur, noise, vignette, crop",
-    )
 
     channels: ClassVar[int] = 1
 

@@ -1,0 +1,188 @@
+"""Generative replay: what it equals, what leaves a site, and that it can be interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.recorder import Silent
+from polyclinic.run import Result, run
+from polyclinic.study import parse_study
+
+MASKS = {
+    "data": {"source": "brain-phantom", "size": 28, "samples": 60},
+    "sites": {"partition": "iid", "count": 2},
+    "task": {"name": "segmentation"},
+    "model": {"backbone": "unet"},
+}
+
+
+def kinds_by_site(result: Result) -> dict[str, list[str]]:
+    ledgers = sorted((result.folder / "ledger").glob("*.jsonl"))
+    return {path.stem: [json.loads(line)["kind"] for line in path.read_text().splitlines()] for path in ledgers}
+
+
+# --- the wrapper --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", ["cwt", "fedavg"])
+def test_replay_of_no_images_is_the_plain_method(tiny_run, plain):
+    replayed = tiny_run({"name": f"{plain}-replay"}, replay={"ratio": 0.0})
+    assert replayed["weights_sha256"] == tiny_run({"name": plain})["weights_sha256"]
+    assert {kind for kinds in kinds_by_site(replayed).values() for kind in kinds} == {"weights", "metrics"}
+
+
+def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
+    table = {"replay": {"probe": False}}
+    by_name, by_table = tiny_run({"name": "cwt-replay"}), tiny_run({"name": "cwt"}, **table)
+    split = tiny_run({"name": "splitnn"}, **table)
+    assert by_name["weights_sha256"] == by_table["weights_sha256"] == split["weights_sha256"]
+    assert by_name["weights_sha256"] != tiny_run({"name": "cwt"})["weights_sha256"]
+
+
+def test_codes_and_labels_of_the_finished_generator_leave_each_site(tiny_run):
+    result = tiny_run({"name": "fedavg-replay"})
+    for kinds in kinds_by_site(result).values():
+        assert kinds.count("generator") == 1
+        assert kinds.count("codes") == 2  # at its turn with the generator, and made anew with the finished one
+        assert "real-images" not in kinds
+    assert result["replay"].keys() == {"code_usage_top", "code_usage_bottom", "psnr"}
+
+
+def test_codes_travel_at_four_bits_for_sixteen_of_them(tiny_run):
+    result = tiny_run({"name": "cwt-replay", "rounds": 1})
+    lines = [json.loads(line) for line in (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
+    [encoded] = [line for line in lines if line["operation"] == "encode_images" and line["kind"] == "codes"]
+    images = result["data"]["counts"]["site-1"]["train"]
+    codes = images * (4 * 4 + 8 * 8)  # of 28 px, padded to 32: levels of 4x4 and 8x8
+    assert encoded["bytes"] - codes // 2 < 400  # the rest is the header
+
+
+def test_a_prior_keeps_codes_and_labels_at_home(tiny_run):
+    result = tiny_run({"name": "cwt-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16})
+    assert {kind for kinds in kinds_by_site(result).values() for kind in kinds} == {"generator", "weights", "metrics"}
+
+
+@pytest.mark.parametrize("settings", [{"codes": "as-trained"}, {"own": False}, {"made": "buffer"}, {"ratio": 0.5}])
+def test_every_choice_changes_what_is_learned(tiny_run, settings):
+    usual = tiny_run({"name": "cwt-replay", "rounds": 2})
+    other = tiny_run({"name": "cwt-replay", "rounds": 2}, replay=settings)
+    assert (usual["weights_sha256"] == other["weights_sha256"]) == (settings == {"made": "buffer"})
+
+
+def test_the_contact_sheet_stays_in_the_folder_of_the_site(tiny_run):
+    result = tiny_run({"name": "cwt-replay", "rounds": 1})
+    assert (result.folder / "sites" / "site-1" / "replay.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_segmentation_replays_masks_with_their_images(tiny_run):
+    result = tiny_run({"name": "cwt-replay", "rounds": 1}, **MASKS)
+    assert "masks" in kinds_by_site(result)["site-1"]
+    with pytest.raises(BadInput, match=r"replay\.codes"):
+        tiny_run({"name": "cwt-replay"}, **MASKS, replay={"codes": "prior"})
+
+
+def test_a_method_that_cannot_replay_says_so():
+    tables = {"data": {"source": "fundus-phantom"}, "sites": {"partition": "iid", "count": 2}, "replay": {}}
+    with pytest.raises(BadInput, match="replay: 'centralized' cannot replay"):
+        parse_study({**tables, "method": {"name": "centralized"}})
+
+
+class StopAt(Silent):
+    """Interrupts a run when it asks for an operation for the n-th time."""
+
+    def __init__(self, operation: str, time: int) -> None:
+        self.operation, self.left = operation, time
+
+    def asking(self, operation: str, sites) -> None:
+        self.left -= operation == self.operation
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("operation", "time"), [("train_generator", 2), ("take_replay", 1), ("train", 4)])
+def test_a_replay_that_was_interrupted_ends_in_the_same_weights(tiny_run, tmp_path: Path, cache, operation, time):
+    whole = tiny_run({"name": "cwt-replay"})
+    study = parse_study(_tables(whole))
+    with pytest.raises(KeyboardInterrupt):
+        run(study, tmp_path / "again", display=StopAt(operation, time), cache=cache)
+    resumed = run(study, tmp_path / "again", resume=True, cache=cache)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["communication"] == whole["communication"]
+    assert resumed["replay"] == whole["replay"]
+
+
+def _tables(result: Result) -> dict:
+    import tomllib
+
+    return tomllib.loads((result.folder / "study.toml").read_text())
+
+
+# --- FedReplay ----------------------------------------------------------------------------------------
+
+
+def test_latents_leave_once_and_the_model_is_encoder_and_rest_joined(tiny_run):
+    result = tiny_run({"name": "fedreplay", "rounds": 3})
+    for kinds in kinds_by_site(result).values():
+        assert kinds.count("latents") == kinds.count("labels") == 1
+    from polyclinic.models import build
+
+    whole = build("small-cnn", channels=3, outputs=2, size=28)
+    whole.load_state_dict(result.weights())  # strict: every name of the network, and no other
+
+
+def test_fewer_bits_make_fewer_bytes(tiny_run):
+    sizes = []
+    for precision in ("fp32", "fp16", "int8"):
+        result = tiny_run({"name": "fedreplay", "rounds": 1, "latents": precision})
+        sizes.append(result["communication"]["by_kind"]["latents"])
+    assert sizes[0] / sizes[1] == pytest.approx(2, rel=0.05)
+    assert sizes[0] / sizes[2] == pytest.approx(4, rel=0.05)
+
+
+def test_the_encoder_is_trained_at_the_named_site(tiny_run):
+    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_site": "site-2"})
+    assert [site for site, kinds in kinds_by_site(result).items() if "weights" in kinds] == ["site-2"]
+    with pytest.raises(BadInput, match=r"method\.encoder_site: there is no site 'nowhere'"):
+        tiny_run({"name": "fedreplay", "encoder_site": "nowhere"})
+
+
+def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run):
+    """By hand: the same encoder, the union of latents in the order of the sites, one pass."""
+    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1})
+    from polyclinic.assembly import Assembly
+    from polyclinic.data.parts import open_site, prepare
+    from polyclinic.randomness import torch_rng
+
+    study = parse_study(_tables(result))
+    assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
+    bench = assembly.workbench()
+    encoder = {n: t for n, t in result.weights().items() if n in bench.split(bench.model)[0].state_dict()}
+    front, rest = bench.split(bench.load({**assembly.initial_weights(), **encoder}))
+    front.eval()
+    parts = [open_site(assembly.parts.folder, site).train for site in assembly.parts.names]
+    images = torch.from_numpy(np.concatenate([part.images[:] for part in parts])).float().div(255)
+    labels = torch.from_numpy(np.concatenate([part.labels[:] for part in parts]))
+    with torch.no_grad():
+        latents = torch.cat([front(some) for some in images.split([len(part) for part in parts])])
+    optimizer = torch.optim.SGD(rest.train().parameters(), lr=0.05, momentum=0.9)
+    order = torch.randperm(len(latents), generator=torch_rng(0, "coordinator", "batches", 1))
+    for index in order[: len(latents) // 8 * 8].split(8):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(rest(latents[index]), labels[index]).backward()
+        optimizer.step()
+    by_hand = rest.state_dict()
+    for name in by_hand:
+        torch.testing.assert_close(by_hand[name], result.weights()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_masks_leave_with_the_latents_only_where_the_policy_allows(tiny_run):
+    result = tiny_run({"name": "fedreplay", "rounds": 1}, **MASKS)
+    assert kinds_by_site(result)["site-1"].count("masks") == 1
+    with pytest.raises(WorkFailed, match="kept back masks"):
+        tiny_run({"name": "fedreplay"}, **MASKS, policy={"kinds": ["weights", "latents", "statistics", "metrics"]})
