@@ -72,6 +72,7 @@ class Assembly:
             initial=self._initial,
             device=device,
             precision=precision_of(study.engine.precision, device),
+            privacy=study.privacy,
         )
 
     @cached_property

@@ -24,6 +24,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.federation import Faults, Federation, Weights
 from polyclinic.federation.site import SitePosition, read_state
+from polyclinic.privacy.record import summary
+from polyclinic.privacy.settings import check_budget
 from polyclinic.recorder import Display, Recorder, Silent, mean_of, score
 from polyclinic.study import Study, load_study
 
@@ -69,6 +71,9 @@ def run(
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
     assembly.build_model()
+    if study.privacy is not None:
+        images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
+        check_budget(study.privacy, images, study.optimizer.batch_size)
     with _locked(folder) as lock, _threads(study.engine.threads):
         _write_atomically(folder / "study.toml", study.to_toml())
         values = _run(assembly, lock, display)
@@ -227,7 +232,7 @@ def result_of(
         "batch_norm": study.model.batch_norm if study.method.name != "fedbn" else "local",
         "heterogeneity": {"mean_ks": parts.info["mean_ks"]},
         "communication": federation.communication.summary(federation.sites),
-        "privacy": None,
+        "privacy": summary(federation.coverage.records, federation.coverage.uncovered),
         "rounds": federation.round,
         "failures": federation.failures,
         **federation.reports,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
+import torch
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from polyclinic.data.datasets import SOURCES
@@ -25,6 +26,8 @@ from polyclinic.generators.vqvae2 import VQVAE2
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.replay import Replay
 from polyclinic.models import BACKBONES, NORMS, build, norm_names
+from polyclinic.privacy import settings as private
+from polyclinic.privacy.settings import Privacy
 from polyclinic.settings import Settings, nearest, variant
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training import Optimizer
@@ -105,6 +108,7 @@ class Study(Settings):
     method: SerializeAsAny[Method]
     replay: Replay | None = None
     generator: SerializeAsAny[Generator] = Field(default_factory=VQVAE2)
+    privacy: Privacy | None = None
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineTable = Field(default_factory=EngineTable)
     policy: PolicyTable = Field(default_factory=PolicyTable)
@@ -124,6 +128,7 @@ class Study(Settings):
         check_task(self)
         check_model(self)
         check_replay(self)
+        check_privacy(self)
         return self
 
     def with_settings(self, changes: Mapping[str, Any]) -> Study:
@@ -158,6 +163,7 @@ PLAIN: dict[str, type[Settings]] = {
     "model": Model,
     "optimizer": Optimizer,
     "replay": Replay,
+    "privacy": Privacy,
     "evaluation": Evaluation,
     "engine": EngineTable,
     "policy": PolicyTable,
@@ -323,6 +329,25 @@ def check_replay(study: Study) -> None:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
     if study.data.size < SMALLEST_IMAGE:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
+
+
+def check_privacy(study: Study) -> None:
+    """BadInput if the study wants differential privacy where it cannot be had."""
+    if study.privacy is None:
+        return
+    parts = [*study.method.private_parts]
+    if study.replay is not None and study.replay.ratio > 0:
+        parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
+    with torch.device("meta"):  # its layers are looked at, its weights are not needed
+        network = build(study.model.backbone, channels=1, outputs=2, size=64, norm=study.model.norm)
+    facts = private.Facts(
+        study.method.name,
+        parts,
+        study.method.privacy_obstacle(),
+        network,
+        study.generator.dp_obstacle(),
+    )
+    private.check(study.privacy, facts)
 
 
 def _cuts(backbone: str) -> tuple[str, ...]:

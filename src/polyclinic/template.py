@@ -20,8 +20,10 @@ EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 
 
 def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
-    """TOML text for the named variants; every setting has a comment above it."""
+    """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
     chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
+    chosen["generator"] = "vqvae2"
+    needless = _needless(method)
     seed = Study.model_fields["seed"]
     blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`.", *_setting("seed", seed, 0)]
     for table in Study.model_fields:
@@ -29,10 +31,21 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
             registry, key = VARIANTS[table]
             kind = variant(registry, {key: chosen[table]}, path=table, key=key)
             fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {})}
-            blocks += _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
+            lines = _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
         elif table in PLAIN:
-            blocks += _table(table, PLAIN[table], {}, "")
+            lines = _table(table, PLAIN[table], {}, "")
+        else:
+            continue
+        blocks += [textwrap.indent("\n".join(lines), "# ")] if table in needless else lines
     return "\n".join(blocks) + "\n"
+
+
+def _needless(method: str) -> set[str]:
+    """Tables that a study of this method can do without."""
+    registry, key = VARIANTS["method"]
+    replays = variant(registry, {key: method}, path="method", key=key).replays  # type: ignore[attr-defined]
+    optional = {name for name, field in Study.model_fields.items() if field.default is None}
+    return optional - {"replay"} if replays else optional | {"generator"}
 
 
 def _first_task(source: str) -> str:

@@ -22,6 +22,7 @@ from polyclinic.settings import Settings
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
     from polyclinic.models import Backbone
+    from polyclinic.privacy.settings import Privacy
     from polyclinic.tasks import Target, Task
 
 EVALUATION_BATCH = 256
@@ -77,6 +78,7 @@ class Workbench:
         initial: Mapping[str, Tensor] | None = None,
         device: str = "cpu",
         precision: str = "fp32",
+        privacy: Privacy | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.channels_last = self.device.type == "cuda"
@@ -87,6 +89,7 @@ class Workbench:
         self.target = target
         self.optimizer = optimizer
         self.precision = precision
+        self.privacy = privacy
         self.cut = cut
         self.local_names = local_names
         self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
@@ -125,15 +128,16 @@ class Workbench:
         while True:
             order = torch.randperm(len(part), generator=rng)
             for index in order[: len(part) // size * size].split(size):
-                yield self._augmented(part, index, rng)
+                yield self.batch(part, index, rng)
 
     def one_pass(self, part: Part, rng: torch.Generator) -> Iterator[Batch]:
         """Every image once, shuffled, in floor(|D| / b) batches of nearly the same size."""
         order = torch.randperm(len(part), generator=rng)
         for index in order.tensor_split(self.steps_in(part)):
-            yield self._augmented(part, index, rng)
+            yield self.batch(part, index, rng)
 
-    def _augmented(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch:
+    def batch(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch:
+        """The images at `index`, augmented, with their targets, on the device."""
         images, labels, masks = self._fetch(part, index.numpy())
         images, masks = augment(images, masks, self.optimizer.augment, rng)
         return images, self.task.targets(labels, masks)

@@ -19,6 +19,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.communication import RECEIVED, SENT, Communication
+from polyclinic.federation.coverage import Coverage
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.parcel import KINDS, Expected, Parcel, ParcelRejected
 from polyclinic.randomness import torch_rng
@@ -78,6 +79,7 @@ class Federation:
         self.seed = seed
         self.round = 0
         self.communication = Communication()
+        self.coverage = Coverage()
         self.failures: list[dict[str, Any]] = []
         self.initial_weights = initial_weights
         self.bench = bench
@@ -161,6 +163,7 @@ class Federation:
             return Failure(call.site, call.operation, str(error))
         for parcel in answer.parcels:
             self.communication.count(call.site, SENT, parcel.kind, call.operation, len(parcel.encoded))
+            self.coverage.note(call.site, parcel)
         return answer
 
     def _count_received(self, call: Call) -> None:
@@ -235,6 +238,7 @@ class Federation:
             return False
         self.round = manifest.round
         self.communication = Communication(manifest.plain["communication"])
+        self.coverage = Coverage(manifest.plain.get("coverage"))
         self.failures = manifest.plain["failures"]
         self._held = manifest.plain["held"]
         if self.observer:
@@ -253,6 +257,7 @@ class Federation:
         manifest.plain = {
             "state": {n: v for n, v in kept.items() if not _is_tensors(v)},
             "communication": self.communication.rows(),
+            "coverage": self.coverage.plain(),
             "failures": self.failures,
             "held": self._held,
             "observer": self.observer.memory() if self.observer else {},

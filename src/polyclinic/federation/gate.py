@@ -108,6 +108,7 @@ class Gate:
                 bytes=len(parcel.encoded),
                 digest=parcel.digest,
                 to=to,
+                privacy=None if parcel.privacy is None else dict(parcel.privacy),
             )
         return tuple(parcels)
 

@@ -86,6 +86,7 @@ class Expected:
 class Parcel:
     """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made.
 
+    `privacy` is what the site says it has spent on what the parcel holds, and None where nothing covers it.
     Tensors lie in the order of their names, so that a receiver finds them in the same order whether the parcel
     was encoded on its way or not.
     """
@@ -93,6 +94,7 @@ class Parcel:
     kind: str
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -106,7 +108,9 @@ class Parcel:
     @cached_property
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
-        header = {"kind": self.kind, "metadata": dict(self.metadata)}
+        header: dict[str, Any] = {"kind": self.kind, "metadata": dict(self.metadata)}
+        if self.privacy is not None:
+            header["privacy"] = dict(self.privacy)
         text = json.dumps(header, sort_keys=True, allow_nan=False)
         return save(unshared(self.tensors), {_METADATA_KEY: text})
 
@@ -120,15 +124,15 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
     header = _header(data)
     try:
         declared = json.loads(header["__metadata__"][_METADATA_KEY], parse_constant=_refuse_constant)
-        kind, metadata = declared["kind"], declared["metadata"]
+        kind, metadata, privacy = declared["kind"], declared["metadata"], declared.get("privacy")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
-    if not isinstance(kind, str) or not isinstance(metadata, dict):
-        raise ParcelRejected("a parcel's kind must be text and its metadata a table")
+    if not isinstance(kind, str) or not isinstance(metadata, dict) or not isinstance(privacy, dict | None):
+        raise ParcelRejected("a parcel's kind must be text, its metadata and its privacy tables")
     if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
         raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
-        parcel = Parcel(kind, load(data), metadata)
+        parcel = Parcel(kind, load(data), metadata, privacy)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
     if expected is not None:

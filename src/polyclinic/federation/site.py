@@ -7,6 +7,7 @@ memory does not grow with the number of sites' models.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -102,6 +103,8 @@ class Site:
 
     `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
     state. `folder` is the site's own; what lies there never leaves it. `replay` mixes replayed images into batches.
+    `secret` goes into the noise of differential privacy, so that nobody who knows the seed can draw it; a simulated
+    site has none, and its noise is the same in every run.
     """
 
     name: str
@@ -114,6 +117,7 @@ class Site:
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
+    secret: str = ""
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""
@@ -253,7 +257,8 @@ class SiteHost:
         self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images)
         folder = self.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
-        return Site(name, self.seed, data, self.bench, state, folder, self.replay)
+        secret = secret_in(folder) if self.policy.deployed else ""
+        return Site(name, self.seed, data, self.bench, state, folder, self.replay, secret=secret)
 
     def _save(self, site: Site) -> None:
         lines = self._ledgers[site.name].confirmed
@@ -270,6 +275,17 @@ class SiteHost:
 def state_path(folder: Path, site: str, version: int) -> Path:
     """Where a version of a site's state lies in a run folder."""
     return folder / "sites" / site / f"state-{version}.safetensors"
+
+
+def secret_in(folder: Path) -> str:
+    """The secret of a deployed site: drawn once, and kept, so that a resumed run draws the same noise again."""
+    path = folder / "noise.key"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.write_text(secrets.token_hex(32))
+        partial.replace(path)
+    return path.read_text()
 
 
 def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:

@@ -1,0 +1,180 @@
+"""What DP-SGD spends: epsilon for so many noisy steps, and the steps or the noise that a given epsilon allows.
+
+One step is a Poisson-sampled Gaussian mechanism: every image takes part with probability `sampling_rate`, and
+Gaussian noise of `noise` times the clipping norm is added to the sum. Two neighbouring datasets differ by one
+image that is there or is not. Every epsilon is an upper bound: RDP (Mironov 2017), or PRV (Gopi et al. 2021),
+which is tighter and takes seconds. Both come from Opacus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from polyclinic.errors import BadInput
+
+Accountant = Literal["rdp", "prv"]
+
+#: Opacus' orders, a few closer to 1 for weak guarantees and a few large ones for strong guarantees
+ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
+MOST_STEPS = 10**8
+MOST_NOISE = 1e6
+NO_PRIVACY = 100.0  # above this epsilon PRV would take minutes, to say what nobody needs to know
+PRECISION = 1e-3  # of a noise that was searched for, as a share of it
+
+
+class Mechanism(NamedTuple):
+    """So many steps with the same noise and sampling rate."""
+
+    noise: float
+    sampling_rate: float
+    steps: int
+
+
+def spent(sampling_rate: float, noise: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
+    """The epsilon, at `delta`, of so many steps; infinite without noise."""
+    return spent_by([Mechanism(noise, sampling_rate, steps)], delta, accountant)
+
+
+def spent_by(history: Iterable[Mechanism], delta: float, accountant: Accountant = "rdp") -> float:
+    """The epsilon, at `delta`, of several mechanisms on the same images, one after the other."""
+    known = tuple(Mechanism(*one) for one in history)
+    for one in known:
+        _check(one, delta)
+    known = tuple(one for one in known if one.steps)
+    if not known:
+        return 0.0
+    if any(one.noise == 0 for one in known):
+        return math.inf
+    return _prv(known, delta) if accountant == "prv" else _rdp(known, delta)
+
+
+def steps_for(
+    epsilon: float,
+    sampling_rate: float,
+    noise: float,
+    delta: float,
+    accountant: Accountant = "rdp",
+    *,
+    after: Iterable[Mechanism] = (),
+) -> int:
+    """The most steps that do not spend more than `epsilon`, counting what was spent before (`after`); perhaps 0."""
+    before = tuple(after)
+    _check(Mechanism(noise, sampling_rate, 0), delta)
+
+    def allowed(steps: int) -> bool:
+        return spent_by([*before, Mechanism(noise, sampling_rate, steps)], delta, accountant) <= epsilon
+
+    if not allowed(1):
+        return 0
+    most = 2
+    while most < MOST_STEPS and allowed(most):
+        most *= 2
+    return _last(allowed, most // 2, most)
+
+
+def noise_for(epsilon: float, sampling_rate: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
+    """A noise with which so many steps spend no more than `epsilon`: the smallest one, to a thousandth of it."""
+    _check(Mechanism(1.0, sampling_rate, steps), delta)
+
+    def enough(noise: float) -> bool:
+        return spent(sampling_rate, noise, steps, delta, accountant) <= epsilon
+
+    if accountant == "prv":  # never needs more noise than RDP does, and seldom much less
+        most = noise_for(epsilon, sampling_rate, steps, delta)
+        least = most / 2
+    else:
+        least, most = 0.5, 1.0
+    while not enough(most):
+        least, most = most, most * 2
+        if most > MOST_NOISE:
+            raise BadInput(f"epsilon {epsilon:g}: no noise reaches it at delta {delta:g}; allow more, or fewer steps")
+    while enough(least):
+        least, most = least / 2, least
+    while most - least > PRECISION * most:
+        middle = (least + most) / 2
+        least, most = (least, middle) if enough(middle) else (middle, most)
+    return most
+
+
+def steps_in(epochs: float, samples: int, batch_size: int) -> int:
+    """Steps in which every image takes part `epochs` times on average."""
+    return math.ceil(epochs / rate(samples, batch_size) - 1e-9)
+
+
+def rate(samples: int, batch_size: int) -> float:
+    """The chance of an image to take part in a step, so that `batch_size` of them do on average."""
+    if samples < 1 or batch_size < 1:
+        raise BadInput(f"samples {samples}, batch size {batch_size}: both must be at least 1")
+    return min(1.0, batch_size / samples)
+
+
+def _last(allowed: Callable[[int], bool], least: int, most: int) -> int:
+    """The last number from `least`, which is allowed, to `most`, which may not be."""
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if allowed(middle) else (least, middle)
+    return least
+
+
+def _check(one: Mechanism, delta: float) -> None:
+    if not 0 < one.sampling_rate <= 1:
+        raise BadInput(f"sampling rate {one.sampling_rate:g}: must be above 0 and at most 1")
+    if not (one.noise >= 0 and math.isfinite(one.noise)):
+        raise BadInput(f"noise {one.noise:g}: must be 0 or more")
+    if one.steps < 0:
+        raise BadInput(f"steps {one.steps}: must be 0 or more")
+    if not 0 < delta < 1:
+        raise BadInput(f"delta {delta:g}: must be between 0 and 1, and is best below 1 / number of images")
+
+
+# --- Opacus -------------------------------------------------------------------------------------------
+
+
+def _rdp(history: tuple[Mechanism, ...], delta: float) -> float:
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
+    total = sum(one.steps * _rdp_of_a_step(one.noise, one.sampling_rate) for one in history)
+    with _quiet():
+        epsilon, _ = get_privacy_spent(orders=list(ORDERS), rdp=total, delta=delta)
+    return max(0.0, float(epsilon))
+
+
+@lru_cache(maxsize=1024)
+def _rdp_of_a_step(noise: float, sampling_rate: float) -> np.ndarray:
+    """The Rényi divergence of one step at every order; rounding may leave a tiny one below 0."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return np.maximum(compute_rdp(q=sampling_rate, noise_multiplier=noise, steps=1, orders=list(ORDERS)), 0.0)
+
+
+@lru_cache(maxsize=1024)
+def _prv(history: tuple[Mechanism, ...], delta: float) -> float:
+    """Where there is next to no privacy, or its numbers overflow, RDP's bound, which holds as well."""
+    from opacus.accountants import PRVAccountant
+
+    bound = _rdp(history, delta)
+    if not 0 < bound < NO_PRIVACY:
+        return bound
+    accountant = PRVAccountant()
+    accountant.history = [tuple(one) for one in history]
+    with _quiet(), contextlib.suppress(ValueError, RuntimeError, FloatingPointError, MemoryError):
+        error = min(0.01, 0.004 * bound)  # its result is above the truth by no more than about twice this
+        found = float(accountant.get_epsilon(delta, eps_error=error))
+        if math.isfinite(found):
+            return max(0.0, min(bound, found))
+    return bound
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Opacus warns where a bound could be tighter with more orders; the bound holds all the same."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,195 @@
+"""DP-SGD (Abadi et al. 2016; Qu et al. 2022, Algorithm 3) for any network with a loss per image.
+
+Every image takes part in a step with the same small probability; its gradient is clipped to length `clip`; the
+clipped gradients are summed, Gaussian noise of standard deviation `noise` times `clip` is added, and the sum is
+divided by the *expected* number of images, since the true one is private. Opacus gives the gradients per image and
+the clipping. What happens to the weights afterwards (momentum, weight decay, averages) costs no privacy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.privacy.obstacles import obstacles
+from polyclinic.randomness import numpy_rng, seed_of
+
+#: tensors [B, ...] of one batch, for instance images and targets; B may be 0
+Batch = tuple[Tensor, ...]
+#: the loss of each row of a batch, [B]
+Losses = Callable[..., Tensor]
+
+#: bytes that gradients per image may take at a time; a larger batch goes through in pieces
+PIECE_BYTES = 2**30
+MOST_ROWS = 256
+
+
+class Noise(Protocol):
+    """Draws a standard normal tensor like the one given."""
+
+    def __call__(self, like: Tensor) -> Tensor: ...
+
+
+def noise_from(device: torch.device, *address: str | int) -> Noise:
+    """Noise from a generator with this address.
+
+    On the CPU it is NumPy's: torch's takes only 32 bits of its seed, and so few can all be tried by whoever wants to
+    take the noise off again.
+    """
+    if device.type == "cpu":
+        rng = numpy_rng(*address)
+        return lambda like: torch.from_numpy(rng.standard_normal(tuple(like.shape), dtype=np.float32)).to(like.dtype)
+    generator = torch.Generator(device).manual_seed(seed_of(*address))
+    return lambda like: torch.randn(like.shape, generator=generator, device=device, dtype=like.dtype)
+
+
+def poisson(images: int, sampling_rate: float, rng: np.random.Generator) -> Iterator[Tensor]:
+    """Endless batches of indices, int64 [B], into which every image comes with the same chance; B may be 0."""
+    while True:
+        yield torch.from_numpy(np.flatnonzero(rng.random(images) < sampling_rate))
+
+
+def descend(
+    module: nn.Module,
+    losses: Losses,
+    batches: Iterator[Batch],
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+    *,
+    noise: float,
+    clip: float,
+    expected: float,
+    draw: Noise,
+    correct: Callable[[nn.Module], None] | None = None,
+) -> None:
+    """Take `steps` noisy steps with `optimizer`, which holds the parameters of `module`.
+
+    `losses(*batch)` gives the loss of each row; `expected` is how many rows a batch has on average. `correct` may
+    change the noisy gradients, by anything but images. No loss is returned: it would tell about the images.
+    """
+    with private_gradients(module, optimizer, noise=noise, clip=clip, expected=expected, draw=draw) as put_gradients:
+        for batch in itertools.islice(batches, steps):
+            put_gradients(losses, [batch])
+            if correct is not None:
+                correct(module)
+            optimizer.step()
+
+
+@contextlib.contextmanager
+def private_gradients(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    noise: float,
+    clip: float,
+    expected: float,
+    draw: Noise,
+) -> Iterator[Callable[[Losses, Iterable[Batch]], None]]:
+    """A function that puts the clipped, noisy mean gradient of one batch into `.grad` of every parameter.
+
+    The batch may come in pieces. Afterwards the module is as it was, but for its weights.
+    """
+    for obstacle in obstacles(module):
+        raise BadInput(obstacle)
+    noisy = NoisyOptimizer(optimizer, noise=noise, clip=clip, expected=expected, draw=draw)
+    module.train()
+    try:
+        with _nothing_else_changes(module), _gradients_per_image(module):
+            yield lambda losses, pieces: _put_gradients(noisy, losses, pieces)
+    finally:
+        for parameter in noisy.params:
+            del parameter.summed_grad
+            parameter.grad = None
+
+
+class NoisyOptimizer(DPOptimizer):
+    """Opacus' clipping, with noise from a generator of ours. It is asked for gradients only, never for steps."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, noise: float, clip: float, expected: float, draw: Noise
+    ) -> None:
+        # zero times infinity is no number, and no gradient is longer than the largest one
+        bound = min(clip, torch.finfo(torch.float32).max)
+        super().__init__(
+            optimizer,
+            noise_multiplier=noise,
+            max_grad_norm=bound,
+            expected_batch_size=expected,
+        )
+        self.draw = draw
+
+    def add_noise(self) -> None:
+        deviation = self.noise_multiplier * self.max_grad_norm
+        for parameter in self.params:
+            total: Any = parameter.summed_grad
+            noise = deviation * self.draw(total) if deviation else torch.zeros_like(total)
+            parameter.grad = (total + noise).view_as(parameter)
+
+
+def _put_gradients(noisy: NoisyOptimizer, losses: Losses, pieces: Iterable[Batch]) -> None:
+    noisy.zero_grad(set_to_none=True)
+    rows = _rows_at_a_time(noisy)
+    for batch in pieces:
+        for piece in zip(*(tensor.split(rows) for tensor in batch), strict=True):
+            if len(piece[0]):
+                _backward(losses, piece)
+                _clip_and_add(noisy, len(piece[0]), last=False)
+    # an empty piece at the end brings the noise; so an empty batch gets its noise as well
+    _clip_and_add(noisy, 0, last=True)
+
+
+def _backward(losses: Losses, piece: Batch) -> None:
+    found = losses(*piece)
+    if found.shape != (len(piece[0]),):
+        raise ValueError(f"losses gave {tuple(found.shape)} for {len(piece[0])} rows; give one loss a row")
+    found.sum().backward()
+
+
+def _clip_and_add(noisy: NoisyOptimizer, rows: int, *, last: bool) -> None:
+    for parameter in noisy.params:
+        if parameter.grad_sample is None:  # it took no part in the loss, or the piece is empty
+            parameter.grad_sample = parameter.new_zeros((rows, *parameter.shape))
+    noisy.signal_skip_step(not last)
+    noisy.pre_step()
+    if not last:
+        noisy.zero_grad(set_to_none=True)
+
+
+def _rows_at_a_time(noisy: NoisyOptimizer) -> int:
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in noisy.params)
+    return max(1, min(MOST_ROWS, PIECE_BYTES // max(1, weights)))
+
+
+@contextlib.contextmanager
+def _gradients_per_image(module: nn.Module) -> Iterator[None]:
+    hooked = GradSampleModule(module, loss_reduction="sum")
+    hooked.forbid_grad_accumulation()
+    try:
+        with warnings.catch_warnings():
+            # the first layer's input is an image, which needs no gradient
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            yield
+    finally:
+        hooked.to_standard_module()
+
+
+@contextlib.contextmanager
+def _nothing_else_changes(module: nn.Module) -> Iterator[None]:
+    """WorkFailed if training changed a number that gets no noise: a buffer, or weights that take no gradient."""
+    watched = dict(module.named_buffers())
+    watched |= {name: weight for name, weight in module.named_parameters() if not weight.requires_grad}
+    before = {name: tensor.detach().clone() for name, tensor in watched.items()}
+    yield
+    for name, tensor in watched.items():
+        if not torch.equal(before[name], tensor):
+            raise WorkFailed(f"'{name}' changed in private training without clipping or noise: it must not be released")

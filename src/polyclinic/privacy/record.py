@@ -1,0 +1,101 @@
+"""What a ledger line and a result say about privacy: what was spent, what that covers, and what it does not.
+
+A guarantee is about the training images of a site: what was released tells little about any single one of them. It
+holds for what came out of private training and for whatever is computed from that; not for anything that was computed
+from real images on another way, such as codes, latents, batch-norm statistics or an EMA codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from polyclinic.privacy.account import Account
+
+EVERYTHING = "everything released"
+
+HELD_OUT = "validation and test images, whose scores are released as they are"
+ONE_IMAGE = "a patient with several images: epsilon is for one image and its label"
+COUNTS = "how many training images a site has, which counts as public"
+SEED = "anyone who knows the study's seed, from which a simulated site draws its noise"
+
+#: what each part's release is called
+RELEASES = {
+    "classifier": "weights of the classifier",
+    "encoder": "weights of the encoder",
+    "generator": "weights of the generator",
+    "prior": "weights of the prior",
+}
+
+#: why a parcel without a record of its own is not covered, by its kind
+UNCOVERED = {
+    "weights": "weights that were trained without differential privacy",
+    "gradients": "gradients without clipping and noise",
+    "activations": "activations computed from real images",
+    "latents": "latents computed from real images",
+    "codes": "codes computed from real images",
+    "generator": "a generator that was trained without differential privacy",
+    "synthetic-images": "images sampled from a generator or prior that was trained without differential privacy",
+    "statistics": "statistics computed from real images",
+    "metrics": "metrics of training images, or of a model that was trained without differential privacy",
+    "labels": "labels of real images",
+    "masks": "masks of real images",
+    "real-images": "real images",
+}
+
+
+def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str]) -> dict[str, Any]:
+    """The `privacy` of a ledger line: what the site has spent in all up to now, and what that says about a parcel.
+
+    `noise` and `sampling_rate` are those of the latest steps; `mechanisms` has all of them.
+    """
+    latest = account.history[-1] if account.history else None
+    return {
+        "epsilon": account.epsilon,
+        "delta": account.delta,
+        "accountant": account.accountant,
+        "steps": account.steps,
+        "sampling_rate": latest.sampling_rate if latest else None,
+        "noise": latest.noise if latest else None,
+        "mechanisms": [one._asdict() for one in account.history],
+        "covers": list(covers),
+        "does_not_cover": list(does_not_cover),
+    }
+
+
+def samples_covered(on: Iterable[str]) -> bool:
+    """Whether images sampled through decoder and prior are covered: both must have been trained privately."""
+    return {"generator", "prior"} <= set(on)
+
+
+def covered_parts(on: Iterable[str], trained: Iterable[str]) -> bool:
+    """Whether a parcel made of these parts, and of nothing else that has seen real images, is covered.
+
+    A prior learns codes, which depend on the whole generator: it is covered only together with it.
+    """
+    private, needed = set(on), set(trained)
+    return needed | ({"generator"} if "prior" in needed else set()) <= private
+
+
+def summary(records: Mapping[str, Mapping[str, Any]], uncovered: Iterable[str]) -> dict[str, Any] | None:
+    """The `privacy` of a result: that of the site that spent most; None if no site kept an account.
+
+    `records`: each site's last record, its `covers` and `does_not_cover` those of all its parcels together;
+    `uncovered`: kinds of parcel that some site released without a record.
+    """
+    if not records:
+        return None
+    worst = max(records, key=lambda site: records[site]["epsilon"])
+    missing = [UNCOVERED[kind] for kind in sorted(set(uncovered))]
+    covers = list(dict.fromkeys(text for one in records.values() for text in one["covers"]))
+    limits = list(dict.fromkeys(text for one in records.values() for text in one["does_not_cover"]))
+    return {
+        **records[worst],
+        "site": worst,
+        "covers": covers if missing else [EVERYTHING],
+        "does_not_cover": [*missing, *limits],
+        "per_site": {site: {name: one[name] for name in PER_SITE} for site, one in records.items()},
+    }
+
+
+PER_SITE = ("epsilon", "delta", "steps", "sampling_rate")

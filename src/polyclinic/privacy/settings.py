@@ -1,0 +1,111 @@
+"""The `[privacy]` table of a study, and the sentences about what cannot be trained with differential privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, field_validator
+from torch import nn
+
+from polyclinic.errors import BadInput
+from polyclinic.privacy.accounting import Accountant, steps_for
+from polyclinic.privacy.obstacles import obstacles
+from polyclinic.settings import Settings
+
+#: what a site can train with differential privacy
+Part = Literal["classifier", "encoder", "generator", "prior"]
+
+
+class Privacy(Settings):
+    """Differential privacy of the sites' training images. The classifier stands for the network of any task."""
+
+    on: tuple[Part, ...] = Field(
+        ("classifier",),
+        min_length=1,
+        description="what sites train with it: classifier (the network of any task), encoder, generator, prior",
+    )
+    noise: float = Field(
+        0.7, gt=0, allow_inf_nan=False, description="standard deviation of the noise, in clipping norms"
+    )
+    clip: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="clipping norm: the longest gradient that one image may have"
+    )
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="delta of (epsilon, delta); 1 / number of training images of a site if not given"
+    )
+    target_epsilon: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="a site takes no more steps once they would pass this epsilon"
+    )
+    accountant: Accountant = Field("rdp", description="rdp (as in the papers), or prv (tighter, takes seconds)")
+
+    @field_validator("on")
+    @classmethod
+    def _once_each(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each part once")
+        return value
+
+    def delta_for(self, images: int) -> float:
+        """The delta of a site with so many training images."""
+        return self.delta if self.delta is not None else 1 / max(images, 2)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What of a study decides whether it can be trained with differential privacy."""
+
+    method: str
+    #: what its sites train and could train with differential privacy
+    parts: Collection[str]
+    #: the method's own reason against, a sentence with the cure
+    method_obstacle: str | None = None
+    #: the network of the task, if it is to be trained with differential privacy
+    network: nn.Module | None = None
+    #: the generator's reason against, a sentence with the cure
+    generator_obstacle: str | None = None
+
+
+def check(privacy: Privacy, facts: Facts) -> None:
+    """BadInput, with the cure, if the study cannot be trained with differential privacy as it wants to be."""
+    if facts.method_obstacle:
+        raise BadInput(facts.method_obstacle)
+    for part in privacy.on:
+        if part not in facts.parts:
+            raise BadInput(_not_trained(part, facts))
+    if "prior" in privacy.on and "generator" not in privacy.on:
+        raise BadInput(
+            "privacy.on: a prior learns codes of a generator, which has seen every image without noise; "
+            "name 'generator' beside 'prior'"
+        )
+    if {"generator", "prior"} & set(privacy.on) and facts.generator_obstacle:
+        raise BadInput(facts.generator_obstacle)
+    if {"classifier", "encoder"} & set(privacy.on) and facts.network is not None:
+        for obstacle in obstacles(facts.network):
+            raise BadInput(obstacle)
+
+
+def _not_trained(part: str, facts: Facts) -> str:
+    if not facts.parts:
+        return f"privacy: sites train nothing in '{facts.method}'; take the table out, or choose another method.name"
+    cures = {
+        "generator": "add the table [replay], or take 'generator' out",
+        "prior": "set replay.codes = 'prior', or take 'prior' out",
+    }
+    cure = cures.get(part, f"choose from {', '.join(sorted(facts.parts))}")
+    return f"privacy.on: sites train no {part} in '{facts.method}' as it is set; {cure}"
+
+
+def check_budget(privacy: Privacy, images: dict[str, int], batch_size: int) -> None:
+    """BadInput if a site could not take a single step without passing the target. `images`: training images by site."""
+    if privacy.target_epsilon is None:
+        return
+    for site, count in images.items():
+        delta = privacy.delta_for(count)
+        rate = min(1.0, batch_size / max(count, 1))
+        if steps_for(privacy.target_epsilon, rate, privacy.noise, delta, privacy.accountant) == 0:
+            raise BadInput(
+                f"privacy.target_epsilon: at site '{site}' ({count} training images) a single step spends more than "
+                f"{privacy.target_epsilon:g}; raise it or privacy.noise"
+            )
