@@ -3,8 +3,9 @@
 One by one is what the papers' codes do, written here in plain PyTorch: the network as it is, autograd.grad with
 create_graph, torch.optim.LBFGS or AdamW, a Python loop over targets. It is timed on a few targets spread evenly over
 the same set, and its time *per target* is compared with ours per target. Both start from the same points, in the same
-precision. On a CPU ours has two threads; one by one is timed with one and with two, and the faster counts (its small
-products gain nothing from a second thread, and lose much on a busy machine). Needs torch and NumPy only.
+precision. On a CPU both are timed with one and with two threads, and the faster counts for each (small products gain
+nothing from a second thread, and on a busy machine lose much). CPU seconds with one thread are given as well: other
+work on the machine hardly changes their ratio. Needs torch and NumPy only.
 
 With --device cuda, LeNet-5 runs in full float32; ResNet-18 lets both sides use TF32, which its size asks for.
 """
@@ -71,7 +72,7 @@ def resnet() -> nn.Module:
 def cases(options: argparse.Namespace) -> list[Case]:
     gpu = options.device != "cpu"
     steps = options.steps or (100 if gpu and not options.quick else 10 if gpu else 3 if options.quick else 10)
-    few = 2 if gpu else 6
+    few = 3 if gpu else 6
     found = [
         Case(
             "LeNet-5 + L-BFGS",
@@ -120,17 +121,28 @@ def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
 def at_once(
     case: Case, model: nn.Module, sent: list[list[Tensor]], points: Tensor, options: argparse.Namespace
 ) -> Found:
-    """Our attack on all targets, `chunk` of them in a batch."""
-    parts = []
-    for first in range(0, len(points), options.chunk):
-        rows = range(first, min(first + options.chunk, len(points)))
-        simulation = Simulation(networks.ready(model, device=options.device))
-        layers = zip(simulation.names, *(sent[row] for row in rows), strict=True)
-        observed = {name: torch.stack(tensors) for name, *tensors in layers}
-        objective = Objective(simulation, observed, FreeLabels((CLASSES,)), image_shape=(1, *SHAPE))
-        optimizer = case.ours(points[rows.start : rows.stop], case.steps)
-        parts.append(search(objective, optimizer, returns="last", graphs=not options.no_graphs))
+    """Our attack on all targets, `chunk` of them in a batch; smaller batches if the device's memory asks for it."""
+    try:
+        groups = range(0, len(points), options.chunk)
+        parts = [batch_at_once(case, model, sent, points, slice(i, i + options.chunk), options) for i in groups]
+    except torch.OutOfMemoryError:
+        if options.chunk == 1:
+            raise
+        options.chunk = -(-options.chunk // 2)
+        print(f"out of memory: going on with {options.chunk} targets in a batch", flush=True)
+        torch.cuda.empty_cache()
+        return at_once(case, model, sent, points, options)
     return Found(*(torch.cat([getattr(part, field) for part in parts]) for field in Found.__dataclass_fields__))
+
+
+def batch_at_once(
+    case: Case, model: nn.Module, sent: list[list[Tensor]], points: Tensor, rows: slice, options: argparse.Namespace
+) -> Found:
+    simulation = Simulation(networks.ready(model, device=options.device))
+    layers = zip(simulation.names, *sent[rows], strict=True)
+    observed = {name: torch.stack(tensors) for name, *tensors in layers}
+    objective = Objective(simulation, observed, FreeLabels((CLASSES,)), image_shape=(1, *SHAPE))
+    return search(objective, case.ours(points[rows], case.steps), returns="last", graphs=not options.no_graphs)
 
 
 # --- one by one ---------------------------------------------------------------------------------------
@@ -181,43 +193,33 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     sent = [gradients(model, image, label) for image, label in pairs]
     points = starts(count).to(options.device)
     chosen = [round(i * (count - 1) / max(1, case.reference_targets - 1)) for i in range(case.reference_targets)]
+    counts = sorted({1, options.threads}) if options.device == "cpu" else [options.threads]
     with tf32(case.name.startswith("ResNet")):
         warm_up(case, model, sent, points, options)
-        found, ours = timed(lambda: at_once(case, model, sent, points, options), options.device)
         few = [sent[i] for i in chosen]
-        theirs, threads, ends, evaluations = fastest_one_by_one(case, model, few, points[chosen], options)
-    ratio = (theirs / len(chosen)) / (ours / count)
+        ours = [timed(lambda: at_once(case, model, sent, points, options), threads, options) for threads in counts]
+        theirs = [timed(lambda: one_by_one(case, model, few, points[chosen]), threads, options) for threads in counts]
+    found, (ends, evaluations) = ours[0].result, theirs[0].result
+    fast, slow = (min(runs, key=lambda run: run.seconds) for runs in (ours, theirs))
+    share = count / len(chosen)
     return {
         "case": case.name,
-        "device": torch.cuda.get_device_name()
-        if options.device != "cpu"
-        else f"cpu, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
         "targets": count,
         "steps": case.steps,
+        "targets_in_a_batch": min(options.chunk, count),
         "reference_targets": len(chosen),
-        "reference_threads": threads,
-        "seconds_at_once": round(ours, 3),
-        "seconds_one_by_one_measured": round(theirs, 3),
-        "seconds_one_by_one_scaled_to_all": round(theirs / len(chosen) * count, 1),
+        "threads": [fast.threads, slow.threads],
+        "seconds_at_once": round(fast.seconds, 3),
+        "seconds_one_by_one_measured": round(slow.seconds, 3),
+        "seconds_one_by_one_scaled_to_all": round(slow.seconds * share, 1),
         "evaluations_per_target_at_once": round(float(found.evaluations.double().mean()), 1),
         "evaluations_per_target_one_by_one": round(evaluations / len(chosen), 1),
-        "ratio": round(ratio, 2),
+        "ratio": round(slow.seconds * share / fast.seconds, 2),
+        "ratio_of_cpu_seconds_with_one_thread": round(theirs[0].cpu_seconds * share / ours[0].cpu_seconds, 2),
         "goal": case.goal,
         **agreement(found, ends, chosen, images),
     }
-
-
-def fastest_one_by_one(
-    case: Case, model: nn.Module, sent: list[list[Tensor]], points: Tensor, options: argparse.Namespace
-) -> tuple[float, int, Tensor, int]:
-    """Seconds, threads, ends and evaluations of the plain loop with as many threads as suit it best."""
-    tries = []
-    for threads in sorted({1, options.threads}) if options.device == "cpu" else [options.threads]:
-        torch.set_num_threads(threads)
-        (ends, evaluations), seconds = timed(lambda: one_by_one(case, model, sent, points), options.device)
-        tries.append((seconds, threads, ends, evaluations))
-    torch.set_num_threads(options.threads)
-    return min(tries, key=lambda row: row[0])
 
 
 def agreement(found: Found, ends: Tensor, chosen: list[int], images: Tensor) -> dict[str, Any]:
@@ -244,13 +246,22 @@ def warm_up(
     one_by_one(short, model, sent[:1], points[:1])
 
 
-def timed(work: Callable[[], Any], device: str) -> tuple[Any, float]:
-    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+@dataclass(frozen=True)
+class Timing:
+    result: Any
+    seconds: float
+    cpu_seconds: float
+    threads: int
+
+
+def timed(work: Callable[[], Any], threads: int, options: argparse.Namespace) -> Timing:
+    wait = torch.cuda.synchronize if options.device != "cpu" else lambda: None
+    torch.set_num_threads(threads)
     wait()
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     result = work()
     wait()
-    return result, time.perf_counter() - begin
+    return Timing(result, time.perf_counter() - begin, time.process_time() - cpu_begin, threads)
 
 
 @contextmanager
@@ -278,7 +289,8 @@ def show(row: dict[str, Any]) -> None:
     print(
         f"{row['case']}, {row['targets']} targets, {row['steps']} steps, {row['device']}: "
         f"{row['seconds_at_once']:.1f} s at once; one by one {row['seconds_one_by_one_scaled_to_all']:.0f} s "
-        f"(scaled from {row['reference_targets']} targets): {row['ratio']:.1f} times (goal {row['goal']:.0f})",
+        f"(scaled from {row['reference_targets']} targets): {row['ratio']:.1f} times (goal {row['goal']:.0f}); "
+        f"{row['ratio_of_cpu_seconds_with_one_thread']:.1f} times in CPU seconds",
         flush=True,
     )
 

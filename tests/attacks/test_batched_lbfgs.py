@@ -93,6 +93,15 @@ def test_coefficients_give_the_two_loop_recursion():
     torch.testing.assert_close(found, q, rtol=1e-10, atol=1e-12)
 
 
+def test_fixed_shapes_change_nothing(monkeypatch):
+    """On a GPU the empty places of the memory take part, so that shapes never change."""
+    problem, start = valleys()
+    growing = search(problem, LBFGS(start, lr=0.1, steps=2), returns="last")
+    monkeypatch.setattr(Memory, "used", property(lambda memory: memory.history))
+    fixed = search(problem, LBFGS(start, lr=0.1, steps=2), returns="last")
+    torch.testing.assert_close(fixed.point, growing.point, rtol=0, atol=1e-10)
+
+
 def test_a_diverging_target_leaves_the_others_bit_identical():
     problem, start = valleys()
     calm = search(problem, LBFGS(start, lr=0.1, steps=5), returns="last")

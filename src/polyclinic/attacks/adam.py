@@ -39,6 +39,7 @@ class Adam:
         """
         count = len(start)
         self.steps, self.decay, self.weight_decay = steps, decay, weight_decay
+        self.limit = steps
         self.decoupled, self.signed, self.box = decoupled, signed, box
         self.tolerance_grad = tolerance_grad
         self.milestones = torch.tensor([round(share * steps) for share in decay_at], device=start.device)

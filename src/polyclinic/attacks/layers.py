@@ -37,7 +37,8 @@ class _Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_images = _transposed(gradient, weight, images.shape[-2:], ctx.stride, ctx.padding)
         if ctx.needs_input_grad[1]:
-            of_weight = torch.einsum("bohw,bchwij->ocij", gradient, _windows(images, weight, ctx.stride, ctx.padding))
+            columns = _columns(images, weight, ctx.stride, ctx.padding)
+            of_weight = (gradient.transpose(0, 1).flatten(1) @ columns.mT).reshape(weight.shape)
         return of_images, of_weight, None, None
 
 
@@ -51,13 +52,14 @@ def _transposed(
     return F.conv_transpose2d(gradient, weight, None, stride, padding, extra)
 
 
-def _windows(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """What each output pixel sees, [B, C, H', W', k, k]: a view of the padded images.
+def _columns(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """What each output pixel sees, [C·k·k, B·H'·W'].
 
     Not F.unfold, whose CUDA version starts one kernel per image.
     """
     padded = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
-    return padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
+    windows = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
+    return windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
 
 
 class ManyTargetsConv2d(nn.Conv2d):

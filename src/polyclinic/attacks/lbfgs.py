@@ -38,6 +38,7 @@ class LBFGS:
             raise ValueError("below 4 iterations torch ends a step by its number of evaluations: use inner >= 4")
         count, size = start.shape
         self.lr, self.steps, self.inner = lr, steps, inner
+        self.limit = steps * inner
         self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
         self.point = start.detach().clone()
         flags = {name: torch.zeros(count, dtype=torch.bool, device=start.device) for name in ("started", "diverged")}

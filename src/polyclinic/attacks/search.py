@@ -10,10 +10,18 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.objective import Objective
 
 LOOK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
+LEAVE_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew
 WARM_UP = 3  # iterations that CUDA needs to see before it can record one
+
+
+class Minimised(Protocol):
+    """N independent functions: points [N, D] to values [N] and gradients [N, D]; `keep` gives those of some rows."""
+
+    def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def keep(self, rows: Tensor) -> Minimised: ...
 
 
 class Optimizer(Protocol):
@@ -23,6 +31,7 @@ class Optimizer(Protocol):
     active: Tensor
     converged: Tensor
     diverged: Tensor
+    limit: int  #: iterations after which every target has finished
 
     def update(self, loss: Tensor, gradient: Tensor) -> None: ...
 
@@ -42,7 +51,7 @@ class Found:
 
 
 def search(
-    objective: Objective,
+    objective: Minimised,
     optimizer: Optimizer,
     *,
     returns: Literal["best", "last"] = "best",
@@ -50,8 +59,9 @@ def search(
 ) -> Found:
     """Minimise until every target has finished. "best" is the point of lowest loss, of which truth knows nothing.
 
-    Targets that have finished are masked, which leaves the others as they are to the last bit; once half of a batch has
-    finished it leaves, which may change the others by rounding. On a GPU an iteration is one CUDA graph.
+    Targets that have finished are masked, which leaves the others as they are to the last bit. Once only half of a
+    batch is left (an eighth on a GPU) the finished ones leave it, which may change the rest by rounding. On a GPU an
+    iteration is one CUDA graph.
     """
     batch = _Batch(objective, optimizer)
     found = batch.results(returns)
@@ -70,12 +80,13 @@ def search(
 class _Batch:
     """The targets that are still searched for, the best point of each, and one iteration of all."""
 
-    def __init__(self, objective: Objective, optimizer: Optimizer) -> None:
+    def __init__(self, objective: Minimised, optimizer: Optimizer) -> None:
         self.objective, self.optimizer = objective, optimizer
         self.best = optimizer.point.clone()
         self.best_loss = torch.full_like(optimizer.point[:, 0], torch.inf)
         self.loss = self.best_loss.clone()
         self.evaluations = torch.zeros(len(self.best), dtype=torch.long, device=self.best.device)
+        self.iterations = 0
 
     def iterate(self) -> None:
         loss, gradient = self.objective(self.optimizer.point)
@@ -94,13 +105,32 @@ class _Batch:
         self._note(self.objective(self.optimizer.point)[0])
 
     def run(self, graphs: bool) -> None:
-        """Iterate until at least half of the targets have finished."""
-        count = len(self.best)
+        """Iterate until so many targets have finished that the rest should go on without them."""
+        enough = LEAVE_AT.get(self.best.device.type, 1 / 2) * len(self.best)
         on_gpu = self.best.is_cuda
-        iterate = _recorded(self.iterate) if on_gpu and graphs else self.iterate
-        while 2 * int(self.optimizer.active.sum()) > count:
-            for _ in range(LOOK_EVERY if on_gpu else 1):
+        iterate = self._recorded() if on_gpu and graphs else self.iterate
+        while int(self.optimizer.active.sum()) > enough:
+            for _ in range(min(LOOK_EVERY if on_gpu else 1, self.optimizer.limit - self.iterations)):
                 iterate()
+                self.iterations += 1
+
+    def _recorded(self) -> Callable[[], None]:
+        """The iteration as a CUDA graph; as it was, with a warning, where CUDA cannot record it."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):  # these are iterations like all others
+                self.iterate()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.iterations += WARM_UP
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.iterate()
+        except RuntimeError as error:
+            warnings.warn(f"the attack runs without a CUDA graph, more slowly: {error}", stacklevel=2)
+            return self.iterate
+        return graph.replay
 
     def keep(self, rows: Tensor) -> None:
         self.objective = self.objective.keep(rows)
@@ -123,21 +153,3 @@ class _Batch:
 def _write(found: Found, rows: Tensor, batch: Found, left: Tensor) -> None:
     for name in ("point", "loss", "evaluations", "converged", "diverged"):
         getattr(found, name)[rows] = getattr(batch, name)[left]
-
-
-def _recorded(iterate: Callable[[], None]) -> Callable[[], None]:
-    """The iteration as a CUDA graph; as it was, with a warning, where CUDA cannot record it."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):  # these are iterations like all others
-            iterate()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            iterate()
-    except RuntimeError as error:
-        warnings.warn(f"the attack runs without a CUDA graph, more slowly: {error}", stacklevel=2)
-        return iterate
-    return graph.replay
