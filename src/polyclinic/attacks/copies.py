@@ -120,10 +120,12 @@ def find_copies(
     same_shape(second, third, "held-out images")
     if min(len(second), len(third)) < FEWEST:
         raise BadInput(f"copies: {len(second)} training and {len(third)} held-out images; give {FEWEST} of each")
-    to_training = table(first, second, distance, device=device)
-    to_held_out = table(first, third, distance, device=device)
-    baseline = nearest_of(table(third, second, distance, device=device))
-    near = nearest_of(to_training)
+    # one table, so that no image is looked at twice in any orientation
+    found = table(torch.cat([first, second, third]), torch.cat([second, third]), distance, device=device)
+    (to_training, to_held_out), (within, _), (from_held_out, _) = found.split(
+        (len(first), len(second), len(third)), (len(second), len(third))
+    )
+    near, baseline = nearest_of(to_training), nearest_of(from_held_out)
     limit = COPY_FACTOR * float(baseline.distance.quantile(CLOSE_SHARE, interpolation="lower"))
     share, chance, compared = _closer_to_training(to_training.distances, to_held_out.distances, seed)
     return Copies(
@@ -134,7 +136,7 @@ def find_copies(
         is_copy=near.distance < limit,
         closer_share=share,
         chance=chance,
-        authenticity=_authenticity(near, table(second, second, distance, device=device).distances),
+        authenticity=_authenticity(near, within.distances),
         compared=compared,
         features=distance.name,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +23,16 @@ class Table:
     orientation: Tensor
     features: str
 
-    def __post_init__(self) -> None:
-        assert self.distances.shape == self.orientation.shape
+    def split(self, rows: Sequence[int], columns: Sequence[int]) -> list[list[Table]]:
+        """The parts of so many consecutive rows and columns each."""
+        pieces = zip(self.distances.split(list(rows)), self.orientation.split(list(rows)), strict=True)
+        return [
+            [
+                Table(distances, orientation, self.features)
+                for distances, orientation in zip(d.split(list(columns), 1), o.split(list(columns), 1), strict=True)
+            ]
+            for d, o in pieces
+        ]
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:

@@ -1,0 +1,264 @@
+"""Membership inference: the measure by hand and against a library; attacks on models that overfit or did not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.attacks.attack import ThreatModel
+from polyclinic.attacks.image_attack import RECEIVER, ImageCapability, ImageThreatModel
+from polyclinic.attacks.membership import cross_entropies, lira, log_odds, shadow_memberships
+from polyclinic.attacks.membership_attacks import DiscriminatorScore, LossThreshold, NearestSynthetic, ShadowModels
+from polyclinic.attacks.perceptual import Pixels
+from polyclinic.attacks.roc import area, separation
+from polyclinic.errors import BadInput
+from polyclinic.generators.autoencoder import noise_images
+from polyclinic.randomness import numpy_rng, seed_of, torch_rng
+
+
+def images(count: int, name: str, size: int = 12) -> Tensor:
+    return noise_images(count, 1, size, torch_rng("membership", name))
+
+
+def labels(count: int, name: str) -> Tensor:
+    return torch.randint(2, (count,), generator=torch_rng("membership", "labels", name))
+
+
+# --- the measure ----------------------------------------------------------------------------------------
+
+
+def test_area_by_hand_with_a_tie():
+    # pairs: 3 > 1, 3 > 2, 2 > 1, 2 = 2
+    assert separation(np.array([3, 2]), np.array([1, 2])).auc == pytest.approx(3.5 / 4)
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=12), st.lists(st.integers(0, 5), min_size=2, max_size=12))
+def test_area_is_the_librarys_and_turns_around(members: list[int], others: list[int]):
+    a, b = np.array(members, float), np.array(others, float)
+    truth = np.r_[np.ones(len(a)), np.zeros(len(b))]
+    found = separation(a, b)
+    assert found.auc == pytest.approx(roc_auc_score(truth, np.r_[a, b]))
+    assert separation(-a, -b).auc == pytest.approx(1 - found.auc)
+    assert 0 <= found.auc_low <= found.auc <= found.auc_high <= 1
+    assert (a > found_threshold(b)).mean() == found.hits
+
+
+def found_threshold(others: np.ndarray) -> float:
+    """With fewer than a hundred others none may be a false alarm."""
+    return float(others.max())
+
+
+def test_a_constant_score_tells_nothing():
+    found = separation(np.zeros(50), np.zeros(70))
+    assert (found.auc, found.auc_low, found.auc_high) == (0.5, 0.5, 0.5)
+    assert found.hits == 0
+    assert not found.told_apart
+
+
+def test_hits_at_one_percent_of_false_alarms():
+    others = np.arange(200.0)  # 2 may be false alarms: a threshold of 197 lets 198 and 199 through
+    members = np.array([197.0, 197.5, 150.0, 300.0])
+    assert separation(members, others).hits == 0.5
+    assert separation(members, others[:99]).hits == 1.0
+
+
+def test_perfect_separation_is_no_certainty_with_few_images():
+    found = separation(np.arange(10.0) + 100, np.arange(20.0))
+    assert found.auc == 1
+    assert found.auc_low == pytest.approx(0.7)
+    assert found.told_apart
+    assert not separation(np.array([5.0, 6.0]), np.array([1.0, 2.0])).told_apart
+
+
+def test_the_interval_covers_the_truth():
+    rng = numpy_rng("membership", "coverage")
+    truth = 0.714  # of two Gaussians 0.8 apart
+    inside = 0
+    for _ in range(300):
+        _, low, high = area(rng.normal(0.8, 1, 40), rng.normal(0, 1, 60))
+        inside += low <= truth <= high
+    assert 0.91 <= inside / 300 <= 0.99
+
+
+@pytest.mark.parametrize("scores", [np.array([1.0]), np.array([[1.0, 2.0]]), np.array([1.0, np.nan])])
+def test_scores_that_are_none_are_refused(scores: np.ndarray):
+    with pytest.raises(BadInput, match="membership"):
+        separation(scores, np.array([1.0, 2.0]))
+
+
+# --- generators -----------------------------------------------------------------------------------------
+
+
+def test_a_generator_that_mirrors_its_training_images_is_found():
+    members, others = images(60, "members"), images(60, "others")
+    noise = torch.randn(members.shape, generator=torch_rng("membership", "noise"))
+    synthetic = (members.flip(-1) + 0.05 * noise).clamp(0, 1)
+    found = NearestSynthetic().run(synthetic, members, others, Pixels())
+    assert found.separation.auc > 0.99
+    assert found.separation.hits > 0.9
+    assert found.verdict().leak
+    assert found.features == "pixels"
+    unturned = NearestSynthetic(turn=False).run(synthetic, members, others, Pixels())
+    assert unturned.separation.auc < 0.75
+
+
+def test_a_generator_of_other_images_is_not():
+    members, others, synthetic = images(80, "members"), images(80, "others"), images(100, "synthetic")
+    found = NearestSynthetic().run(synthetic, members, others, Pixels())
+    assert not found.verdict().leak
+    assert str(found.verdict()).startswith("No sign of a leak: members cannot be told")
+
+
+def test_calibration_takes_away_what_is_close_to_anything():
+    """Images of little contrast are close to anything, of much contrast to nothing; that hides a weak leak."""
+    contrast = torch.linspace(0.2, 1.5, 60)[:, None, None, None]
+    members, others, reference = (
+        (0.5 + contrast * (images(60, name) - 0.5)).clamp(0, 1) for name in ("members", "others", "reference")
+    )
+    synthetic = 0.7 * members + 0.3 * (0.5 + contrast * (images(60, "blend") - 0.5)).clamp(0, 1)
+    plain = NearestSynthetic().run(synthetic, members, others, Pixels())
+    calibrated = NearestSynthetic().run(synthetic, members, others, Pixels(), reference=reference)
+    assert plain.separation.auc < 0.8
+    assert calibrated.separation.auc > plain.separation.auc + 0.1
+
+
+def test_a_discriminator_that_knows_its_images_is_found():
+    members, others = images(40, "members"), images(40, "others")
+
+    def overfitted(candidates: Tensor, _: Tensor) -> Tensor:
+        return -torch.cdist(candidates.flatten(1), members.flatten(1)).amin(1, keepdim=True)
+
+    y = torch.zeros(40)
+    found = DiscriminatorScore().run(overfitted, members, others, member_labels=y, other_labels=y)
+    assert found.separation.auc == 1
+    blind = DiscriminatorScore().run(lambda x, _: x.new_zeros(len(x)), members, others, member_labels=y, other_labels=y)
+    assert blind.separation.auc == 0.5
+    assert not blind.verdict().leak
+
+
+# --- classifiers ----------------------------------------------------------------------------------------
+
+
+def fitted(x: Tensor, y: Tensor, seed: int, steps: int = 150) -> nn.Module:
+    """A linear model with more weights than images: it learns random labels by heart."""
+    rng = torch_rng("membership", "model", seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 2))
+    nn.init.normal_(model[1].weight, 0, 0.01, generator=rng)
+    nn.init.zeros_(model[1].bias)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x - 0.5), y).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def victim() -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
+    """A model fitted to its members' random labels, the members and the others."""
+    x, z, y, w = images(40, "x"), images(40, "z"), labels(40, "x"), labels(40, "z")
+    return fitted(x, y, 0), x, z, y, w
+
+
+def test_loss_threshold_finds_an_overfitted_model(victim: tuple):
+    model, x, z, y, w = victim
+
+    def loss(candidates: Tensor, theirs: Tensor) -> Tensor:
+        return cross_entropies(model(candidates - 0.5), theirs)
+
+    found = LossThreshold().run(loss, x, z, member_labels=y, other_labels=w)
+    assert found.separation.auc > 0.8
+    assert found.verdict().leak
+    untrained = fitted(x, y, 0, steps=0)
+    nothing = LossThreshold().run(
+        lambda a, b: cross_entropies(untrained(a - 0.5), b), x, z, member_labels=y, other_labels=w
+    )
+    assert not nothing.verdict().leak
+
+
+def test_shadow_models_beat_the_loss_threshold(victim: tuple):
+    model, x, z, y, w = victim
+    pool, classes = torch.cat([x, z]), torch.cat([y, w])
+
+    def says(network: nn.Module):
+        return lambda candidates, theirs: log_odds(network(candidates - 0.5), theirs)
+
+    def train(index: Tensor, seed: int):
+        return says(fitted(pool[index], classes[index], seed, steps=100))
+
+    loss = LossThreshold().run(lambda a, b: cross_entropies(model(a - 0.5), b), x, z, member_labels=y, other_labels=w)
+    for online in (True, False):
+        attack = ShadowModels(count=8, online=online)
+        found = attack.run(says(model), train, x, z, member_labels=y, other_labels=w)
+        again = attack.run(says(model), train, x, z, member_labels=y, other_labels=w)
+        assert torch.equal(found.members, again.members)
+        assert found.separation.auc > loss.separation.auc - 0.02
+        assert found.verdict().leak
+
+
+@given(count=st.sampled_from([4, 6, 10]), pool=st.integers(4, 40))
+@settings(max_examples=20)
+def test_every_image_is_inside_half_of_the_shadow_models(count: int, pool: int):
+    inside = shadow_memberships(count, pool, seed=1)
+    assert (inside.sum(0) == count // 2).all()
+    assert torch.equal(inside, shadow_memberships(count, pool, seed=1))
+
+
+def test_likelihood_ratio_by_hand():
+    shadows = torch.tensor([[3.0], [5.0], [0.0], [2.0]])
+    inside = torch.tensor([[True], [True], [False], [False]])
+    # inside: mean 4, variance 2; outside: mean 1, variance 2
+    expected = ((2.5 - 1) ** 2 - (2.5 - 4) ** 2) / 4
+    assert lira(torch.tensor([2.5]), shadows, inside)[0] == pytest.approx(expected)
+    assert lira(torch.tensor([4.0]), shadows, inside)[0] == pytest.approx(9 / 4)
+    assert lira(torch.tensor([4.0]), shadows, inside, online=False)[0] == pytest.approx(3 / 2**0.5)
+
+
+def test_log_odds_by_hand():
+    found = log_odds(torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([1]))
+    p = np.exp(3) / (np.exp(1) + np.exp(3) + 1)
+    assert float(found) == pytest.approx(np.log(p / (1 - p)), rel=1e-6)
+
+
+# --- honesty --------------------------------------------------------------------------------------------
+
+
+def test_scores_do_not_know_who_is_a_member():
+    members, others, synthetic = images(20, "members"), images(20, "others"), images(30, "synthetic")
+    found = NearestSynthetic().run(synthetic, members, others, Pixels())
+    swapped = NearestSynthetic().run(synthetic, others, members, Pixels())
+    torch.testing.assert_close(found.members, swapped.others)
+    assert found.separation.auc == pytest.approx(1 - swapped.separation.auc)
+
+
+def test_attacks_are_checked_against_the_threat_model():
+    NearestSynthetic().check(ThreatModel())
+    with pytest.raises(BadInput, match=r"discriminator with its weights.*grant discriminator"):
+        DiscriminatorScore().check(ThreatModel())
+    with pytest.raises(BadInput, match="grant similar-images"):
+        ShadowModels().check(ImageThreatModel())
+    generous = ImageThreatModel(granted_of_images=frozenset(ImageCapability))
+    for attack in (NearestSynthetic(), DiscriminatorScore(), LossThreshold(), ShadowModels()):
+        attack.check(generous)
+        assert "the attacker has" in str(attack)
+    assert "not the discriminator" in str(ImageThreatModel())
+    assert ImageCapability.DISCRIMINATOR not in RECEIVER
+
+
+def test_scorers_that_give_no_number_for_each_image_are_refused():
+    x, y = images(4, "x"), torch.zeros(4)
+    with pytest.raises(BadInput, match="one number for each"):
+        LossThreshold().run(lambda a, _: a.mean(), x, x, member_labels=y, other_labels=y)
+    with pytest.raises(BadInput, match="labels for 8 images"):
+        LossThreshold().run(lambda a, _: a.mean((1, 2, 3)), x, x, member_labels=y, other_labels=y[:2])
+
+
+def test_seeds_have_addresses():
+    assert not torch.equal(shadow_memberships(4, 20, seed=1), shadow_memberships(4, 20, seed=2))
+    assert seed_of(1, "shadow model", 0) != seed_of(1, "shadow model", 1)

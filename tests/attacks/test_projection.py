@@ -1,0 +1,160 @@
+"""Projection: a generator that learnt its images by heart is told by them; noise, labels and codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.latent_space import CodeSpace, GaussianSpace, vqvae2_space
+from polyclinic.attacks.perceptual import Pixels, perceptual_distance
+from polyclinic.attacks.projection import Projection
+from polyclinic.errors import BadInput
+from polyclinic.generators.autoencoder import noise_images
+from polyclinic.generators.vqvae2 import VQVAE2
+from polyclinic.randomness import torch_rng
+from polyclinic.tasks import Target
+
+SIZE = 16
+FREE = Projection(conditional=False, iterations=150, starts=16)
+
+
+def images(count: int, name: str, size: int = SIZE) -> Tensor:
+    return noise_images(count, 1, size, torch_rng("projection", name))
+
+
+def spanned(by: Tensor) -> GaussianSpace:
+    """A linear generator whose images are the mean of some images plus any mix of what they differ by."""
+    centre = by.mean(0)
+    directions = (by - centre).flatten(1)
+
+    def generate(z: Tensor, labels: Tensor | None) -> Tensor:
+        return centre + (z @ directions / len(by) ** 0.5).reshape(-1, *centre.shape)
+
+    return GaussianSpace(generate, len(by))
+
+
+def test_members_come_back_and_held_out_images_do_not():
+    members, held_out = images(20, "members"), images(20, "held out")
+    found = Projection(conditional=False, iterations=300, starts=16).compare(
+        spanned(members), members, held_out, Pixels()
+    )
+    assert found.members.distances.max() < 0.5 * found.held_out.distances.min()
+    assert (found.members.distances < found.members.at_start).all()
+    assert found.ks == 1
+    assert found.p_members_closer < 1e-6
+    assert found.separation.auc == 1
+    assert found.verdict().leak
+    assert found.verdict().evidence["features"] == "pixels"
+    torch.testing.assert_close(found.members.images, members, atol=0.15, rtol=0)
+
+
+def test_a_generator_of_other_images_is_as_far_from_both():
+    found = FREE.compare(spanned(images(20, "other")), images(25, "members"), images(25, "held out"), Pixels())
+    assert not found.verdict().leak
+    assert found.p_value > 0.01
+    assert "no closer to members" in str(found.verdict())
+
+
+def test_distances_are_those_of_the_images_that_are_returned():
+    distance = perceptual_distance()
+    found = Projection(conditional=False, iterations=5, starts=4).run(spanned(images(6, "a")), images(2, "b"), distance)
+    with torch.no_grad():
+        torch.testing.assert_close(found.distances, distance(found.images, images(2, "b")), rtol=0.05, atol=1e-4)
+    assert found.features == "EffLite0"
+    assert (found.distances <= found.at_start + 1e-6).all()
+
+
+def test_an_image_is_projected_the_same_in_any_company():
+    space, targets = spanned(images(8, "a")), images(5, "b")
+    together = FREE.run(space, targets, Pixels())
+    one_by_one = Projection(conditional=False, iterations=150, starts=16, at_once=1).run(space, targets, Pixels())
+    torch.testing.assert_close(together.distances, one_by_one.distances, rtol=1e-3, atol=1e-6)
+    assert torch.equal(together.distances, FREE.run(space, targets, Pixels()).distances)
+
+
+def test_the_label_is_asked_for():
+    """The generator draws bright images for label 1 and dark ones for label 0, and cannot do otherwise."""
+
+    def generate(z: Tensor, labels: Tensor | None) -> Tensor:
+        assert labels is not None
+        spread = 0.1 * z.tanh()[:, :, None, None].expand(-1, 1, SIZE, SIZE)
+        return spread + 0.2 + 0.6 * labels[:, None, None, None]
+
+    space, bright = GaussianSpace(generate, 1), torch.full((2, 1, SIZE, SIZE), 0.85)
+    attack = Projection(iterations=60, starts=4)
+    found = attack.run(space, bright, Pixels(), labels=torch.tensor([1, 0]))
+    assert found.distances[0] < 1e-4
+    assert found.distances[1] > 0.2
+    assert attack.needs == {Capability.LABELS}
+    with pytest.raises(BadInput, match="conditional = false"):
+        attack.run(space, bright, Pixels())
+    with pytest.raises(BadInput, match="grant labels"):
+        attack.compare(space, bright, bright, Pixels(), threat=ThreatModel())
+
+
+def test_noise_that_is_not_frozen_is_named():
+    rng = torch_rng("projection", "noise")
+
+    def noisy(z: Tensor, labels: Tensor | None) -> Tensor:
+        return torch.rand(len(z), 1, SIZE, SIZE, generator=rng)
+
+    with pytest.raises(BadInput, match="freeze its noise"):
+        FREE.run(GaussianSpace(noisy, 3), images(2, "a"), Pixels())
+
+
+def test_images_of_another_size_are_named():
+    with pytest.raises(BadInput, match="images of the generator: have shape"):
+        FREE.run(spanned(images(4, "a", 8)), images(2, "b"), Pixels())
+
+
+# --- intermediate spaces and codes ----------------------------------------------------------------------
+
+
+def test_points_can_be_drawn_through_a_mapping():
+    mapped = GaussianSpace(lambda w, _: w[:, :, None, None], 4, draw=lambda z: z[:, :1].abs())
+    drawn = mapped.draw(5, torch_rng("projection", "mapping"))
+    assert drawn.shape == (5, 1)
+    assert (drawn >= 0).all()
+
+
+def blocks(vectors) -> Tensor:
+    """A decoder that paints each place's vector (2 numbers) as two pixels below each other, twice as large."""
+    (values,) = vectors
+    return values.transpose(1, 2).flatten(1, 2)[:, None].repeat_interleave(2, 3)
+
+
+def test_codes_are_found():
+    codebook = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.9, 0.9]])
+    space = CodeSpace(blocks, [codebook], [4])
+    rng = torch_rng("projection", "codes")
+    codes = torch.randint(4, (3, 4, 4), generator=rng)
+    targets = blocks([codebook[codes].movedim(-1, 1)])
+    point = space.draw(2, rng)
+    assert space.images(point, None).shape == targets[:2].shape
+    found = Projection(conditional=False, iterations=200, starts=4, lr=0.1).run(space, targets, Pixels())
+    assert found.distances.max() < 0.05 * found.at_start.min()
+
+
+def test_a_point_stands_for_the_nearest_codes_and_gradients_pass():
+    codebook = torch.tensor([[0.0], [1.0]])
+    space = CodeSpace(lambda v: v[0], [codebook], [2])
+    spread = float(codebook.std())
+    point = (torch.tensor([[0.1, 0.4, 0.6, 3.0]]) / spread).requires_grad_()
+    assert space.codes(point)[0].tolist() == [[[0, 0], [1, 1]]]
+    made = space.images(point, None)
+    assert made.flatten().tolist() == pytest.approx([0, 0, 1, 1])
+    made.sum().backward()
+    assert point.grad is not None
+    torch.testing.assert_close(point.grad, torch.full((1, 4), spread))
+
+
+def test_the_codes_of_a_vqvae2():
+    settings = VQVAE2(width=8, code_width=4, top_codes=16, bottom_codes=16, blocks=0, prior_epochs=0)
+    model = settings.build(channels=1, size=32, target=Target(classes=("a", "b")), seed=1)
+    space = vqvae2_space(model)
+    points = space.draw(2, torch_rng("projection", "vqvae2"))
+    top, bottom = space.codes(points)
+    made = (space.images(points, None).clamp(0, 1) * 255).round().to(torch.uint8)
+    assert torch.equal(made, model.decode({"top": top.to(torch.int16), "bottom": bottom.to(torch.int16)}))
