@@ -29,6 +29,13 @@ class Schedule:
         return order.tensor_split(max(1, images // self.batch_size))
 
 
+#: rows of one batch: the images at some indices, and what replay joins to them
+Rows = tuple[Tensor, ...]
+#: learns with differential privacy, from the network, the loss of each row, the batch of some indices, the schedule
+#: and how many rows replay joins to a batch
+LearnPrivately = Callable[[nn.Module, Callable[..., Tensor], Callable[[Tensor], Rows], Schedule, int], None]
+
+
 def descend(
     parameters: Iterable[nn.Parameter],
     loss_of: Callable[[Tensor], Tensor],

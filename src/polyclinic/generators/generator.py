@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
+from polyclinic.generators.fitting import LearnPrivately
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
 from polyclinic.training import Batch
@@ -74,11 +75,13 @@ class GeneratorModel(ABC):
         *,
         replayed: Iterator[Batch] | None = None,
         progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
     ) -> dict[str, float]:
         """Learn from images, starting from the present weights; gives the last mean losses by name.
 
         With `replayed` every mini-batch is joined by the stream's next one: (images [B, C, H, W] in [0, 1],
-        labels [B]), which keeps alive what was learned at earlier sites.
+        labels [B]), which keeps alive what was learned at earlier sites. `private` has the parts (`generator`,
+        `prior`) that learn with differential privacy; their losses would tell about the images and are NaN.
         """
 
     @abstractmethod
@@ -139,6 +142,7 @@ class CodedModel(GeneratorModel):
         *,
         replayed: Iterator[Batch] | None = None,
         progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
     ) -> float:
         """`fit` without what only `sample` needs: learn to encode and decode; the last mean loss."""
 

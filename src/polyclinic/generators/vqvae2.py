@@ -6,7 +6,7 @@ The autoencoder alone is enough to replay images whose codes are kept; the prior
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.generators.autoencoder import DECODER, Autoencoder, losses, noise_images
 from polyclinic.generators.codebook import Learning, used_share
-from polyclinic.generators.fitting import Schedule, descend
+from polyclinic.generators.fitting import LearnPrivately, Rows, Schedule, descend
 from polyclinic.generators.generator import (
     CodedModel,
     Codes,
@@ -121,12 +121,13 @@ class VQVAE2Model(CodedModel):
         *,
         replayed: Iterator[Batch] | None = None,
         progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
     ) -> dict[str, float]:
         """The autoencoder on the images, then the prior on their codes (unless `prior_epochs` is 0)."""
-        found = {"autoencoder": self.fit_codes(images, rng, replayed=replayed, progress=progress)}
+        found = {"autoencoder": self.fit_codes(images, rng, replayed=replayed, progress=progress, private=private)}
         if self.settings.prior_epochs:
             codes = self.encode(images)
-            found["prior"] = self.fit_prior(codes, labels, rng, replayed=replayed, progress=progress)
+            found["prior"] = self.fit_prior(codes, labels, rng, replayed=replayed, progress=progress, private=private)
         return found
 
     def fit_codes(
@@ -136,24 +137,35 @@ class VQVAE2Model(CodedModel):
         *,
         replayed: Iterator[Batch] | None = None,
         progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
     ) -> float:
         images, net, settings = self.accept_images(images), self.autoencoder.train(), self.settings
         if not net.top_codebook.started:
             first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
             net.start(self.to_unit(images[first]), rng)
 
-        def loss_of(index: Tensor) -> Tensor:
+        def batch_of(index: Tensor) -> Rows:
             batch = self.to_unit(images[index])
             if replayed is not None:
                 batch = torch.cat([batch, self.on_device(next(replayed)[0])])
             if self.device.type == "cuda":  # where convolutions run faster with the channels last
                 batch = batch.contiguous(memory_format=torch.channels_last)
+            return (batch,)
+
+        def losses_of(batch: Tensor) -> Tensor:
             with self._autocast():
                 passed = net(batch)
             net.learn_codebooks(passed, rng)
-            return losses(batch, passed, settings.commitment).mean()
+            return losses(batch, passed, settings.commitment)
 
         schedule = Schedule(settings.epochs, settings.batch_size, settings.lr, settings.decay, settings.decay_every)
+        if private and "generator" in private:
+            private["generator"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+            return float("nan")
+
+        def loss_of(index: Tensor) -> Tensor:
+            return losses_of(*batch_of(index)).mean()
+
         return descend(net.parameters(), loss_of, len(images), schedule, rng, _told(progress, "autoencoder"))
 
     def fit_prior(
@@ -164,12 +176,13 @@ class VQVAE2Model(CodedModel):
         *,
         replayed: Iterator[Batch] | None = None,
         progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
     ) -> float:
         """Learn the distribution of codes, given labels; the last mean loss in nats per code, both levels added."""
         labels = check_labels(as_tensor(labels), count(codes), self.target)
         net, settings = self.prior.train(), self.settings
 
-        def loss_of(index: Tensor) -> Tensor:
+        def batch_of(index: Tensor) -> Rows:
             batch = [self.on_device(codes[level][index]).long() for level in LEVELS]
             wanted = self.on_device(labels[index])
             if replayed is not None:
@@ -177,11 +190,21 @@ class VQVAE2Model(CodedModel):
                 again = self._codes_of(self.on_device(images))
                 batch = [torch.cat(pair) for pair in zip(batch, again, strict=True)]
                 wanted = torch.cat([wanted, self.on_device(more)])
+            return (*batch, wanted)
+
+        def losses_of(top: Tensor, bottom: Tensor, wanted: Tensor) -> Tensor:
             with self._autocast():
-                logits = net(*batch, wanted)
-            return negative_log_likelihoods(batch[0], batch[1], logits).mean()
+                logits = net(top, bottom, wanted)
+            return negative_log_likelihoods(top, bottom, logits)
 
         schedule = Schedule(settings.prior_epochs, settings.prior_batch_size, settings.prior_lr)
+        if private and "prior" in private:
+            private["prior"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+            return float("nan")
+
+        def loss_of(index: Tensor) -> Tensor:
+            return losses_of(*batch_of(index)).mean()
+
         return descend(net.parameters(), loss_of, count(codes), schedule, rng, _told(progress, "prior"))
 
     # --- making images ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from polyclinic.generators.generator import psnr
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.shares import Groups, Share, from_groups, source_of, to_groups
 from polyclinic.generators.sheet import contact_sheet
+from polyclinic.privacy import at_site
 from polyclinic.settings import Settings
 from polyclinic.training import Batch
 
@@ -95,8 +96,9 @@ class Replaying:
         federation.ask_all("take_replay", **groups)
         usages = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
         found = {name: torch.stack([usage[name] for usage in usages]).mean() for name in usages[0]}
-        # one site's probe tells enough: every site replays the same images
-        probed = federation.ask(federation.sites[0], "probe_replay") if self.settings.probe else None
+        # one site's probe tells enough: every site replays the same images; but it tells about real ones as well
+        probing = self.settings.probe and federation.bench.privacy is None
+        probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
         return {**found, **(probed.metrics if probed else {})}
 
     # --- at a site --------------------------------------------------------------------------------
@@ -109,13 +111,15 @@ class Replaying:
         shares = from_groups(before, model) if before else {}
         old = copy.deepcopy(model)
         stream = replay.stream(self.source(old, shares), size, site.rng("generator replay")) if generator else None
+        private = at_site.learners(site, "generator", "prior")
         if self.settings.codes == "prior":
-            model.fit(part.images, part.labels, rng, replayed=stream)
-            return [Parcel("generator", model.state())]
-        model.fit_codes(part.images, rng, replayed=stream)
+            model.fit(part.images, part.labels, rng, replayed=stream, private=private)
+            return [Parcel("generator", model.state(), privacy=at_site.record_of(site, "generator", "prior"))]
+        model.fit_codes(part.images, rng, replayed=stream, private=private)
         remade = {name: self.remade(old, model, share) for name, share in shares.items()}
         groups = to_groups({**remade, site.name: self.share(site, model)}, model)
-        return [Parcel("generator", model.state()), *(Parcel(kind, tensors) for kind, tensors in groups.items())]
+        trained = Parcel("generator", model.state(), privacy=at_site.record_of(site, "generator"))
+        return [trained, *(Parcel(kind, tensors) for kind, tensors in groups.items())]
 
     @operation("codes", "labels", "masks")
     def encode_images(self, site: Site, generator: Tensors) -> list[Parcel]:
@@ -174,8 +178,7 @@ class Replaying:
 
     def mix(self, site: Site, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Each mini-batch of real images with a replayed one behind it."""
-        bench = site.bench
-        size = round(self.settings.ratio * min(bench.optimizer.batch_size, len(site.data.train)))
+        bench, size = site.bench, self.joined(site)
         if size == 0:
             return batches
         stream = replay.stream(
@@ -187,6 +190,10 @@ class Replaying:
             device=bench.device,
         )
         return replay.mixed(batches, stream)
+
+    def joined(self, site: Site) -> int:
+        """How many replayed images a mini-batch has."""
+        return round(self.settings.ratio * min(site.bench.optimizer.batch_size, len(site.data.train)))
 
     def replayed(self, site: Site) -> replay.Source:
         """What the site replays; put together once, and kept while the site is open."""
@@ -234,7 +241,7 @@ class Replaying:
             target=bench.target,
             seed=site.seed,
             device=str(bench.device),
-            precision=bench.precision,
+            precision="fp32" if at_site.is_private(site, "generator") else bench.precision,
         )
         assert isinstance(model, CodedModel), "the study check lets only generators with codes pass"
         if state:

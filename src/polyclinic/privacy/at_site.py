@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from polyclinic.privacy import accounting
 from polyclinic.privacy.account import Account
-from polyclinic.privacy.record import COUNTS, HELD_OUT, ONE_IMAGE, RELEASES, SEED, covered_parts, record
+from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.randomness import numpy_rng
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
+    from polyclinic.generators.fitting import LearnPrivately, Schedule
     from polyclinic.privacy import dp
     from polyclinic.privacy.settings import Privacy
 
@@ -109,6 +110,27 @@ def train(
     )
 
 
+def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
+    """For a generator: how those of its parts learn that the study has learn with differential privacy."""
+
+    def learn(
+        module: nn.Module,
+        losses: dp.Losses,
+        batch_of: Callable[[Tensor], dp.Batch],
+        schedule: Schedule,
+        joined: int,
+    ) -> None:
+        optimizer = torch.optim.Adam([one for one in module.parameters() if one.requires_grad], schedule.lr)
+        wanted = max(1, len(site.data.train) // schedule.batch_size)
+        for epoch in range(schedule.epochs):
+            optimizer.param_groups[0]["lr"] = schedule.lr_in(epoch)
+            size = schedule.batch_size
+            if descend(site, module, losses, batch_of, wanted, optimizer, batch_size=size, joined=joined) < wanted:
+                return
+
+    return {part: learn for part in parts if is_private(site, part)}
+
+
 def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     """One private gradient of the workbench's network, by name; zero if the budget does not allow it any more.
 
@@ -146,7 +168,8 @@ def record_of(site: Site, *parts: str) -> dict[str, Any] | None:
     """The record of a parcel that holds these parts and nothing else; None if it is not covered."""
     if site.bench.privacy is None or not covered_parts(site.bench.privacy.on, parts):
         return None
-    return record(account_of(site), [RELEASES[part] for part in parts], _limits(site))
+    limits = [CODES] if {"generator", "encoder"} & set(parts) else []
+    return record(account_of(site), names(parts), [*limits, *_limits(site)])
 
 
 def record_of_scores(site: Site, split: str) -> dict[str, Any] | None:

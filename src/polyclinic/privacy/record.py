@@ -17,6 +17,8 @@ EVERYTHING = "everything released"
 HELD_OUT = "validation and test images, whose scores are released as they are"
 ONE_IMAGE = "a patient with several images: epsilon is for one image and its label"
 COUNTS = "how many training images a site has, which counts as public"
+CODES = "codes or latents computed from real images, even with a private encoder"
+SAMPLED = "images sampled through generator and prior"
 SEED = "anyone who knows the study's seed, from which a simulated site draws its noise"
 
 #: what each part's release is called
@@ -34,7 +36,7 @@ UNCOVERED = {
     "activations": "activations computed from real images",
     "latents": "latents computed from real images",
     "codes": "codes computed from real images",
-    "generator": "a generator that was trained without differential privacy",
+    "generator": "a generator or prior that was trained without differential privacy",
     "synthetic-images": "images sampled from a generator or prior that was trained without differential privacy",
     "statistics": "statistics computed from real images",
     "metrics": "metrics of training images, or of a model that was trained without differential privacy",
@@ -63,9 +65,10 @@ def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str
     }
 
 
-def samples_covered(on: Iterable[str]) -> bool:
-    """Whether images sampled through decoder and prior are covered: both must have been trained privately."""
-    return {"generator", "prior"} <= set(on)
+def names(parts: Sequence[str]) -> list[str]:
+    """What a covered parcel with these parts covers: images can be sampled only through generator and prior."""
+    sampled = [SAMPLED] if {"generator", "prior"} <= set(parts) else []
+    return [RELEASES[part] for part in parts] + sampled
 
 
 def covered_parts(on: Iterable[str], trained: Iterable[str]) -> bool:
