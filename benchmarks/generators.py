@@ -4,8 +4,8 @@ For each seed it fits the autoencoder and the prior on the training images and t
 the same weights for the same number of steps on real images, on reconstructions, and on samples alone; the test
 images are always real ones. POLYCLINIC_REAL_DATA names the folder with pneumoniamnist.npz and boneage_rsna_male_64.npz.
 
-On another machine: PYTHONPATH=src python benchmarks/generators.py --device cuda; beside torch it needs numpy, pydantic,
-monai and matplotlib.
+On a machine without the package: PYTHONPATH=src python benchmarks/generators.py --device cuda; beside torch and numpy
+it needs pydantic and monai with what they depend on, and matplotlib for --sheet.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.data.parts import Part
 from polyclinic.generators.generator import psnr
 from polyclinic.generators.probe import real_or_replayed
-from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.vqvae2 import VQVAE2, VQVAE2Model
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
@@ -37,6 +35,20 @@ from polyclinic.training import Optimizer, Workbench
 
 SAMPLED = 1000  # images whose sampling is timed
 LEARNERS = 3  # networks trained on each kind of images, per seed: on 624 test images one alone says little
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images uint8 [N, C, H, W] and labels [N] as a workbench takes them; the package's own Part would have to bring
+    all readers of medical files along."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    masks: None = None
+    cases: None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Case:
 
 def pneumonia(folder: Path) -> Case:
     data = np.load(folder / "pneumoniamnist.npz", allow_pickle=False)
-    full = VQVAE2(width=32, epochs=20, lr=1e-3, prior_width=48, prior_epochs=8)
+    full = VQVAE2(width=32, epochs=10, lr=1e-3, prior_width=48, prior_epochs=5)  # minutes on two cores
     return Case(
         "pneumonia",
         Part(data["train_images"][:, None], data["train_labels"]),
@@ -74,9 +86,9 @@ def pneumonia(folder: Path) -> Case:
         Classification(),
         "auc",
         full,
-        full.model_copy(update={"epochs": 5, "prior_epochs": 2}),
+        full.model_copy(update={"epochs": 4, "prior_epochs": 2}),
         steps=1000,
-        quick_steps=300,
+        quick_steps=200,
     )
 
 
@@ -187,6 +199,8 @@ def learn(case: Case, part: Part, steps: int, seed: int, device: str) -> float:
 
 
 def draw_sheet(case: Case, images: Tensor, back: Tensor, sampled: Tensor, labels: Tensor, path: Path) -> None:
+    from polyclinic.generators.sheet import contact_sheet  # only here, since not every machine has matplotlib
+
     shown = torch.linspace(0, len(labels) - 1, 14).long()
     classes = case.target.classes
     captions = [classes[int(label)] if classes else f"{float(label):.0f} {case.target.unit}" for label in labels[shown]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +141,19 @@ def test_more_than_half_of_the_codes_stay_in_use():
     assert model.usage(model.encode(images))["bottom"] > 0.5
 
 
+@pytest.mark.slow
+def test_more_than_half_of_the_codes_are_in_use_on_real_chest_images():
+    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    if not folder:
+        pytest.skip("POLYCLINIC_REAL_DATA does not name a folder with real images")
+    images = np.load(Path(folder) / "pneumoniamnist.npz", allow_pickle=False)["train_images"][:, None]
+    model = make(width=16, code_width=16, top_codes=512, bottom_codes=512, epochs=2, batch_size=32, lr=1e-3)
+    model.fit_codes(images, rng())
+    found = model.quality(images)
+    assert found["usage_bottom"] > 0.5
+    assert found["psnr"] > 24
+
+
 @pytest.mark.parametrize("learning", ["ema", "gradient"])
 def test_learning_improves_what_comes_back(learning: str):
     images = blobs(32)
@@ -237,6 +253,10 @@ def test_replay_keeps_what_was_learned_at_an_earlier_site():
         return model.quality(dark)["psnr"]
 
     assert at_both(True) > at_both(False) + 3
+
+
+def test_no_labels_no_images():
+    assert make().sample(torch.zeros(0, dtype=torch.long), rng()).shape == (0, 1, 28, 28)
 
 
 def test_progress_is_told_after_every_epoch():

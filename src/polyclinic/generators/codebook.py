@@ -87,7 +87,7 @@ class Codebook(nn.Module):
             return
         rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
         # a product with one-hot rows: unlike scattered additions, the same every time on a GPU
-        chosen = nn.functional.one_hot(codes.flatten(), self.size).to(rows.dtype)
+        chosen = (codes.flatten()[:, None] == torch.arange(self.size, device=rows.device)).to(rows.dtype)
         self.counts.lerp_(chosen.sum(0), 1 - DECAY)
         self.sums.lerp_(chosen.T @ rows, 1 - DECAY)
         even = len(rows) / self.size

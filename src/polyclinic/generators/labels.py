@@ -51,7 +51,7 @@ def check_labels(labels: Tensor, count: int, target: Target) -> Tensor:
     """The labels, or BadInput where they are not one per image or not of the target's classes."""
     if tuple(labels.shape) != (count,):
         raise BadInput(f"generator: {count} images came with labels of shape {tuple(labels.shape)}; give one each")
-    if target.classes and not 0 <= int(labels.min()) <= int(labels.max()) < len(target.classes):
+    if target.classes and count and not 0 <= int(labels.min()) <= int(labels.max()) < len(target.classes):
         found = f"{int(labels.min())} to {int(labels.max())}"
         raise BadInput(f"generator: labels run from {found}, but there are {len(target.classes)} classes from 0 on")
     return labels
