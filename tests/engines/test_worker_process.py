@@ -116,7 +116,7 @@ def test_one_bad_worker_does_not_touch_the_others(engine, tmp_path):
     (tmp_path / "answers").write_bytes(2 * frame(answer))
     (tmp_path / "first").touch()
     script = (
-        f"cat $READY; if rm {tmp_path}/first 2>/dev/null; then exec sleep 60; fi; cat {tmp_path}/answers; exec sleep 60"
+        f"if rm {tmp_path}/first 2>/dev/null; then cat $READY; else cat $READY {tmp_path}/answers; fi; exec sleep 60"
     )
     running = engine(script, sites=("a", "b", "c", "d"), deadline=2.0)
     running._start(0)
