@@ -61,11 +61,12 @@ class Copies:
         closer = f"{self.closer_share:.0%} lie closer to a training image than to a held-out one"
         if copies:
             worst = int(self.training.distance.argmin())
-            how = ORIENTATIONS[int(self.training.orientation[worst])]
+            turn = int(self.training.orientation[worst])
+            how = f"{ORIENTATIONS[turn]} " if turn else ""
             which = int(self.training.index[worst])
             return (
                 f"{copies} of {len(self.is_copy)} made images are copies of training images, for instance number "
-                f"{worst}, which {how} is training image {which} (distance {self.training.distance[worst]:.2g}, "
+                f"{worst}, which {how}is training image {which} (distance {self.training.distance[worst]:.2g}, "
                 f"where the closest held-out images have {self.limit / COPY_FACTOR:.2g}); {closer}"
             )
         if self.limit < BLIND:
