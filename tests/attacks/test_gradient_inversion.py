@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from polyclinic.attacks import scoring
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion import PRESETS, GradientInversion
+from polyclinic.attacks.initialisation import draw
 from polyclinic.attacks.inversion import Knowledge, Reconstruction
 from polyclinic.attacks.networks import LeNet, ResNet18, drawn
 from polyclinic.attacks.simulation import LocalTraining, cross_entropy
@@ -62,6 +67,66 @@ def test_other_settings_find_images_too(one_image_each, settings):
     model, images, _, parcels = one_image_each
     found = GradientInversion(**{**FAST, **settings}).run(parcels[:4], knowledge(model))
     assert int((errors(found, images[:4]) < 2e-3).sum()) >= 3
+
+
+def papers_loop(model: nn.Module, parcel: Parcel, start: Tensor, label: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """DLG as the papers' codes have it: autograd with create_graph, torch.optim.LBFGS, one target."""
+    image, logits = start.clone().requires_grad_(), label.clone().requires_grad_()
+    target = [parcel.tensors[name] for name, _ in model.named_parameters()]
+    optimizer = torch.optim.LBFGS([image, logits], lr=1.0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(image), logits.softmax(-1))
+        simulated = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        distance = sum((s - t).square().sum() for s, t in zip(simulated, target, strict=True))
+        distance.backward()
+        return distance
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return image.detach(), logits.detach().argmax(-1)
+
+
+def test_first_steps_are_those_of_the_papers_loop(lenet, smooth_images, sent):
+    model = lenet.double()
+    images = smooth_images(3)[:, None].double()
+    parcels = sent(model, images, torch.tensor([[0], [3], [4]]))
+    attack = GradientInversion(lr=1.0, iterations=1, returns="last", precision="fp64")
+    found = attack.run(parcels, knowledge(model))
+    for row, parcel in enumerate(parcels):
+        rng = torch_rng(0, "gradient inversion", parcel.digest, 0)
+        start, label = (draw("transformed-gaussian", 1, shape, rng).double() for shape in ((1, 16, 16), (5,)))
+        assert torch.equal(start, found.start[row])
+        image, _ = papers_loop(model, parcel, start, label, 1)
+        torch.testing.assert_close(found.images[row], image, rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_most_of_eight_real_images_come_back():
+    """LeNet-5 at 28 px, 100 steps of L-BFGS at lr 1, as the papers attack; where they converge, so does their loop."""
+    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    if not folder or not (Path(folder) / "mnist.npz").is_file():
+        pytest.skip("POLYCLINIC_REAL_DATA names no folder with mnist.npz")
+    with np.load(Path(folder) / "mnist.npz") as archive:
+        images = torch.from_numpy(archive["test_images"][:8]).float().div(255)[:, None, None]
+        labels = torch.from_numpy(archive["test_labels"][:8]).reshape(8, 1)
+    model = drawn(LeNet(1, 10, 28), torch_rng("real"))
+    gradients = [
+        torch.autograd.grad(cross_entropy(model(i), one_hot(c, 10).float()), list(model.parameters()))
+        for i, c in zip(images, labels, strict=True)
+    ]
+    parcels = [Parcel("gradients", dict(zip(dict(model.named_parameters()), g, strict=True))) for g in gradients]
+    found = GradientInversion(lr=1.0).run(parcels, Knowledge(model, (1, 28, 28), classes=10))
+    good = errors(found, images) < 1e-4
+    assert int(good.sum()) >= 5
+    assert torch.equal(found.labels[good], labels[good])
+    row = int(good.nonzero()[0])
+    rng = torch_rng(0, "gradient inversion", parcels[row].digest, 0)
+    start, label = (draw("transformed-gaussian", 1, shape, rng) for shape in ((1, 28, 28), (10,)))
+    image, theirs = papers_loop(model, parcels[row], start, label, 100)
+    assert float((image - images[row]).square().mean()) < 1e-4
+    assert torch.equal(theirs, labels[row])
 
 
 def test_truth_does_not_change_a_bit(one_image_each):

@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-
 LOOK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
 LEAVE_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew
 WARM_UP = 3  # iterations that CUDA needs to see before it can record one

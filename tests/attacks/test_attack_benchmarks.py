@@ -1,0 +1,46 @@
+"""The attack benchmarks run from end to end, and end with one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LIGHT = ("pydantic", "monai", "safetensors", "scipy")
+
+
+def figures(name: str, *options: str, data: Path | None = None) -> dict:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLYCLINIC_REAL_DATA": str(data or "")}
+    command = [sys.executable, str(BENCHMARKS / name), "--threads", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_both_sides_end_with_the_same_images():
+    (row,) = figures("attacks.py", "--quick", "--targets", "6", "--steps", "1")["rows"]
+    assert row["mse_at_once"] == pytest.approx(row["mse_one_by_one"], rel=0.05)
+    assert row["evaluations_per_target_at_once"] == row["evaluations_per_target_one_by_one"] == 20
+
+
+def test_tables_of_the_paper(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    pictures, labels = rng.integers(0, 256, (5, 8, 8), dtype=np.uint8), np.arange(5)
+    np.savez(tmp_path / "mnist.npz", test_images=pictures, test_labels=labels)
+    found = figures("attack_tables.py", "--quick", "--data", "mnist", "--images", "3", "--steps", "1", data=tmp_path)
+    assert len(found["rows"]) == 16
+    assert found["rows"][0]["paper"] == {"mse": None, "ssim": None, "non_converging": 4}
+    assert {row["start"] for row in found["rows"]} == {"TG", "Unif"}
+
+
+def test_benchmarks_need_torch_and_numpy_only():
+    """So that they run on any machine that has a GPU and torch."""
+    code = f"import attacks, attack_tables, sys; print([m for m in {LIGHT} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=BENCHMARKS, check=True)
+    assert done.stdout.strip() == "[]"
