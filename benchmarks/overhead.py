@@ -1,9 +1,9 @@
 """What Polyclinic costs on top of a bare PyTorch loop that takes the very same optimiser steps.
 
-Both train the same network from the same weights on the same images in the same order with FedAvg, one thread each,
-in turns. Rounds are timed and nothing else: preparing the data, the final test and the result file are left out,
-evaluation and checkpoints are off; gate, ledger, encoding and byte counts are in. A difference in the final weights
-fails the benchmark, for then the two did not do the same work.
+Both train the same network from the same weights on the same images in the same order with FedAvg, in one thread,
+round by round in turns. Rounds are timed and nothing else: preparing the data, the final test and the result file
+are left out, evaluation and checkpoints are off; gate, ledger, encoding and byte counts are in. A difference in the
+final weights fails the benchmark, for then the two did not do the same work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,40 +82,8 @@ CASES = (
 # --- the two loops ------------------------------------------------------------------------------------
 
 
-@dataclass
-class Spent:
-    """Seconds of the rounds of one run, and the weights it ended with."""
-
-    wall: float
-    cpu: float
-    weights: Weights
-
-
-class Stopwatch(Silent):
-    """Watches a run from its first round to its last."""
-
-    def __init__(self) -> None:
-        self.stamps: list[tuple[float, float]] = []
-
-    def started(self, *_: Any) -> None:
-        self.stamps.append((time.perf_counter(), time.process_time()))
-
-    def round_done(self, *_: Any) -> None:
-        self.stamps.append((time.perf_counter(), time.process_time()))
-
-    def spent(self, weights: Weights) -> Spent:
-        (wall, cpu), (wall_end, cpu_end) = self.stamps[0], self.stamps[-1]
-        return Spent(wall_end - wall, cpu_end - cpu, weights)
-
-
-def through_polyclinic(study: Study, folder: Path, cache: Path) -> Spent:
-    watch = Stopwatch()
-    result = run(study, folder, display=watch, cache=cache)
-    return watch.spent(result.weights())
-
-
-def bare_loop(study: Study, cache: Path) -> Callable[[], Spent]:
-    """FedAvg in the fewest lines of PyTorch: no sites, no parcels, no files."""
+def bare_rounds(study: Study, cache: Path) -> Callable[[], Iterator[Weights]]:
+    """FedAvg in the fewest lines of PyTorch: no sites, no parcels, no files. Gives the weights after each round."""
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, Path())
     model, initial, settings = assembly.build_model(), assembly.initial_weights(), study.optimizer
@@ -138,16 +105,14 @@ def bare_loop(study: Study, cache: Path) -> Callable[[], Spent]:
             optimizer.step()
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    def loop() -> Spent:
-        watch, weights = Stopwatch(), initial
-        watch.started()
+    def rounds() -> Iterator[Weights]:
+        weights: Weights = initial
         for number in range(1, study.method.rounds + 1):
             trained = [train(site, number, weights) for site in parts.names]
             weights = {name: mean([one[name] for one in trained]) for name in trained[0]}
-            watch.round_done()
-        return watch.spent(weights)
+            yield weights
 
-    return loop
+    return rounds
 
 
 def mean(tensors: list[Tensor]) -> Tensor:
@@ -158,40 +123,71 @@ def mean(tensors: list[Tensor]) -> Tensor:
 # --- measuring ----------------------------------------------------------------------------------------
 
 
+class Clock:
+    """Wall and CPU seconds spent between `start` and `stop`, added up."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def start(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def stop(self) -> None:
+        self.wall += time.perf_counter() - self._wall
+        self.cpu += time.process_time() - self._cpu
+
+
+class InTurns(Silent):
+    """Watches a run and puts a round of the bare loop between its rounds, so that both see the same busy machine."""
+
+    def __init__(self, rounds: Iterator[Weights], *, bare_first: bool) -> None:
+        self.ours, self.bare = Clock(), Clock()
+        self.bare_weights: Weights = {}
+        self._rounds, self._bare_first = rounds, bare_first
+
+    def started(self, *_: Any) -> None:
+        if self._bare_first:
+            self._bare_round()
+        self.ours.start()
+
+    def round_done(self, line: Mapping[str, Any], rounds: int) -> None:
+        self.ours.stop()
+        if not self._bare_first or line["round"] < rounds:
+            self._bare_round()
+        self.ours.start()
+
+    def _bare_round(self) -> None:
+        self.bare.start()
+        self.bare_weights = next(self._rounds)
+        self.bare.stop()
+
+
 def measure(case: Case, pairs: int, folder: Path) -> dict[str, Any]:
-    """Both loops in turns, the first of each turn changing; the ratio of every pair."""
+    """Both loops round by round in turns, `pairs` times; the ratio of every time."""
     study, cache = case.study(), folder / "cache"
-    bare = bare_loop(study, cache)
+    rounds = bare_rounds(study, cache)
     largest, spent = 0.0, []
     for number in range(pairs + 1):
-        with scratch(folder) as out:
-            if number % 2:
-                ours, plain = through_polyclinic(study, out, cache), bare()
-            else:
-                plain, ours = bare(), through_polyclinic(study, out, cache)
-        largest = max(largest, difference(ours.weights, plain.weights))
+        turns = InTurns(rounds(), bare_first=number % 2 == 0)
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            result = run(study, out, display=turns, cache=cache)
+            largest = max(largest, difference(result.weights(), turns.bare_weights))
         if number:  # the first pair only warms up
-            spent.append((ours, plain))
+            spent.append((turns.ours, turns.bare))
     return {
         **asdict(case),
         "steps": case.steps,
         "pairs": pairs,
-        "wall_ratio": quartiles([ours.wall / plain.wall for ours, plain in spent]),
-        "cpu_ratio": quartiles([ours.cpu / plain.cpu for ours, plain in spent]),
-        "bare_cpu_seconds": round(statistics.median(plain.cpu for _, plain in spent), 4),
+        "wall_ratio": quartiles([ours.wall / bare.wall for ours, bare in spent]),
+        "cpu_ratio": quartiles([ours.cpu / bare.cpu for ours, bare in spent]),
+        "bare_cpu_seconds": round(statistics.median(bare.cpu for _, bare in spent), 4),
         "added_cpu_ms_per_site_and_round": added(case, spent),
         "largest_difference_of_weights": largest,
     }
 
 
-@contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=folder) as out:
-        yield Path(out)
-
-
-def added(case: Case, spent: list[tuple[Spent, Spent]]) -> float:
-    extra = statistics.median(ours.cpu - plain.cpu for ours, plain in spent)
+def added(case: Case, spent: list[tuple[Clock, Clock]]) -> float:
+    extra = statistics.median(ours.cpu - bare.cpu for ours, bare in spent)
     return round(1000 * extra / case.sites / case.rounds, 3)
 
 
