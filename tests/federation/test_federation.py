@@ -112,6 +112,36 @@ def test_all_sites_are_asked_at_once_and_answer_in_order(make):
     assert together == [4]
 
 
+def test_replies_can_be_taken_one_by_one(make):
+    """Sites work as their replies are taken, so that not all models lie in memory at once."""
+    act = failing("b", "c", "d")
+    federation = make(act)
+    federation.engine.call = lambda calls: (
+        federation.engine._answer(call) for call in calls if not worked.append(call.site)
+    )
+    worked = []
+    replies = federation.ask_each("train", weights=weights())
+    assert worked == []
+    assert next(replies).site == "a"
+    assert worked == ["a"]
+    with pytest.raises(WorkFailed, match="1 of 4 sites are left"):
+        next(replies)
+    assert worked == list(SITES)
+    assert [failure["site"] for failure in federation.failures] == ["b", "c", "d"]
+
+
+def test_nothing_is_asked_while_replies_are_being_taken(make):
+    """A worker process would get two calls at once, and the order of calls would depend on the engine."""
+    federation = make()
+    replies = federation.ask_each("train")
+    next(replies)
+    for ask in (lambda: federation.ask("b", "train"), lambda: federation.ask_all("evaluate")):
+        with pytest.raises(AssertionError, match="take all replies"):
+            ask()
+    assert [reply.site for reply in replies] == ["b", "c", "d"]
+    assert federation.ask("b", "train")
+
+
 def test_a_parcel_that_is_not_expected_is_its_sites_failure(make):
     def act(call):
         return (Parcel("weights", {"w": torch.zeros(5 if call.site == "b" else 4)}),)
@@ -396,6 +426,19 @@ def test_once_is_made_once_even_if_killed_before_the_first_round(make):
     third = make()
     third.resume()
     assert third.once("images", make_it)["x"].tolist() == [2.5]
+
+
+def test_once_belongs_before_the_first_round(make):
+    """A checkpoint of it would be one without the state of the rounds so far."""
+    with pytest.raises(KeyboardInterrupt):
+        rounds_of(make(), 5, stop=3)
+    resumed = make()
+    resumed.resume()
+    with pytest.raises(AssertionError, match="before the first round"):
+        resumed.once("forgotten", weights)
+    again = make()
+    again.resume()
+    assert rounds_of(again, 3).seen == [1, 2, 3]
 
 
 def test_sites_are_restored_checkpointed_and_pruned(make):

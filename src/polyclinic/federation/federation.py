@@ -6,6 +6,7 @@ A method is a plain loop over `federation.rounds`; what it keeps from round to r
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,7 @@ class Federation:
         self._every = checkpoint_every
         self._held: dict[str, str] = {}  # digest of the weights each site received last
         self._out: set[str] = set()  # sites that failed in this round
+        self._asking = False
         self._state = State({})
         self._once: dict[str, Weights] = {}
         self._reports: dict[str, Any] = {}
@@ -118,8 +120,8 @@ class Federation:
     def ask_each(self, operation: str, *, counted: bool = True, **payload: Any) -> Iterator[Reply]:
         """As `ask_all`, for replies that need not lie in memory all at once, such as the models of many sites.
 
-        The sites work while their replies are taken, and only then. WorkFailed comes after the last reply: before
-        that, nobody knows how many sites are left.
+        The sites work while their replies are taken, and only then; take them all before you ask again. WorkFailed
+        comes after the last reply: before that, nobody knows how many sites are left.
         """
         asked = [site for site in self.sites if site not in self._out]
         answers = self._answers(asked, operation, payload, COORDINATOR, counted)
@@ -145,12 +147,23 @@ class Federation:
         if self.observer:
             self.observer.asking(operation, sites)
         failures = []
-        for call, sent in zip(calls, self.engine.call(calls), strict=True):
-            answer = self._checked(call, sent)
-            if isinstance(answer, Failure):
-                failures.append(answer)
-            yield answer
+        with self._one_at_a_time():
+            for call, sent in zip(calls, self.engine.call(calls), strict=True):
+                answer = self._checked(call, sent)
+                if isinstance(answer, Failure):
+                    failures.append(answer)
+                yield answer
         self._note_failures(failures)
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Sites may still be at work on one ask: another would reach them in an order that depends on the engine."""
+        assert not self._asking, "take all replies of ask_each before you ask again"
+        self._asking = True
+        try:
+            yield
+        finally:
+            self._asking = False
 
     def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):
@@ -211,6 +224,7 @@ class Federation:
         if self._resumed and f"once.{name}" in self._resumed.files:
             self._once[name] = self._checkpoint.tensors(self._resumed, f"once.{name}")
         else:
+            assert self.round == 0, "what is made once is made before the first round"
             self._once[name] = make()
             self.save()
         return self._once[name]
