@@ -100,7 +100,7 @@ def noise_for(epsilon: float, sampling_rate: float, steps: int, delta: float, ac
     while most - least > PRECISION * most:
         middle = (least + most) / 2
         least, most = (least, middle) if enough(middle) else (middle, most)
-    return most
+    return math.ceil(most * 1e4) / 1e4  # a number to write down, never a little too small
 
 
 def steps_in(epochs: float, samples: int, batch_size: int) -> int:
