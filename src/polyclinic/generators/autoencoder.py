@@ -41,7 +41,12 @@ def halve(channels: int, out: int) -> list[nn.Module]:
 
 
 def double(channels: int, out: int) -> list[nn.Module]:
-    return [nn.Conv2d(channels, 4 * out, 3, padding=1), nn.PixelShuffle(2)]
+    """Twice the side. The four pixels made of one start out alike, or images would start as a checkerboard."""
+    conv = nn.Conv2d(channels, 4 * out, 3, padding=1)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(parameter[::4].repeat_interleave(4, 0))
+    return [conv, nn.PixelShuffle(2)]
 
 
 class Pass(NamedTuple):

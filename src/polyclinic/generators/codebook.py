@@ -11,6 +11,7 @@ Learning = Literal["ema", "gradient"]
 
 DECAY = 0.99  # of the moving averages
 DEAD = 0.05  # a code is dead when it is chosen less often than this share of an even spread
+REVIVED = 0.1  # the share a code starts with when it is moved: not much more, so that it soon moves again if unused
 
 
 class Quantised(NamedTuple):
@@ -90,12 +91,18 @@ class Codebook(nn.Module):
         chosen = (codes.flatten()[:, None] == torch.arange(self.size, device=rows.device)).to(rows.dtype)
         self.counts.lerp_(chosen.sum(0), 1 - DECAY)
         self.sums.lerp_(chosen.T @ rows, 1 - DECAY)
-        even = len(rows) / self.size
-        dead = self.counts < DEAD * even
-        fresh = drawn(latents, self.size, rng)
-        self.counts.copy_(torch.where(dead, even, self.counts))
-        self.sums.copy_(torch.where(dead[:, None], fresh * even, self.sums))
+        self._revive(rows, codes.flatten(), rng)
         self.vectors.weight.copy_(self.sums / self.counts[:, None])
+
+    def _revive(self, rows: Tensor, codes: Tensor, rng: torch.Generator) -> None:
+        """Move dead codes to latents [n, D], the likelier the farther those lie from the code they have now."""
+        even = len(rows) / self.size
+        dead = (self.counts < DEAD * even).nonzero().flatten()
+        if len(dead):
+            away = (rows - self.vectors.weight[codes]).square().sum(1).double().cpu() + 1e-12
+            places = torch.multinomial(away, len(dead), replacement=len(dead) > len(rows), generator=rng)
+            self.counts[dead] = REVIVED * even
+            self.sums[dead] = REVIVED * even * rows[places.to(rows.device)]
 
 
 def drawn(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
