@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
-	$(BIN)/polyclinic compare --methods standalone,fedavg,cwt,centralized --out runs/demo
+	$(BIN)/polyclinic compare --methods standalone,fedavg,cwt,fedreplay,centralized --out runs/demo
 
 test: $(VENV)/.ready-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
