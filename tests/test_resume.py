@@ -1,5 +1,6 @@
 """`kill -9` anywhere, once or twice, then resume: the same weights, ledgers, history and bytes as without."""
 
+import contextlib
 import random
 import shutil
 import time
@@ -8,6 +9,7 @@ import pytest
 from processes import begin, kill, start, wait_for
 from run_folders import assert_same_run
 
+from polyclinic.errors import BadInput
 from polyclinic.federation.ledger import verify
 from polyclinic.run import run
 
@@ -160,6 +162,24 @@ def test_killed_everywhere(killable, name):
     for point in range(1, len(case.changes) - 3):
         for midway in (False, True):
             case.resume_and_check(case.killed_at(point, midway=midway))
+
+
+@pytest.mark.slow
+def test_killed_with_workers_from_the_command_line(killable):
+    """Workers hold the folder's lock until they are gone, so that no resumed run meets one that still writes."""
+    case = killable("parallel")
+    folder = case.fresh()
+    (folder / "study.toml").write_text(case.study.with_settings({"engine.workers": 2}).to_toml())
+    process = start(begin, folder)
+    wait_for(lambda: lines(folder) >= 4, seconds=120)
+    kill(process)
+
+    def resumed():
+        with contextlib.suppress(BadInput):  # "another run is working in it"
+            return run(case.study, folder, resume=True)
+
+    wait_for(resumed, seconds=20)
+    assert_same_run(folder, case.expected)
 
 
 def lines(folder):
