@@ -146,8 +146,15 @@ def test_what_the_papers_figures_would_take():
 
 @pytest.mark.parametrize(
     ("rate", "noise", "steps", "delta", "named"),
-    [(0.0, 1, 1, 0.1, "rate"), (1.1, 1, 1, 0.1, "rate"), (0.1, -1, 1, 0.1, "noise"), (0.1, 1, -1, 0.1, "steps")]
-    + [(0.1, 1, 1, 0.0, "delta"), (0.1, 1, 1, 1.0, "delta"), (0.1, math.nan, 1, 0.1, "noise")],
+    [
+        (0.0, 1, 1, 0.1, "rate"),
+        (1.1, 1, 1, 0.1, "rate"),
+        (0.1, -1, 1, 0.1, "noise"),
+        (0.1, math.nan, 1, 0.1, "noise"),
+        (0.1, 1, -1, 0.1, "steps"),
+        (0.1, 1, 1, 0.0, "delta"),
+        (0.1, 1, 1, 1.0, "delta"),
+    ],
 )
 def test_impossible_input_is_named(rate, noise, steps, delta, named):
     with pytest.raises(BadInput, match=named):

@@ -60,12 +60,13 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
 
 @torch.no_grad()
 def mixes_samples(network: nn.Module, inputs: Tensor, tolerance: float = 1e-4) -> bool:
-    """Whether what comes out for one of `inputs` [B, ...] depends on the others: try it on noise, B of 2 or more.
+    """Whether what comes out for some of `inputs` [B, ...] depends on the others: try it on noise, B of 4 or more.
 
     Finds minibatch statistics that no list of layers knows. The network's own buffers are left as they were.
     """
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    together, alone = network(inputs)[:1], network(inputs[:1])
+    half = len(inputs) // 2
+    together, alone = network(inputs)[:half], network(inputs[:half])
     for name, buffer in network.named_buffers():
         buffer.copy_(before[name])
     return not torch.allclose(together, alone, rtol=tolerance, atol=tolerance * float(alone.abs().max() + 1e-12))

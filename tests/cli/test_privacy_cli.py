@@ -1,0 +1,94 @@
+"""`polyclinic privacy`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import matplotlib.image
+import pytest
+
+from polyclinic.cli import run_app
+from polyclinic.privacy.accounting import spent
+from polyclinic.privacy.curve import curves
+
+PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]
+
+
+def test_it_prints_epsilon_and_what_it_covers(capsys):
+    assert run_app(PAPER) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon 39.64 at delta 0.00087 (RDP) for 8044 steps: 225 epochs of 1144 images" in printed
+    assert re.search("It covers .*DP-SGD.* It does not cover .*codes, latents, batch-norm statistics", printed)
+
+
+def test_prv_as_an_option_and_json(capsys):
+    assert run_app([*PAPER, "--accountant", "prv", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert round(found["epsilon"], 1) == 36.2
+    assert (found["steps"], found["delta"], found["accountant"]) == (8044, 8.7e-4, "prv")
+    assert found["covers"]
+    assert found["does_not_cover"]
+
+
+def test_delta_is_one_over_the_samples_unless_given(capsys):
+    assert run_app(["privacy", "--samples", "500", "--noise", "1", "--epochs", "10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["delta"] == 1 / 500
+    assert found["epsilon"] == spent(32 / 500, 1.0, 157, 1 / 500)
+
+
+def test_a_target_gives_the_noise_or_the_epochs_or_both(capsys):
+    common = ["privacy", "--samples", "1144", "--delta", "8.7e-4", "--target-epsilon", "17.8"]
+    assert run_app([*common, "--epochs", "225"]) == 0
+    assert "noise 0.96" in capsys.readouterr().out
+    assert run_app([*common, "--noise", "0.7"]) == 0
+    assert "66.48 epochs (2377 steps)" in capsys.readouterr().out
+    assert run_app([*common, "--noise", "0.7", "--epochs", "225", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for key in ("noise_for_target", "epochs_for_target"):
+        one = found[key]
+        assert spent(found["sampling_rate"], one["noise"], one["steps"], 8.7e-4) <= 17.8
+
+
+def test_the_curve_is_drawn(tmp_path, capsys):
+    picture = tmp_path / "curve.png"
+    assert run_app(["privacy", "--curve", str(picture), "--sizes", "200,1000", "--epochs", "20"]) == 0
+    assert capsys.readouterr().out == f"drawn in {picture}\n"
+    pixels = matplotlib.image.imread(picture)
+    assert pixels.shape[1] > 500
+    assert pixels[..., :3].std() > 0.05
+
+
+def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():
+    found = curves([200, 1000], epochs=20, batch_size=32, noise=0.7)
+    assert found[200][-1] == (20, spent(32 / 200, 0.7, 125, 1 / 200))
+    assert all(small[1] > large[1] for small, large in zip(found[200], found[1000], strict=True))
+    assert [epsilon for _, epsilon in found[200]] == sorted(epsilon for _, epsilon in found[200])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--samples"),
+        (["--samples", "100", "--noise", "1"], "--epochs"),
+        (["--samples", "100", "--epochs", "1"], "--noise"),
+        (["--samples", "100", "--target-epsilon", "1"], "--target-epsilon"),
+        (["--samples", "100", "--noise", "0", "--epochs", "1"], "no privacy"),
+        (["--samples", "100", "--noise", "1", "--epochs", "0"], "--epochs"),
+        (["--samples", "0", "--noise", "1", "--epochs", "1"], "samples"),
+        (["--samples", "100", "--noise", "1", "--epochs", "1", "--delta", "2"], "delta"),
+        (["--samples", "100", "--noise", "1", "--epochs", "1", "--accountant", "gdp"], "rdp or prv"),
+        (["--samples", "100", "--epochs", "1", "--target-epsilon", "-1"], "--target-epsilon"),
+        (["--curve", "picture.txt"], ".png"),
+        (["--curve", "/no/such/folder/picture.png", "--epochs", "2"], "--curve"),
+        (["--curve", "picture.png", "--sizes", "many"], "--sizes"),
+        (["--curve", "picture.png", "--sizes", "0,5"], "--sizes"),
+        (["--samples", "many"], "samples"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, named, capsys):
+    assert run_app(["privacy", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1

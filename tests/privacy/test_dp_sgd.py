@@ -1,0 +1,321 @@
+"""DP-SGD: against plain SGD, arithmetic by hand, and the statistics that its guarantee rests on."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.models import BACKBONES, build
+from polyclinic.privacy import dp
+from polyclinic.privacy.accounting import spent
+from polyclinic.randomness import numpy_rng, torch_rng
+
+CPU = torch.device("cpu")
+BATCH = 6
+
+
+def noise(*address: str | int) -> dp.Noise:
+    return dp.noise_from(CPU, 0, *address)
+
+
+def silent(like: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("no noise was wanted")
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def network(name: str) -> nn.Module:
+    outputs = 1 if BACKBONES[name].dense else 3
+    return build(name, channels=1, outputs=outputs, size=32, norm="group")
+
+
+def losses_of(model: nn.Module):
+    def losses(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        output = model(images)
+        if output.dim() == 4:
+            return (output.mean((1, 2, 3)) - targets).square()
+        return F.cross_entropy(output, targets.long(), reduction="none")
+
+    return losses
+
+
+def batches(*sizes: int) -> list[dp.Batch]:
+    rng = torch_rng("batches")
+    return [
+        (torch.rand(size, 1, 32, 32, generator=rng), torch.randint(3, (size,), generator=rng).float()) for size in sizes
+    ]
+
+
+def plain_steps(model: nn.Module, given: list[dp.Batch], optimizer: torch.optim.Optimizer, expected: int) -> None:
+    for batch in given:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        if len(batch[0]):
+            (losses_of(model)(*batch).sum() / expected).backward()
+        optimizer.step()
+
+
+def furthest(a: nn.Module, b: nn.Module) -> float:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((x - y).detach().abs().max()) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_without_noise_and_clipping_it_is_plain_sgd(name, kind):
+    """On the same batches, one of them empty, every backbone ends in the same weights."""
+    model = network(name)
+    other, start = copy.deepcopy(model), copy.deepcopy(model)
+    given = batches(BATCH, 2, 0, BATCH + 1) if name in ("small-cnn", "lenet5") else batches(3, 0)
+
+    def make(one: nn.Module) -> torch.optim.Optimizer:
+        # a large eps: Adam's first steps know little but signs, and would blow rounding up
+        sgd = kind == "sgd"
+        return (
+            torch.optim.SGD(one.parameters(), 0.01, 0.9) if sgd else torch.optim.Adam(one.parameters(), 0.01, eps=0.1)
+        )
+
+    settings = {"noise": 0.0, "clip": math.inf, "expected": BATCH, "draw": silent}
+    dp.descend(model, losses_of(model), iter(given), len(given), make(model), **settings)
+    plain_steps(other, given, make(other), BATCH)
+    assert furthest(model, other) <= 1e-6
+    assert furthest(model, start) > 1e-3
+
+
+def test_in_double_precision_it_is_plain_sgd_to_the_last_digits():
+    model = network("lenet5").double()
+    other = copy.deepcopy(model)
+    given = [(images.double(), targets) for images, targets in batches(BATCH, 3, BATCH)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    dp.descend(
+        model, losses_of(model), iter(given), 3, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent
+    )
+    plain_steps(other, given, torch.optim.SGD(other.parameters(), 0.1, 0.9), BATCH)
+    assert furthest(model, other) < 1e-14
+
+
+def test_pieces_make_no_difference(monkeypatch):
+    model = network("lenet5")
+    other = copy.deepcopy(model)
+    settings = {"noise": 0.5, "clip": 0.7, "expected": BATCH}
+    for one, rows in ((model, 256), (other, 2)):
+        monkeypatch.setattr(dp, "MOST_ROWS", rows)
+        optimizer = torch.optim.SGD(one.parameters(), 0.1)
+        dp.descend(one, losses_of(one), iter(batches(BATCH, 5)), 2, optimizer, draw=noise(), **settings)
+    assert furthest(model, other) < 1e-6
+
+
+# --- by hand ------------------------------------------------------------------------------------------
+
+
+class Scale(nn.Module):
+    """y = x · w for x [B, 2]: the gradient of a row's output is the row itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[:, 0]
+
+
+def gradient(rows: list[list[float]], *, clip: float, expected: float, noise: float = 0.0, draw=silent) -> torch.Tensor:
+    model = Scale()
+    batch = (torch.tensor(rows).reshape(-1, 2),)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    settings = {"noise": noise, "clip": clip, "expected": expected, "draw": draw}
+    dp.descend(model, model, iter([batch]), 1, optimizer, **settings)
+    return -model.layer.weight.detach()[0]
+
+
+def test_each_rows_gradient_is_clipped_and_the_sum_divided_by_the_expected_number():
+    """(3, 4) of length 5 becomes (0.6, 0.8); the others are short enough; the sum of three rows is halved."""
+    found = gradient([[3.0, 4.0], [0.3, 0.0], [0.0, 0.5]], clip=1.0, expected=2)
+    assert found.tolist() == pytest.approx([(0.6 + 0.3) / 2, (0.8 + 0.5) / 2], abs=1e-6)
+
+
+def test_no_row_can_move_the_weights_further_than_the_clipping_norm():
+    rng = np.random.default_rng(0)
+    for size in (1e-3, 1.0, 1e6):
+        rows = (rng.standard_normal((5, 2)) * size).tolist()
+        with_row = gradient(rows, clip=0.5, expected=1)
+        without = gradient(rows[:-1], clip=0.5, expected=1)
+        assert float((with_row - without).norm()) <= 0.5 + 1e-5
+
+
+def test_clipping_is_over_all_weights_of_a_row_together():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    row = torch.randn(1, 4) * 100
+    start = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    settings = {"noise": 0.0, "clip": 0.25, "expected": 1, "draw": silent}
+    dp.descend(model, lambda x: 50 * model(x)[:, 0], iter([(row,)]), 1, optimizer, **settings)
+    moved = [(a - b).detach().flatten() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
+    assert float(torch.cat(moved).norm()) == pytest.approx(0.25, rel=1e-4)
+
+
+def test_the_noise_is_the_draw_times_noise_times_clip_over_the_expected_number():
+    ones = gradient([[3.0, 4.0]], clip=2.0, expected=4, noise=0.5, draw=torch.ones_like)
+    assert ones.tolist() == pytest.approx([(1.2 + 1.0) / 4, (1.6 + 1.0) / 4], abs=1e-6)
+
+
+def test_an_empty_batch_moves_the_weights_by_noise_alone():
+    assert gradient([], clip=1.0, expected=2).tolist() == [0.0, 0.0]
+    drawn = gradient([], clip=2.0, expected=4, noise=0.5, draw=torch.ones_like)
+    assert drawn.tolist() == pytest.approx([0.25, 0.25])
+
+
+def test_what_corrects_the_gradient_comes_after_the_noise():
+    seen = []
+
+    def correct(model: nn.Module) -> None:
+        [weight] = model.parameters()
+        seen.append(weight.grad.clone())
+        weight.grad.zero_()
+
+    model = Scale()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    batch = (torch.tensor([[0.0, 0.5]]),)
+    settings = {"noise": 1.0, "clip": 1.0, "expected": 1, "draw": torch.ones_like, "correct": correct}
+    dp.descend(model, model, iter([batch]), 1, optimizer, **settings)
+    assert seen[0].tolist() == [pytest.approx([1.0, 1.5])]
+    assert model.layer.weight.tolist() == [[0.0, 0.0]]
+
+
+# --- statistics ---------------------------------------------------------------------------------------
+
+
+def test_the_noise_has_the_standard_deviation_it_is_said_to_have():
+    """100,000 weights, zero gradient: what moves them is the noise, of deviation noise * clip / expected."""
+    model = nn.Linear(1000, 100, bias=False)
+    start = model.weight.detach().clone()
+    settings = {"noise": 1.3, "clip": 0.6, "expected": 8, "draw": noise()}
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    dp.descend(model, lambda x: 0 * model(x).sum(1), iter([(torch.ones(2, 1000),)]), 1, optimizer, **settings)
+    moved = (model.weight.detach() - start).flatten().double().numpy()
+    wanted = 1.3 * 0.6 / 8
+    assert moved.std() == pytest.approx(wanted, rel=0.01)
+    assert abs(moved.mean()) < 4 * wanted / math.sqrt(len(moved))
+    assert np.mean(np.abs(moved) < wanted) == pytest.approx(0.6827, abs=0.006)
+    assert np.mean(np.abs(moved) < 3 * wanted) == pytest.approx(0.9973, abs=0.001)
+
+
+def test_noise_is_new_at_every_draw_and_every_address_and_the_same_at_the_same():
+    like = torch.zeros(50)
+    first, second = noise("a"), noise("a")
+    one = first(like)
+    assert torch.equal(one, second(like))
+    assert not torch.equal(one, first(like))
+    assert not torch.equal(one, noise("b")(like))
+    assert noise("a")(like.double()).dtype == torch.float64
+
+
+def test_noise_takes_the_whole_seed(monkeypatch):
+    """torch's generator on the CPU would give the same noise for seeds that agree in their last 32 bits."""
+    monkeypatch.setattr("polyclinic.randomness.seed_of", lambda *address: int(address[0]))
+    assert not torch.equal(dp.noise_from(CPU, 5)(torch.zeros(9)), dp.noise_from(CPU, 5 + 2**32)(torch.zeros(9)))
+
+
+def test_poisson_batches_have_the_sizes_and_chances_they_should():
+    """Size: mean nq, variance nq(1 - q). Every image and every pair of images: chance q and q squared."""
+    count, rate, draws = 40, 0.1, 20000
+    chosen = np.zeros((draws, count), dtype=bool)
+    for row, index in zip(chosen, dp.poisson(count, rate, numpy_rng("poisson")), strict=False):
+        row[index.numpy()] = True
+    sizes = chosen.sum(1)
+    assert sizes.mean() == pytest.approx(count * rate, rel=0.02)
+    assert sizes.var() == pytest.approx(count * rate * (1 - rate), rel=0.05)
+    assert np.mean(sizes == 0) == pytest.approx((1 - rate) ** count, abs=0.003)
+    assert np.abs(chosen.mean(0) - rate).max() < 5 * math.sqrt(rate * (1 - rate) / draws)
+    pairs = (chosen.T.astype(float) @ chosen / draws)[~np.eye(count, dtype=bool)]
+    assert pairs.mean() == pytest.approx(rate**2, rel=0.02)
+    assert np.abs(pairs - rate**2).max() < 6 * math.sqrt(rate**2 / draws)
+
+
+def test_with_a_rate_of_one_all_images_take_part():
+    first = next(dp.poisson(7, 1.0, numpy_rng("all")))
+    assert first.tolist() == list(range(7))
+    assert first.dtype == torch.int64
+
+
+# --- what must not be -----------------------------------------------------------------------------------
+
+
+def test_the_module_is_as_it_was_but_for_its_weights():
+    model = network("small-cnn")
+    names, hooks = list(model.state_dict()), [len(m._forward_hooks) for m in model.modules()]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
+    for _ in range(2):  # and so it can be trained again
+        dp.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+    assert list(model.state_dict()) == names
+    assert [len(m._forward_hooks) for m in model.modules()] == hooks
+    assert all(p.grad is None and not vars(p) for p in model.parameters())
+
+
+def test_a_failure_leaves_no_hooks_behind():
+    model = network("lenet5")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
+    with pytest.raises(ValueError, match="one loss a row"):
+        dp.descend(model, lambda x, y: losses_of(model)(x, y).mean(), iter(batches(2)), 1, optimizer, **settings)
+    assert not any(m._forward_hooks for m in model.modules())
+    dp.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+
+
+def test_batch_norm_is_refused_with_the_cure():
+    model = build("small-cnn", channels=1, outputs=2, size=32, norm="batch")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
+    with pytest.raises(BadInput, match=r"model\.norm = 'group'"):
+        dp.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+
+
+class Sly(nn.Module):
+    """Writes down what it sees, in a buffer of a layer that has no weights, which Opacus lets pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.memory = nn.Module()
+        self.memory.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memory.seen.copy_(x[0])
+        return self.layer(x)[:, 0]
+
+
+def test_whatever_changes_without_noise_is_found():
+    model = Sly()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
+    with pytest.raises(WorkFailed, match=r"memory\.seen"):
+        dp.descend(model, model, itertools.repeat((torch.ones(2, 2),)), 1, optimizer, **settings)
+
+
+def test_it_learns():
+    """Two clouds of points, 400 in all, told apart at epsilon 2: 40 steps of 40 points on average, noise 1.7."""
+    rng = torch_rng("clouds")
+    targets = torch.arange(400) % 2
+    points = torch.randn(400, 5, generator=rng) + 1.5 * targets[:, None] - 0.75
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    given = ((points[index], targets[index]) for index in dp.poisson(400, 0.1, numpy_rng("clouds")))
+    settings = {"noise": 1.7, "clip": 1.0, "expected": 40, "draw": noise("clouds")}
+    dp.descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
+    assert spent(0.1, 1.7, 40, 1 / 400) < 2
+    assert float((model(points).argmax(1) == targets).float().mean()) > 0.9

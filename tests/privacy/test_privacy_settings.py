@@ -1,0 +1,174 @@
+"""The `[privacy]` table, and a sentence with the cure for everything that cannot be trained with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.codebook import Codebook
+from polyclinic.models import BACKBONES, build
+from polyclinic.privacy.obstacles import mixes_samples, obstacles
+from polyclinic.privacy.settings import Facts, Privacy, check, check_budget
+from polyclinic.study import parse_study
+
+
+class BatchDeviation(nn.Module):
+    """Minibatch statistics, as a GAN's critic has them."""
+
+    mixes_samples = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.std(0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "cure"),
+    [
+        (nn.BatchNorm2d(4), "model.norm = 'group'"),
+        (nn.InstanceNorm2d(4, track_running_stats=True), "model.norm = 'group'"),
+        (Codebook(4, 2, "ema"), "generator.codebook = 'gradient'"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "switch it off"),
+        (nn.utils.spectral_norm(nn.Linear(3, 3)), "switch it off"),
+        (BatchDeviation(), "switch it off"),
+        (nn.ReLU(inplace=True), "inplace=False"),
+    ],
+)
+def test_every_layer_that_breaks_the_guarantee_is_named_once_with_the_cure(layer, cure):
+    [sentence] = obstacles(nn.Sequential(nn.Linear(3, 3), layer, layer))
+    assert cure in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_every_backbone_can_be_trained_with_group_norm(name):
+    assert obstacles(build(name, channels=1, outputs=2, size=32, norm="group")) == []
+
+
+@pytest.mark.parametrize("layer", [Codebook(4, 2, "gradient"), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.Dropout()])
+def test_layers_that_keep_to_one_image_are_fine(layer):
+    assert obstacles(layer) == []
+
+
+def test_mixing_is_found_by_trying():
+    noise = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    norm = nn.BatchNorm1d(3)
+    assert mixes_samples(norm, noise)
+    assert int(norm.num_batches_tracked) == 0
+    assert mixes_samples(BatchDeviation(), noise)
+    assert not mixes_samples(nn.Linear(3, 2), noise)
+
+
+# --- check ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_method_says_against_it_comes_first():
+    with pytest.raises(BadInput, match="because"):
+        check(Privacy(), Facts("odd", (), method_obstacle="method.name: because"))
+
+
+@pytest.mark.parametrize(
+    ("on", "facts", "sentence"),
+    [
+        (["classifier"], Facts("odd", ()), "sites train nothing in 'odd'"),
+        (["encoder"], Facts("fedavg", ("classifier",)), "choose from classifier"),
+        (["generator"], Facts("fedavg", ("classifier",)), r"add the table \[replay\]"),
+        (["generator", "prior"], Facts("cwt-replay", ("generator",)), "replay.codes = 'prior'"),
+        (["prior"], Facts("cwt-replay", ("generator", "prior")), "name 'generator' beside 'prior'"),
+        (["generator"], Facts("x", ("generator",), generator_obstacle="generator.codebook: no"), "generator.codebook"),
+        (["classifier"], Facts("x", ("classifier",), network=nn.BatchNorm2d(2)), "model.norm = 'group'"),
+    ],
+)
+def test_impossible_combinations(on, facts, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        check(Privacy(on=on), facts)
+
+
+def test_possible_combinations_pass():
+    everything = ("classifier", "generator", "prior")
+    check(Privacy(on=everything), Facts("fedavg-replay", everything, network=nn.GroupNorm(1, 2)))
+    # a generator's obstacle does not matter where it is not to be private, nor the network's
+    check(Privacy(), Facts("x", everything, network=nn.GroupNorm(1, 2), generator_obstacle="no"))
+    check(Privacy(on=["generator"]), Facts("x", everything, network=nn.BatchNorm2d(2)))
+
+
+def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
+    privacy = Privacy(noise=1.0, target_epsilon=1.0)
+    with pytest.raises(BadInput, match=r"target_epsilon.*'small' \(20 training"):
+        check_budget(privacy, {"large": 100000, "small": 20}, 32)
+    check_budget(privacy, {"large": 100000}, 32)
+    check_budget(Privacy(noise=1.0), {"small": 20}, 32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"noise": 0},
+        {"noise": float("inf")},
+        {"clip": 0},
+        {"delta": 0},
+        {"delta": 1},
+        {"target_epsilon": 0},
+        {"accountant": "moments"},
+        {"on": []},
+        {"on": ["critic"]},
+        {"on": ["prior", "prior"]},
+        {"sigma": 1},
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Privacy(**wrong)
+
+
+def test_delta_is_one_over_the_number_of_images_unless_given():
+    assert Privacy().delta_for(1144) == 1 / 1144
+    assert Privacy(delta=1e-5).delta_for(1144) == 1e-5
+
+
+# --- in a study -----------------------------------------------------------------------------------------------
+
+STUDY = {
+    "data": {"source": "fundus-phantom", "size": 28, "samples": 64},
+    "sites": {"partition": "iid", "count": 2},
+    "model": {"backbone": "small-cnn", "norm": "group"},
+}
+
+
+def study(method: dict, privacy: dict, **tables: dict):
+    return parse_study({**STUDY, **tables, "method": method, "privacy": privacy})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavgm", "cwt", "fedsgd", "standalone"])
+def test_methods_whose_sites_train_the_classifier_can(name):
+    made = study({"name": name}, {"noise": 1.1})
+    assert made.privacy.on == ("classifier",)
+    assert parse_study(made.as_tables()) == made
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy", "tables", "sentence"),
+    [
+        ({"name": "fedavg"}, {}, {"model": {"norm": "batch"}}, "model.norm = 'group'"),
+        ({"name": "fedbn"}, {}, {"model": {"norm": "batch"}}, "model.norm = 'group'"),
+        ({"name": "splitnn"}, {}, {}, "activations and labels"),
+        ({"name": "centralized"}, {}, {}, "federated method"),
+        ({"name": "fedavg-share"}, {}, {}, "real images"),
+        ({"name": "cwt", "weighted_loss": True}, {}, {}, "method.weighted_loss"),
+        ({"name": "fedreplay"}, {}, {}, "choose from encoder"),
+        ({"name": "fedavg"}, {"on": ["generator"]}, {}, r"\[replay\]"),
+        ({"name": "cwt-replay"}, {"on": ["generator"]}, {}, "generator.codebook = 'gradient'"),
+        ({"name": "fedavg"}, {"noise": -1}, {}, "privacy.noise"),
+    ],
+)
+def test_studies_that_cannot_say_why_and_what_helps(method, privacy, tables, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        study(method, privacy, **tables)
+
+
+def test_a_study_looks_at_the_network_without_drawing_weights():
+    before = torch.random.get_rng_state()
+    study({"name": "fedavg"}, {})
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -1,0 +1,147 @@
+"""Records: what ledger lines and results say was spent, what it covers and what it does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from polyclinic.federation.coverage import Coverage
+from polyclinic.federation.gate import Gate, Policy, RawImages
+from polyclinic.federation.ledger import Ledger, verify
+from polyclinic.federation.parcel import KINDS, Parcel, ParcelRejected, decode
+from polyclinic.privacy import record as records
+from polyclinic.privacy.account import Account
+from polyclinic.privacy.accounting import spent
+
+
+def account(steps: int = 10, noise: float = 1.0) -> Account:
+    made = Account(1e-2)
+    made.add(noise, 0.1, steps)
+    return made
+
+
+def test_a_record_holds_what_was_spent_in_all():
+    one = account()
+    one.add(2.0, 0.2, 5)
+    found = records.record(one, ["a"], ["b"])
+    assert found["epsilon"] == one.epsilon > spent(0.1, 1.0, 10, 1e-2)
+    assert (found["steps"], found["noise"], found["sampling_rate"]) == (15, 2.0, 0.2)
+    assert found["mechanisms"][0] == {"noise": 1.0, "sampling_rate": 0.1, "steps": 10}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_before_the_first_step_nothing_was_spent():
+    found = records.record(Account(1e-2), [], [])
+    assert (found["epsilon"], found["steps"], found["noise"]) == (0.0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("on", "parts", "covered"),
+    [
+        (["classifier"], ["classifier"], True),
+        (["generator"], ["classifier"], False),
+        (["generator"], ["generator"], True),
+        (["generator"], ["generator", "prior"], False),
+        (["prior"], ["prior"], False),  # it has learnt codes of a generator that saw everything
+        (["generator", "prior"], ["generator", "prior"], True),
+    ],
+)
+def test_a_parcel_is_covered_if_all_that_is_in_it_was_trained_privately(on, parts, covered):
+    assert records.covered_parts(on, parts) is covered
+
+
+def test_sampled_images_are_covered_only_through_generator_and_prior():
+    assert records.SAMPLED in records.names(["generator", "prior"])
+    assert records.SAMPLED not in records.names(["generator"])
+
+
+def test_every_kind_of_parcel_has_words_for_why_it_is_not_covered():
+    assert set(records.UNCOVERED) == set(KINDS)
+
+
+def test_a_result_states_the_worst_site():
+    sites = {"a": records.record(account(10), ["w"], ["x"]), "b": records.record(account(30), ["w"], ["x"])}
+    found = records.summary(sites, [])
+    assert found["site"] == "b"
+    assert found["epsilon"] == spent(0.1, 1.0, 30, 1e-2)
+    assert found["covers"] == [records.EVERYTHING]
+    assert found["does_not_cover"] == ["x"]
+    assert found["per_site"]["a"]["epsilon"] == spent(0.1, 1.0, 10, 1e-2)
+
+
+@pytest.mark.parametrize("kind", ["codes", "latents", "labels", "statistics", "weights"])
+def test_one_uncovered_kind_and_it_is_not_everything_any_more(kind):
+    found = records.summary({"a": records.record(account(), ["weights of the generator"], [])}, [kind])
+    assert found["covers"] == ["weights of the generator"]
+    assert found["does_not_cover"] == [records.UNCOVERED[kind]]
+
+
+def test_without_any_account_there_is_no_privacy_to_report():
+    assert records.summary({}, ["weights"]) is None
+
+
+# --- parcels, gate, ledger ----------------------------------------------------------------------------------
+
+
+def parcel(privacy=None, kind="weights", **metadata) -> Parcel:
+    return Parcel(kind, {"w": torch.ones(2)}, metadata, privacy)
+
+
+def test_a_parcel_takes_its_record_along_and_is_what_it_was_without_one():
+    record = records.record(account(), ["w"], ["x"])
+    assert decode(parcel(record).encoded).privacy == record
+    assert decode(parcel().encoded).privacy is None
+    assert b"privacy" not in parcel().encoded
+
+
+def test_a_record_that_is_no_table_is_rejected():
+    forged = parcel({"epsilon": 1.0}).encoded
+    start = forged.index(b'\\"privacy\\": {')
+    end = forged.index(b"}", start)
+    broken = forged[:start] + forged[start : end + 1].replace(b'{\\"epsilon\\": 1.0}', b'[\\"epsilon\\", 1.0]')
+    with pytest.raises(ParcelRejected, match="privacy"):
+        decode(broken + forged[end + 1 :])
+
+
+def test_the_gate_writes_the_record_into_the_ledger(tmp_path):
+    ledger = Ledger(tmp_path / "a.jsonl")
+    gate = Gate("a", Policy(), ledger, RawImages(torch.zeros(1, 1, 4, 4, dtype=torch.uint8).numpy()))
+    record = records.record(account(), ["w"], ["x"])
+    gate.release([parcel(record), parcel(None, "metrics")], round=1, operation="train", to="coordinator")
+    lines = verify(tmp_path / "a.jsonl")
+    assert [line["privacy"] for line in lines] == [record, None]
+
+
+# --- what the coordinator collects ---------------------------------------------------------------------------
+
+
+def test_the_last_record_counts_and_covers_add_up():
+    coverage = Coverage()
+    coverage.note("a", parcel(records.record(account(10), ["generator"], ["x"])))
+    coverage.note("a", parcel(records.record(account(20), ["classifier"], ["x", "y"])))
+    again = Coverage(json.loads(json.dumps(coverage.plain())))
+    assert again.records["a"]["steps"] == 20
+    assert again.records["a"]["covers"] == ["generator", "classifier"]
+    assert again.records["a"]["does_not_cover"] == ["x", "y"]
+    assert again.uncovered == set()
+
+
+def test_what_comes_without_a_record_is_not_covered_unless_it_is_only_sizes():
+    coverage = Coverage()
+    coverage.note("a", Parcel("statistics", {}, {"samples": 10, "steps": 3}))
+    assert coverage.uncovered == set()
+    coverage.note("a", Parcel("statistics", {}, {"samples": 10, "loss": 0.3}))
+    coverage.note("b", parcel(None, "codes"))
+    assert coverage.uncovered == {"statistics", "codes"}
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{}, {"epsilon": "little"}, {"epsilon": 1.0, "delta": 0.1, "steps": 1, "covers": "all"}]
+)
+def test_a_site_that_sends_nonsense_covers_nothing(nonsense):
+    coverage = Coverage()
+    coverage.note("a", parcel(nonsense))
+    assert coverage.records == {}
+    assert coverage.uncovered == {"weights"}
