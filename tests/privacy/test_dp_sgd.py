@@ -319,3 +319,20 @@ def test_it_learns():
     dp.descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
     assert spent(0.1, 1.7, 40, 1 / 400) < 2
     assert float((model(points).argmax(1) == targets).float().mean()) > 0.9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_it_is_plain_sgd_too_and_noise_has_an_address():
+    gpu = torch.device("cuda")
+    model = network("resnet18").to(gpu).to(memory_format=torch.channels_last)
+    other = copy.deepcopy(model)
+    given = [tuple(tensor.to(gpu) for tensor in batch) for batch in batches(BATCH, 0)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    dp.descend(
+        model, losses_of(model), iter(given), 2, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent
+    )
+    plain_steps(other, given, torch.optim.SGD(other.parameters(), 0.01), BATCH)
+    assert furthest(model, other) < 1e-4
+    like = torch.zeros(9, device=gpu)
+    assert torch.equal(dp.noise_from(gpu, 5)(like), dp.noise_from(gpu, 5)(like))
+    assert not torch.equal(dp.noise_from(gpu, 5)(like), dp.noise_from(gpu, 6)(like))

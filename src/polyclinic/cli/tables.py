@@ -38,6 +38,17 @@ def print_result(result: Result) -> None:
     carried = human_bytes(result["communication"]["total_bytes"])
     selected = result["selected"]
     console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
+    if result["privacy"]:
+        console.print(privacy_sentence(result["privacy"]), soft_wrap=True)
+
+
+def privacy_sentence(privacy: Mapping[str, Any]) -> str:
+    """What was spent at most, what that covers and what it does not."""
+    return (
+        f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} ({privacy['accountant'].upper()}) at site "
+        f"'{privacy['site']}', the most of any; covers {', '.join(privacy['covers'])}; "
+        f"does not cover {'; '.join(privacy['does_not_cover'])}"
+    )
 
 
 def _cells(metrics: Mapping[str, Any], names: list[str]) -> list[str]:
