@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import tomllib
+from pathlib import Path
 
 import matplotlib.image
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from polyclinic.cli import run_app
 from polyclinic.privacy.accounting import spent
 from polyclinic.privacy.curve import curves
+from polyclinic.study import parse_study
 
 PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]
 
@@ -92,3 +96,22 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, named, capsys):
     said = capsys.readouterr().err
     assert named in said
     assert said.count("\n") == 1
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "privacy.md"
+
+
+def test_the_guides_command_prints_what_the_guide_says(capsys):
+    typed, printed = re.search(r"\$ polyclinic (privacy .*)\n(.*)\n", GUIDE.read_text(encoding="utf-8")).groups()
+    assert run_app(shlex.split(typed)) == 0
+    assert capsys.readouterr().out.splitlines()[0] == printed
+
+
+def test_the_guides_tables_make_a_study():
+    block = re.search(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL).group(1)
+    rest = {
+        "data": {"source": "fundus-phantom"},
+        "sites": {"partition": "iid", "count": 2},
+        "method": {"name": "fedavg"},
+    }
+    assert parse_study({**rest, **tomllib.loads(block)}).privacy.target_epsilon == 8.0
