@@ -111,10 +111,6 @@ def test_killed_in_the_final_evaluation(killable, name):
         case.resume_and_check(case.killed_at(point))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="run.py saves a checkpoint after the final evaluation, so that a resumed run counts and records it twice",
-)
 @pytest.mark.parametrize("name", STUDIES)
 def test_killed_while_the_result_is_written(killable, name):
     case = killable(name)
@@ -123,12 +119,9 @@ def test_killed_while_the_result_is_written(killable, name):
         case.resume_and_check(case.killed_at(point))
 
 
-not_atomic = pytest.mark.xfail(strict=True, reason="recorder.py rewrites history.jsonl in place: its lines are lost")
-
-
 @pytest.mark.parametrize(
     "what",
-    ["study.toml.partial", "study.toml", pytest.param("history.jsonl", marks=not_atomic), "ledger/site-1.jsonl"],
+    ["study.toml.partial", "study.toml", "history.jsonl", "ledger/site-1.jsonl"],
 )
 def test_killed_while_a_resumed_run_begins(killable, what):
     """After a torn line in the middle of round 3, the next run dies while it puts its files in order."""

@@ -234,9 +234,6 @@ def test_a_run_goes_on_only_with_its_own_study(tiny, interrupted, change, table)
     assert ledgers(interrupted) == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="run.py checks engine.threads on resume, but not what else changes the last bits"
-)
 @pytest.mark.parametrize("change", [{"engine.precision": "bf16"}, {"engine.device": "auto"}])
 def test_a_run_goes_on_only_with_the_same_arithmetic(tiny, interrupted, change):
     with pytest.raises(BadInput, match=next(iter(change))):
@@ -256,7 +253,6 @@ def test_a_half_written_line_of_history_is_dropped(interrupted, fedavg):
     assert_same_run(interrupted, fedavg.folder)
 
 
-@pytest.mark.xfail(strict=True, reason="run.py takes the lock before it writes study.toml, then finds 'other files'")
 @pytest.mark.parametrize("left", [[".lock"], [".lock", "study.toml.partial"]])
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_run_killed_at_its_very_beginning_can_be_begun(tiny, tmp_path, fedavg, left, resume):

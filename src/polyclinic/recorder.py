@@ -131,7 +131,9 @@ class Recorder:
         path = self.folder / "history.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         kept = [text for text in lines if (line := _line(text)) is not None and line["round"] <= round]
-        path.write_text("".join(text + "\n" for text in kept), encoding="utf-8")
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(text + "\n" for text in kept), encoding="utf-8")
+        partial.replace(path)
 
     @property
     def seconds(self) -> float:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -28,6 +28,9 @@ from polyclinic.privacy.record import summary
 from polyclinic.privacy.settings import check_budget
 from polyclinic.recorder import Display, Recorder, Silent, mean_of, score
 from polyclinic.study import Study, load_study
+
+#: what a run killed at its very beginning may leave in its folder
+BEFORE_THE_STUDY = {".lock", "study.toml.partial"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         raise BadInput(f"--out {folder}: is a file; name a folder")
     if begun.exists() and not resume:
         raise BadInput(f"--out {folder}: holds a run already; add --resume to continue it, or name another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not begun.exists():
+    if folder.is_dir() and not begun.exists() and {path.name for path in folder.iterdir()} - BEFORE_THE_STUDY:
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():
         check_same(load_study(begun), study, folder)
@@ -101,7 +104,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
 
 
 def check_same(begun: Study, now: Study, folder: Path) -> None:
-    """A run goes on with the study it was begun with; only the engine, which changes no result, may differ."""
+    """A run goes on with the study it was begun with; of the engine, only what changes no result may differ."""
     before, after = begun.as_tables(), now.as_tables()
     for table in before | after:
         if table != "engine" and before.get(table) != after.get(table):
@@ -109,8 +112,9 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
                 f"{table}: differs from the study that {folder} was begun with; "
                 "resume with that one, or name another folder"
             )
-    if before["engine"]["threads"] != after["engine"]["threads"]:
-        raise BadInput(f"engine.threads: {folder} was begun with {before['engine']['threads']}; keep it")
+    for setting in ("threads", "device", "precision"):
+        if before["engine"][setting] != after["engine"][setting]:
+            raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
 
 
 def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
@@ -138,9 +142,10 @@ def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
         if assembly.replaying:
             assembly.replaying.prepare(federation)
         last = study.method.run(federation)
+        # before the final evaluation, so that a run killed in it evaluates again, and counts it once
+        federation.save()
         models = released_models(federation, recorder, last)
         metrics = final_metrics(federation, study, models, bool(bench.local_names))
-        federation.save()
     finally:
         engine.close()
     _write_atomically(folder / "model.safetensors", save(_flat(models)))
@@ -269,13 +274,20 @@ def _locked(folder: Path) -> Iterator[int]:
     """Hold the folder's lock: two runs in one folder would spoil each other. Gives the lock's descriptor."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
+        if not _lock_soon(file):
+            raise BadInput(f"--out {folder}: another run is working in it; wait for it, or name another folder")
+        yield file.fileno()
+
+
+def _lock_soon(file: IO[str]) -> bool:
+    """Whether the lock came within two seconds: workers of a run just killed take a moment to notice and end."""
+    for _ in range(20):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
-            raise BadInput(
-                f"--out {folder}: another run is working in it; wait for it, or name another folder"
-            ) from None
-        yield file.fileno()
+            time.sleep(0.1)
+    return False
 
 
 @contextlib.contextmanager

@@ -59,10 +59,10 @@ def test_the_first_site_has_the_lowest_labels():
     assert means == sorted(means)
 
 
-def reachable(data, count):
+def reachable(data, count, seed=0):
     """What the partition says it can reach, read from its refusal of 1; (0, 1) where it reaches that."""
     try:
-        spread(LabelSkew(count=count, target_ks=1.0), data, {"train": np.arange(len(data))}, seed=0)
+        spread(LabelSkew(count=count, target_ks=1.0), data, {"train": np.arange(len(data))}, seed=seed)
     except BadInput as refusal:
         low, high = re.fullmatch(r"sites.target_ks: 1 .* range is (\d\.\d\d) to (\d\.\d\d); .*", str(refusal)).groups()
         return float(low), float(high)
@@ -80,7 +80,7 @@ def reachable(data, count):
 def test_any_target_in_reach_is_reached_for_classes(n, count, balance, where, seed):
     shares = np.array(balance) / np.sum(balance)
     data = labelled(np.random.default_rng(seed).choice(len(shares), n, p=shares), classes=len(shares))
-    low, high = reachable(data, count)
+    low, high = reachable(data, count, seed)
     target = low + where * (high - low)
     parts = spread(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(n)}, seed=seed)
     assert ks_of(data, parts) == pytest.approx(target, abs=0.02)
@@ -101,7 +101,7 @@ def test_any_target_is_reached_for_ages(n, count, target, rounding, seed):
     if rounding:  # whole or half years, as readers estimate them: many equal labels
         labels = (labels // rounding * rounding).astype(np.float32)
     data = labelled(labels)
-    low, high = reachable(data, count)
+    low, high = reachable(data, count, seed)
     target = min(max(target, low), high)
     parts = spread(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(n)}, seed=seed)
     assert ks_of(data, parts) == pytest.approx(target, abs=0.02)

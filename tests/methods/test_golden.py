@@ -20,8 +20,8 @@ MONTHS = {
     "fedavg-share": 22.36,
     "cwt": 20.22,
     "splitnn": 20.22,
-    "cwt-replay": 26.21,
-    "fedavg-replay": 22.26,
+    "cwt-replay": 21.76,
+    "fedavg-replay": 22.51,
     "fedreplay": 19.62,
 }
 STUDY = {

@@ -86,17 +86,13 @@ def test_group_norm_leaves_no_layer_that_mixes_images(backbone):
 def test_batch_norm_names_are_found_by_layer_not_by_spelling():
     model = models.build("small-cnn", channels=1, outputs=2, size=28)
     statistics = {
-        f"norm{i}.{kind}"
-        for i in (1, 2, 3)
-        for kind in ("running_mean", "running_var", "num_batches_tracked")
+        f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("running_mean", "running_var", "num_batches_tracked")
     }
     learned = {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
     assert models.statistics_names(model) == statistics
     assert models.norm_names(model) == statistics | learned
     resnet = models.build("resnet18", channels=1, outputs=2, size=28)
-    assert {n for n in resnet.state_dict() if "running" in n or "tracked" in n} == models.statistics_names(
-        resnet
-    )
+    assert {n for n in resnet.state_dict() if "running" in n or "tracked" in n} == models.statistics_names(resnet)
     assert {"bn1.weight", "layer2.0.downsample.1.bias"} <= models.norm_names(resnet)
     assert not models.norm_names(models.build("lenet5", channels=1, outputs=2, size=28))
 
@@ -136,9 +132,7 @@ def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
 
 
 def test_small_cnn_is_small():
-    assert (
-        50_000 < models.parameter_count(models.build("small-cnn", channels=1, outputs=2, size=28)) < 100_000
-    )
+    assert 50_000 < models.parameter_count(models.build("small-cnn", channels=1, outputs=2, size=28)) < 100_000
 
 
 def test_descriptions_name_the_cuts():

@@ -98,9 +98,7 @@ def test_an_unknown_cut_is_named_with_the_cuts_there_are():
 def test_parts_that_do_not_meet_are_refused():
     front, _ = models.split(network("small-cnn"), "conv1")
     _, rest = models.split(network("small-cnn"), "conv2")
-    with pytest.raises(
-        BadInput, match=r"model\.cut: small-cnn up to 'conv1' and small-cnn from 'head' do not"
-    ):
+    with pytest.raises(BadInput, match=r"model\.cut: small-cnn up to 'conv1' and small-cnn from 'head' do not"):
         models.join(front, rest)
     _, foreign = models.split(network("lenet5"), "conv1")
     with pytest.raises(BadInput, match=r"lenet5 from 'conv2'"):

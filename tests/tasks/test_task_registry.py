@@ -22,9 +22,7 @@ def test_a_table_is_parsed_by_the_class_it_names():
 
 
 def test_unknown_names_and_settings_are_refused():
-    with pytest.raises(
-        BadInput, match=r"task\.name: no such choice: 'regresion' \(did you mean 'regression'\?\)"
-    ):
+    with pytest.raises(BadInput, match=r"task\.name: no such choice: 'regresion' \(did you mean 'regression'\?\)"):
         variant(TASKS, {"name": "regresion"}, path="task", key="name")
     with pytest.raises(ValidationError, match="criterion"):
         TASKS["regression"](name="regression", criterion="l3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from monai.networks.nets import BasicUNet
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,6 +24,9 @@ class UNet(Backbone):
     dense: ClassVar[bool] = True
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
+        # here, because importing MONAI takes longer than most commands
+        from monai.networks.nets import BasicUNet
+
         super().__init__(channels, outputs, size, norm)
         basic = BasicUNet(
             spatial_dims=2,

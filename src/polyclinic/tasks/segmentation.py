@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
-from monai.losses import DiceLoss
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.tasks.task import Sums, Target, Task
 
-SOFT_DICE = DiceLoss(sigmoid=True, reduction="none")
+
+@functools.cache
+def soft_dice() -> Callable[[Tensor, Tensor], Tensor]:
+    """MONAI's soft Dice loss of each image; imported when it is needed, as that takes longer than most commands."""
+    from monai.losses import DiceLoss
+
+    return DiceLoss(sigmoid=True, reduction="none")
 
 
 class Segmentation(Task):
@@ -34,7 +41,7 @@ class Segmentation(Task):
 
     def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
         cross_entropy = F.binary_cross_entropy_with_logits(output, targets, reduction="none")
-        return SOFT_DICE(output, targets).flatten() + cross_entropy.mean((1, 2, 3))
+        return soft_dice()(output, targets).flatten() + cross_entropy.mean((1, 2, 3))
 
     def observe(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
         """Pixels predicted and true at once, predicted, and true; and the loss: [B, 4]."""

@@ -108,8 +108,9 @@ class LabelSkew(Sites):
         mixing = spectrum.mixing_for(self.target_ks)
         if abs(spectrum.ks_at(mixing) - self.target_ks) > TOLERANCE:
             raise BadInput(
-                f"sites.target_ks: {self.target_ks:g} cannot be reached within {TOLERANCE} with these {len(train)} labels "
-                f"on {len(names)} equal sites, whose range is {spectrum.ks_at(1):.2f} to {spectrum.ks_at(0):.2f}; "
+                f"sites.target_ks: {self.target_ks:g} cannot be reached within {TOLERANCE} with these {len(train)} "
+                f"labels on {len(names)} equal sites, whose range is {spectrum.ks_at(1):.2f} to "
+                f"{spectrum.ks_at(0):.2f}; "
                 f"the nearest is {spectrum.ks_at(mixing):.2f}"
             )
         return SiteAlongLabels(names, spectrum.sites_at(mixing))
