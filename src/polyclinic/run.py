@@ -7,7 +7,9 @@ import fcntl
 import hashlib
 import json
 import platform
+import sys
 import time
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -298,3 +300,13 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class _CallableModule(types.ModuleType):
+    """This module, which can be called: once it is imported, `polyclinic.run` means the module, not the function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
+        return run(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
