@@ -25,7 +25,7 @@ from torch.nn import functional
 from polyclinic.assembly import Assembly
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
-from polyclinic.recorder import Silent
+from polyclinic.recorder import Display
 from polyclinic.run import run
 from polyclinic.study import Study
 
@@ -137,7 +137,7 @@ class Clock:
         self.cpu += time.process_time() - self._cpu
 
 
-class InTurns(Silent):
+class InTurns(Display):
     """Watches a run and puts a round of the bare loop between its rounds, so that both see the same busy machine."""
 
     def __init__(self, rounds: Iterator[Weights], *, bare_first: bool) -> None:

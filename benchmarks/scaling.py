@@ -53,7 +53,7 @@ def measure_here(series: Series, sites: int, run_folder: Path, cache: Path) -> d
     """Run the rounds in this process, whose peak of memory is then the point's."""
     import torch
 
-    from polyclinic.recorder import Silent
+    from polyclinic.recorder import Display
     from polyclinic.run import run
     from polyclinic.study import Study
 
@@ -62,7 +62,7 @@ def measure_here(series: Series, sites: int, run_folder: Path, cache: Path) -> d
     class Finished(Exception):  # noqa: N818
         """The last round is done."""
 
-    class Watch(Silent):
+    class Watch(Display):
         stamps: list[float] = []  # noqa: RUF012
         before = 0
 

@@ -11,7 +11,7 @@ from run_folders import assert_same_run, history, ledgers, result
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger import verify
 from polyclinic.federation.parcel import Parcel
-from polyclinic.recorder import Silent
+from polyclinic.recorder import Display
 from polyclinic.run import digest_of_weights, run
 from polyclinic.study import load_study
 
@@ -185,7 +185,7 @@ def test_an_empty_folder_cannot_be_resumed_without_a_study(tmp_path):
         run(None, tmp_path, resume=True)
 
 
-class Stop(Silent):
+class Stop(Display):
     """Ctrl-C when a round is done."""
 
     def __init__(self, round):
@@ -207,7 +207,7 @@ def interrupted(tiny, tmp_path):
 def test_an_interrupted_run_goes_on(tiny, interrupted, fedavg):
     first = []
 
-    class Started(Silent):
+    class Started(Display):
         def started(self, study, sites, first_round):
             first.append(first_round)
 

@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -19,19 +19,8 @@ from polyclinic.study import Study
 from polyclinic.tasks import Task
 
 
-class Display(Protocol):
-    """What shows a run's progress. Every function may do nothing."""
-
-    def preparing(self, what: str, done: int, total: int) -> None: ...
-    def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None: ...
-    def asking(self, operation: str, sites: Sequence[str]) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
-    def round_done(self, line: Mapping[str, Any], rounds: int) -> None: ...
-    def finished(self, result: Mapping[str, Any]) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
+class Display:
+    """Shows a run's progress; this one shows nothing. Override what you want to show."""
 
     def preparing(self, what: str, done: int, total: int) -> None: ...
     def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None: ...

@@ -28,7 +28,7 @@ from polyclinic.federation.federation import Faults, Federation, Weights
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.privacy.record import summary
 from polyclinic.privacy.settings import check_budget
-from polyclinic.recorder import Display, Recorder, Silent, mean_of, score
+from polyclinic.recorder import Display, Recorder, mean_of, score
 from polyclinic.study import Study, load_study
 
 #: what a run killed at its very beginning may leave in its folder
@@ -67,7 +67,7 @@ def run(
 
     A study that was run to its end is not run again: its result is returned.
     """
-    display = display or Silent()
+    display = display or Display()
     study, folder = _study_and_folder(study, out, resume)
     finished = folder / "result.json"
     if resume and finished.exists():

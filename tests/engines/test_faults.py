@@ -12,7 +12,7 @@ from polyclinic import assembly
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger import verify
 from polyclinic.methods import METHODS
-from polyclinic.recorder import Silent
+from polyclinic.recorder import Display
 from polyclinic.run import run
 
 #: long enough for a loaded machine to do a call, short enough for a test to wait for
@@ -52,7 +52,7 @@ def workers(monkeypatch):
     return started
 
 
-class After(Silent):
+class After(Display):
     """Does something once, when a round is done: at that moment no worker is at work."""
 
     def __init__(self, round, act):

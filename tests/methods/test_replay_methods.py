@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.recorder import Silent
+from polyclinic.recorder import Display
 from polyclinic.run import Result, run
 from polyclinic.study import parse_study
 
@@ -93,7 +93,7 @@ def test_a_method_that_cannot_replay_says_so():
         parse_study({**tables, "method": {"name": "centralized"}})
 
 
-class StopAt(Silent):
+class StopAt(Display):
     """Interrupts a run when it asks for an operation for the n-th time."""
 
     def __init__(self, operation: str, time: int) -> None:

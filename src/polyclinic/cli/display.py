@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from polyclinic.federation.call import Failure
+from polyclinic.recorder import Display
 from polyclinic.study import Study
 
 
@@ -34,7 +35,7 @@ def headline(validation: Mapping[str, Any] | None, metric: str) -> str:
     return "" if value is None else f"validation {metric} {value:.3f}"
 
 
-class RunDisplay:
+class RunDisplay(Display):
     """Shows one run on stderr: a bar in a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:

@@ -28,12 +28,12 @@ def run(
 ) -> None:
     """Run one study and write its result folder."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.recorder import Silent
+    from polyclinic.recorder import Display
     from polyclinic.run import run as run_study
 
     sets = [*sets, f"engine.name={engine}"] if engine else sets
     chosen = read_study(study, sets, out if resume else None)
-    display = Silent() if quiet or as_json else RunDisplay()
+    display = Display() if quiet or as_json else RunDisplay()
     try:
         result = run_study(chosen, out, resume=resume, display=display)
     except KeyboardInterrupt:
