@@ -26,6 +26,7 @@ def make(target: Target) -> VQVAE2Model:
         bottom_codes=16,
         prior_width=8,
         prior_layers=2,
+        prior_dropout=0.0,  # the same network twice, image by image
     )
     return settings.build(channels=1, size=30, target=target, seed=0)
 

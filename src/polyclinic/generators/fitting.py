@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,3 +63,19 @@ def descend(
         mean = float(torch.stack(losses).mean())
         report(epoch + 1, schedule.epochs, mean)
     return mean
+
+
+@contextmanager
+def own_dropout(device: torch.device, rng: torch.Generator) -> Iterator[None]:
+    """A while in which dropout, which can draw from torch's global generators only, draws what `rng` says.
+
+    The global state is put back afterwards.
+    """
+    seed = int(torch.randint(2**62, (), generator=rng))
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
+        yield

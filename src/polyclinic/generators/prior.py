@@ -25,24 +25,26 @@ def gate(x: Tensor) -> Tensor:
 class GatedLayer(nn.Module):
     """A vertical stack that sees all rows above, and a horizontal one that sees the row so far."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.vertical = nn.Conv2d(width, 2 * width, (2, 3))
         self.horizontal = nn.Conv2d(width, 2 * width, (1, 2))
         self.link = nn.Conv2d(2 * width, 2 * width, 1)
         self.condition = nn.Conv2d(width, 4 * width, 1)
+        self.drop_above = nn.Dropout(dropout)
+        self.drop_left = nn.Dropout(dropout)
         self.out = nn.Conv2d(width, width, 1)
 
     def forward(self, above: Tensor, left: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         above, link = self.look_up(F.pad(above, (0, 0, 1, 0)), condition)
         inner = self.horizontal(F.pad(left, (1, 0))) + link
-        return above, left + self.out(gate(inner))
+        return above, left + self.out(self.drop_left(gate(inner)))
 
     def look_up(self, rows: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """The vertical stack, and what it tells the horizontal one, for all rows but the first of `rows`."""
         seen = self.vertical(F.pad(rows, (1, 1)))
         for_vertical, for_horizontal = self.condition(condition).chunk(2, 1)
-        return rows[:, :, 1:] + gate(seen + for_vertical), self.link(seen) + for_horizontal
+        return rows[:, :, 1:] + self.drop_above(gate(seen + for_vertical)), self.link(seen) + for_horizontal
 
     def look_left(self, before: Tensor, here: Tensor, link: Tensor) -> Tensor:
         """The horizontal stack at one column: [B, width] of the column before and of this one, link [B, 2 width]."""
@@ -54,11 +56,11 @@ class GatedLayer(nn.Module):
 class PixelCNN(nn.Module):
     """The distribution of one level's codes on a grid x grid square, given a condition [B, width, grid, grid]."""
 
-    def __init__(self, size: int, grid: int, width: int, layers: int) -> None:
+    def __init__(self, size: int, grid: int, width: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.grid = grid
         self.embed = nn.Embedding(size, width)
-        self.layers = nn.ModuleList(GatedLayer(width) for _ in range(layers))
+        self.layers = nn.ModuleList(GatedLayer(width, dropout) for _ in range(layers))
         self.head = nn.Sequential(nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, size, 1))
 
     def forward(self, codes: Tensor, condition: Tensor) -> Tensor:
@@ -131,17 +133,25 @@ class Prior(nn.Module):
     """Codes of both levels given labels: top int64 [B, grid, grid], bottom [B, 2 grid, 2 grid], labels [B]."""
 
     def __init__(
-        self, *, target: Target, grid: int, top_codes: int, bottom_codes: int, width: int, layers: int
+        self,
+        *,
+        target: Target,
+        grid: int,
+        top_codes: int,
+        bottom_codes: int,
+        width: int,
+        layers: int,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.top_condition = Conditioner(target, grid, width)
-        self.top = PixelCNN(top_codes, grid, width, layers)
+        self.top = PixelCNN(top_codes, grid, width, layers, dropout)
         self.bottom_condition = Conditioner(target, 2 * grid, width)
         self.embed_top = nn.Embedding(top_codes, width)
         self.lift_top = nn.Sequential(
             nn.Conv2d(width, width, 3, padding=1), Residual(width), nn.ReLU(), *double(width, width)
         )
-        self.bottom = PixelCNN(bottom_codes, 2 * grid, width, layers)
+        self.bottom = PixelCNN(bottom_codes, 2 * grid, width, layers, dropout)
 
     def forward(self, top: Tensor, bottom: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of both levels."""

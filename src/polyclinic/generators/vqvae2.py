@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.generators.autoencoder import DECODER, Autoencoder, losses, noise_images
 from polyclinic.generators.codebook import Learning, used_share
-from polyclinic.generators.fitting import LearnPrivately, Rows, Schedule, descend
+from polyclinic.generators.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
 from polyclinic.generators.generator import (
     CodedModel,
     Codes,
@@ -59,11 +59,14 @@ class VQVAE2(Generator):
     code_width: int = Field(16, ge=1, description="numbers in a code's vector")
     width: int = Field(64, ge=2, multiple_of=2, description="channels of the autoencoder")
     blocks: int = Field(2, ge=0, description="residual blocks in each of its parts")
-    prior_epochs: int = Field(30, ge=0, description="passes of the prior over the codes; 0 for no prior, no sampling")
+    prior_epochs: int = Field(20, ge=0, description="passes of the prior over the codes; 0 for no prior, no sampling")
     prior_batch_size: int = Field(32, ge=1, description="images in a mini-batch of the prior")
     prior_lr: float = Field(1e-3, gt=0, description="learning rate of the prior (Adam)")
     prior_width: int = Field(64, ge=2, multiple_of=2, description="channels of the prior")
     prior_layers: int = Field(5, ge=1, description="gated layers of the prior, per level")
+    prior_dropout: float = Field(
+        0.2, ge=0, lt=1, description="share of the prior's features left out in training, so that it memorises less"
+    )
     temperature: float = Field(1.0, gt=0, description="below 1, samples keep closer to what is most likely")
 
     summary: ClassVar[str] = "two-level autoencoder with discrete codes, and a PixelCNN prior over them"
@@ -148,8 +151,6 @@ class VQVAE2Model(CodedModel):
             batch = self.to_unit(images[index])
             if replayed is not None:
                 batch = torch.cat([batch, self.on_device(next(replayed)[0])])
-            if self.device.type == "cuda":  # where convolutions run faster with the channels last
-                batch = batch.contiguous(memory_format=torch.channels_last)
             return (batch,)
 
         def losses_of(batch: Tensor) -> Tensor:
@@ -164,7 +165,11 @@ class VQVAE2Model(CodedModel):
             return float("nan")
 
         def loss_of(index: Tensor) -> Tensor:
-            return losses_of(*batch_of(index)).mean()
+            (batch,) = batch_of(index)
+            if self.device.type == "cuda":
+                # faster there; never for private learning, since Opacus computes wrong gradients from this layout
+                batch = batch.contiguous(memory_format=torch.channels_last)
+            return losses_of(batch).mean()
 
         return descend(net.parameters(), loss_of, len(images), schedule, rng, _told(progress, "autoencoder"))
 
@@ -198,14 +203,15 @@ class VQVAE2Model(CodedModel):
             return negative_log_likelihoods(top, bottom, logits)
 
         schedule = Schedule(settings.prior_epochs, settings.prior_batch_size, settings.prior_lr)
-        if private and "prior" in private:
-            private["prior"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
-            return float("nan")
 
         def loss_of(index: Tensor) -> Tensor:
             return losses_of(*batch_of(index)).mean()
 
-        return descend(net.parameters(), loss_of, count(codes), schedule, rng, _told(progress, "prior"))
+        with own_dropout(self.device, rng):
+            if private and "prior" in private:
+                private["prior"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+                return float("nan")
+            return descend(net.parameters(), loss_of, count(codes), schedule, rng, _told(progress, "prior"))
 
     # --- making images ----------------------------------------------------------------------------
 
@@ -303,7 +309,8 @@ def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict
     if not settings.prior_epochs:
         return {"autoencoder": autoencoder}
     width, layers = settings.prior_width, settings.prior_layers
-    prior = Prior(target=target, grid=autoencoder.grid, width=width, layers=layers, **sizes)
+    dropout = settings.prior_dropout
+    prior = Prior(target=target, grid=autoencoder.grid, width=width, layers=layers, dropout=dropout, **sizes)
     return {"autoencoder": autoencoder, "prior": prior}
 
 
