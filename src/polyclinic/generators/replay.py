@@ -117,8 +117,6 @@ def batch(
 ) -> Batch:
     """One batch of the stream, from its uint8 images."""
     pixels = images.to(device, non_blocking=True).float().div_(255)
-    if device.type == "cuda":
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
     masks = None if source.masks is None else source.masks[index].to(device)
     pixels, masks = augment(pixels, masks, augmentation, rng)
     labels = source.labels[index].to(device)
