@@ -131,8 +131,8 @@ class Site:
 class SiteHost:
     """Runs operations at the sites of one process: finds the site, runs, and passes results by the gate."""
 
-    #: sites kept open, as opening one costs as much as a training step of a small network
-    RESIDENT = 256
+    #: sites kept open: opening one takes a millisecond, but each holds about ten files, and often only 1024 are allowed
+    RESIDENT = 32
     #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
     RESIDENT_BYTES = 256 * 2**20
     #: sites whose cache is kept; nobody knows its size
