@@ -1,6 +1,7 @@
 """What lies in memory does not grow with the number of sites: replies are taken one by one, states go to disk."""
 
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,3 +190,19 @@ def test_only_the_sites_used_last_keep_a_cache(tmp_path):
         host.resident()[-1].cache["images"] = torch.zeros(1)
     host.handle(Call(SITES[0], "keep", 1))
     assert [site.name for site in host.resident() if site.cache] == list(SITES[-host.CACHED :])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
+def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+
+    def mapped(name):
+        parts = (Part(np.load(tmp_path / "images.npy", mmap_mode="r"), np.zeros(1, dtype=np.int64)) for _ in range(3))
+        return SiteData(name, *parts)
+
+    host = host_in(tmp_path, kilobytes=1000)
+    host.open_data = mapped
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(3 * host.RESIDENT):
+        host.handle(Call(f"s{number}", "keep", 1))
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * (host.RESIDENT + 1)
