@@ -21,7 +21,15 @@ def seeded():
 
 
 def prior(target: Target = CLASSES, grid: int = 3) -> Prior:
-    return Prior(target=target, grid=grid, top_codes=5, bottom_codes=7, width=8, layers=3).double()
+    net = Prior(target=target, grid=grid, top_codes=5, bottom_codes=7, code_width=3, width=8, layers=3)
+    net.know(torch.randn(5, 3), torch.randn(7, 3))
+    return net.double()
+
+
+def pixel_cnn(size: int, grid: int, width: int = 8, layers: int = 3) -> PixelCNN:
+    net = PixelCNN(size, 4, grid, width, layers)
+    net.embed.know(torch.randn(size, 4))
+    return net.double()
 
 
 def sample_slowly(net: PixelCNN, condition: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -35,7 +43,7 @@ def sample_slowly(net: PixelCNN, condition: torch.Tensor, uniform: torch.Tensor)
 
 @pytest.mark.parametrize("grid", [1, 2, 5])
 def test_sampling_with_everything_kept_equals_the_slow_way(grid: int):
-    net = PixelCNN(11, grid, 8, 3).double()
+    net = pixel_cnn(11, grid)
     condition = torch.randn(6, 8, grid, grid, dtype=torch.double)
     uniform = torch.rand(6, grid, grid)
     with torch.no_grad():
@@ -56,7 +64,7 @@ def test_both_levels_equal_the_slow_way():
 
 def test_a_position_sees_all_codes_before_it_and_none_after():
     grid = 4
-    net = PixelCNN(6, grid, 16, 5).double()
+    net = pixel_cnn(6, grid, 16, 5)
     condition = torch.zeros(1, 16, grid, grid, dtype=torch.double)
     codes = torch.randint(6, (1, grid, grid))
     before = net(codes, condition)
@@ -66,6 +74,21 @@ def test_a_position_sees_all_codes_before_it_and_none_after():
         moved = (net(other, condition) - before).abs().amax(1).flatten() > 0
         # 5 layers of 3 columns: on a grid of 4 nothing that comes earlier is out of sight, and there is no blind spot
         assert moved.tolist() == [place > changed for place in range(grid * grid)]
+
+
+def test_what_is_learned_about_a_code_holds_for_codes_that_look_alike():
+    net = PixelCNN(3, 2, 1, 8, 1)
+    net.embed.know(torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 5.0]]))
+    condition, seen = torch.zeros(16, 8, 1, 1), torch.zeros(16, 1, 1, dtype=torch.long)
+    before = net(seen, condition)[0].softmax(0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(seen, condition), seen).backward()
+        optimizer.step()
+    after = net(seen, condition)[0].softmax(0)
+    assert after[0] > before[0]
+    assert (after[1] / before[1]).item() > 1.2 * (after[2] / before[2]).item()
 
 
 def test_labels_and_top_codes_change_what_is_likely():
@@ -111,12 +134,13 @@ def test_draws_follow_the_probabilities():
 
 def test_a_prior_learns_what_its_labels_mean():
     """Label 0 has codes of one kind, label 1 of another: samples must follow."""
-    net = Prior(target=Target(classes=("a", "b")), grid=2, top_codes=4, bottom_codes=4, width=8, layers=2)
+    net = Prior(target=Target(classes=("a", "b")), grid=2, top_codes=4, bottom_codes=4, code_width=2, width=8, layers=2)
+    net.know(torch.randn(4, 2), torch.randn(4, 2))
     labels = torch.arange(32) % 2
     top = labels[:, None, None].expand(-1, 2, 2) * 2 + torch.randint(2, (32, 2, 2))
     bottom = top.repeat_interleave(2, 1).repeat_interleave(2, 2)
     optimizer = torch.optim.Adam(net.parameters(), 2e-2)
-    for _ in range(60):
+    for _ in range(100):
         optimizer.zero_grad()
         negative_log_likelihoods(top, bottom, net(top, bottom, labels)).mean().backward()
         optimizer.step()

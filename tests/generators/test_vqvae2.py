@@ -271,6 +271,10 @@ def test_learning_rate_is_halved_every_150_epochs_by_default():
     assert [schedule.lr_in(epoch) for epoch in (0, 149, 150, 300)] == [4e-4, 4e-4, 2e-4, 1e-4]
 
 
+def test_the_learning_rate_of_a_prior_falls_evenly_to_zero():
+    assert [Schedule(4, 8, 1.0, fade=True).lr_in(epoch) for epoch in range(4)] == [1.0, 0.75, 0.5, 0.25]
+
+
 def test_usage_and_psnr_by_hand():
     model = make()
     codes = {"top": torch.zeros(1, 4, 4, dtype=torch.int16), "bottom": torch.arange(64).reshape(1, 8, 8) % 12}

@@ -12,17 +12,20 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Schedule:
-    """`decay` multiplies the learning rate after every `decay_every` epochs; 0 for never."""
+    """`decay` multiplies the learning rate after every `decay_every` epochs, 0 for never; `fade` has it fall, besides,
+    evenly from epoch to epoch, towards zero."""
 
     epochs: int
     batch_size: int
     lr: float
     decay: float = 1.0
     decay_every: int = 0
+    fade: bool = False
 
     def lr_in(self, epoch: int) -> float:
         """The learning rate of an epoch; epochs count from 0."""
-        return self.lr * self.decay ** (epoch // self.decay_every if self.decay_every else 0)
+        left = 1 - epoch / self.epochs if self.fade else 1.0
+        return left * self.lr * self.decay ** (epoch // self.decay_every if self.decay_every else 0)
 
     def batches(self, images: int, rng: torch.Generator) -> Iterable[Tensor]:
         """Indices of one shuffled pass, floor(images / batch_size) batches of nearly the same size, at least one."""

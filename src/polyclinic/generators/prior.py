@@ -22,6 +22,32 @@ def gate(x: Tensor) -> Tensor:
     return torch.tanh(signal) * torch.sigmoid(door)
 
 
+class CodeEmbedding(nn.Module):
+    """Codes to features: a vector learned for each code, and what the codebook says about it.
+
+    The codebook's vectors tell which codes look alike, and what is learned about one then holds for its neighbours:
+    without them a prior of hundreds of codes learns slowly, and much by heart.
+    """
+
+    vectors: Tensor
+
+    def __init__(self, size: int, code_width: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.own = nn.Embedding(size, width)
+        nn.init.normal_(self.own.weight, std=0.1)
+        self.look = nn.Linear(code_width, width)
+        self.register_buffer("vectors", torch.zeros(size, code_width))
+
+    def know(self, vectors: Tensor) -> None:
+        """Take over a codebook's vectors, moved and scaled to be around zero and about one."""
+        self.vectors.copy_((vectors - vectors.mean(0)) / vectors.std().clamp(min=1e-6))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """[B, ...] -> [B, ..., width]"""
+        return self.own(codes) + self.look(self.vectors[codes])
+
+
 class GatedLayer(nn.Module):
     """A vertical stack that sees all rows above, and a horizontal one that sees the row so far."""
 
@@ -56,12 +82,16 @@ class GatedLayer(nn.Module):
 class PixelCNN(nn.Module):
     """The distribution of one level's codes on a grid x grid square, given a condition [B, width, grid, grid]."""
 
-    def __init__(self, size: int, grid: int, width: int, layers: int, dropout: float = 0.0) -> None:
+    def __init__(self, size: int, code_width: int, grid: int, width: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.grid = grid
-        self.embed = nn.Embedding(size, width)
+        self.embed = CodeEmbedding(size, code_width, width)
         self.layers = nn.ModuleList(GatedLayer(width, dropout) for _ in range(layers))
-        self.head = nn.Sequential(nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, size, 1))
+        self.body = nn.Sequential(nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU())
+        self.guess = nn.Conv2d(width, code_width, 1)
+        self.trust = nn.Conv2d(width, 1, 1)
+        self.own = nn.Conv2d(width, size, 1)
+        nn.init.normal_(self.own.weight, std=0.01)
 
     def forward(self, codes: Tensor, condition: Tensor) -> Tensor:
         """Logits [B, size, grid, grid]; those at a position depend on codes int64 [B, grid, grid] before it only."""
@@ -70,12 +100,19 @@ class PixelCNN(nn.Module):
         left = F.pad(embedded, (1, -1))
         for layer in self.layers:
             above, left = layer(above, left, condition)
-        return self.head(left)
+        return self.logits(left)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[B, width, h, w] -> [B, size, h, w]: the nearer a code's vector to the one guessed the likelier, by as much
+        as the guess is trusted; and a share learned for each code."""
+        h, vectors = self.body(features), self.embed.vectors
+        nearness = 2 * torch.einsum("bdhw,kd->bkhw", self.guess(h), vectors) - vectors.square().sum(1)[:, None, None]
+        return self.own(h) + F.softplus(self.trust(h)) * nearness
 
     def sample(self, condition: Tensor, uniform: Tensor, temperature: float = 1.0) -> Tensor:
         """Codes int64 [B, grid, grid], each drawn with its number of `uniform` [B, grid, grid] in [0, 1)."""
         codes = torch.zeros(uniform.shape, dtype=torch.long, device=condition.device)
-        blank = condition.new_zeros(len(condition), self.embed.embedding_dim, 1, self.grid)
+        blank = condition.new_zeros(len(condition), self.embed.width, 1, self.grid)
         row, seen = blank, [blank] * len(self.layers)
         for y in range(self.grid):
             seen, links = self._row(row, seen, condition[:, :, y : y + 1])
@@ -94,14 +131,14 @@ class PixelCNN(nn.Module):
 
     def _columns(self, links: list[Tensor], uniform: Tensor, temperature: float) -> Tensor:
         """The codes of one row [B, grid], column by column."""
-        blank = links[0].new_zeros(len(uniform), self.embed.embedding_dim)
+        blank = links[0].new_zeros(len(uniform), self.embed.width)
         here, before, codes = blank, [blank] * len(self.layers), []
         for x in range(self.grid):
             kept = []
             for layer, last, link in zip(self.layers, before, links, strict=True):
                 kept.append(here)
                 here = layer.look_left(last, here, link[:, :, x])  # type: ignore[operator]
-            codes.append(draw(self.head(here[:, :, None, None]).flatten(1) / temperature, uniform[:, x]))
+            codes.append(draw(self.logits(here[:, :, None, None]).flatten(1) / temperature, uniform[:, x]))
             here, before = self.embed(codes[-1]), kept
         return torch.stack(codes, 1)
 
@@ -139,19 +176,26 @@ class Prior(nn.Module):
         grid: int,
         top_codes: int,
         bottom_codes: int,
+        code_width: int,
         width: int,
         layers: int,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.top_condition = Conditioner(target, grid, width)
-        self.top = PixelCNN(top_codes, grid, width, layers, dropout)
+        self.top = PixelCNN(top_codes, code_width, grid, width, layers, dropout)
         self.bottom_condition = Conditioner(target, 2 * grid, width)
-        self.embed_top = nn.Embedding(top_codes, width)
+        self.embed_top = CodeEmbedding(top_codes, code_width, width)
         self.lift_top = nn.Sequential(
             nn.Conv2d(width, width, 3, padding=1), Residual(width), nn.ReLU(), *double(width, width)
         )
-        self.bottom = PixelCNN(bottom_codes, 2 * grid, width, layers, dropout)
+        self.bottom = PixelCNN(bottom_codes, code_width, 2 * grid, width, layers, dropout)
+
+    def know(self, top: Tensor, bottom: Tensor) -> None:
+        """Take over the vectors of both codebooks, whose codes the prior is about to learn."""
+        self.top.embed.know(top)
+        self.embed_top.know(top)
+        self.bottom.embed.know(bottom)
 
     def forward(self, top: Tensor, bottom: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of both levels."""

@@ -61,11 +61,11 @@ class VQVAE2(Generator):
     blocks: int = Field(2, ge=0, description="residual blocks in each of its parts")
     prior_epochs: int = Field(20, ge=0, description="passes of the prior over the codes; 0 for no prior, no sampling")
     prior_batch_size: int = Field(32, ge=1, description="images in a mini-batch of the prior")
-    prior_lr: float = Field(1e-3, gt=0, description="learning rate of the prior (Adam)")
+    prior_lr: float = Field(2e-3, gt=0, description="learning rate of the prior (Adam); it falls evenly to zero")
     prior_width: int = Field(64, ge=2, multiple_of=2, description="channels of the prior")
     prior_layers: int = Field(5, ge=1, description="gated layers of the prior, per level")
     prior_dropout: float = Field(
-        0.2, ge=0, lt=1, description="share of the prior's features left out in training, so that it memorises less"
+        0.1, ge=0, lt=1, description="share of the prior's features left out in training, so that it memorises less"
     )
     temperature: float = Field(1.0, gt=0, description="below 1, samples keep closer to what is most likely")
 
@@ -186,6 +186,8 @@ class VQVAE2Model(CodedModel):
         """Learn the distribution of codes, given labels; the last mean loss in nats per code, both levels added."""
         labels = check_labels(as_tensor(labels), count(codes), self.target)
         net, settings = self.prior.train(), self.settings
+        books = (self.autoencoder.top_codebook, self.autoencoder.bottom_codebook)
+        net.know(*(book.vectors.weight.detach() for book in books))
 
         def batch_of(index: Tensor) -> Rows:
             batch = [self.on_device(codes[level][index]).long() for level in LEVELS]
@@ -202,7 +204,7 @@ class VQVAE2Model(CodedModel):
                 logits = net(top, bottom, wanted)
             return negative_log_likelihoods(top, bottom, logits)
 
-        schedule = Schedule(settings.prior_epochs, settings.prior_batch_size, settings.prior_lr)
+        schedule = Schedule(settings.prior_epochs, settings.prior_batch_size, settings.prior_lr, fade=True)
 
         def loss_of(index: Tensor) -> Tensor:
             return losses_of(*batch_of(index)).mean()
@@ -308,9 +310,15 @@ def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict
     )
     if not settings.prior_epochs:
         return {"autoencoder": autoencoder}
-    width, layers = settings.prior_width, settings.prior_layers
-    dropout = settings.prior_dropout
-    prior = Prior(target=target, grid=autoencoder.grid, width=width, layers=layers, dropout=dropout, **sizes)
+    prior = Prior(
+        target=target,
+        grid=autoencoder.grid,
+        code_width=settings.code_width,
+        width=settings.prior_width,
+        layers=settings.prior_layers,
+        dropout=settings.prior_dropout,
+        **sizes,
+    )
     return {"autoencoder": autoencoder, "prior": prior}
 
 
