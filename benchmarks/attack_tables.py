@@ -8,7 +8,8 @@ Images come from the folder that POLYCLINIC_REAL_DATA names: mnist.npz (28 px), 
 paper has CIFAR-100), tb_cxr_64.npz and covid_cxr_64.npz (chest X-rays, halved to 32 px; the paper has NIH's). The
 network has 100 outputs on all of them, which is what makes the paper's 85,000 parameters. A fixed lambda² uses the
 scaled form lambda² (1 - exp(-D / lambda²)), which has the same minimum and does not stop at L-BFGS' tolerances;
---plain uses the paper's. --resnet attacks 20 images with ResNet-18 and AdamW as well (a GPU is advised).
+--plain uses the paper's. --resnet attacks 20 images with ResNet-18 and AdamW as well (a GPU is advised; products of
+its matrices are in TF32 there).
 
 Needs torch and NumPy, and Pillow for CIFAR.
 """
@@ -205,7 +206,16 @@ def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
 # --- all configurations -------------------------------------------------------------------------------
 
 
-def configurations(data: str, quick: bool, resnet: bool) -> Iterator[Configuration]:
+def configurations(data: str, options: argparse.Namespace) -> Iterator[Configuration]:
+    if not options.resnet_only:
+        yield from of_lenet(data, options.quick)
+    if options.resnet or options.resnet_only:
+        for start in STARTS:
+            for distance in ("Eucl", "AG"):
+                yield Configuration(start, distance, 1e-3, "ResNet-18")
+
+
+def of_lenet(data: str, quick: bool) -> Iterator[Configuration]:
     widths = (
         (200, 1000) if quick else (*WIDTHS, 2000) if data == "cifar" else WIDTHS if data == "chest" else (200, 1000)
     )
@@ -215,10 +225,6 @@ def configurations(data: str, quick: bool, resnet: bool) -> Iterator[Configurati
             yield Configuration(start, "AG", lr)
             for width in widths if lr == 0.1 else (200, 1000):
                 yield Configuration(start, str(width), lr)
-    if resnet:
-        for start in STARTS:
-            for distance in ("Eucl", "AG"):
-                yield Configuration(start, distance, 1e-3, "ResNet-18")
 
 
 def row_of(data: str, what: Configuration, ours: dict[str, Any]) -> dict[str, Any]:
@@ -252,28 +258,35 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
-    rows, baselines = [], {}
+    rows: list[dict[str, Any]] = []
+    baselines: dict[str, Any] = {}
     for data in options.data:
         images, labels = load_images(data, options.images, options.seed)
         baselines[data] = {"ours": scoring.random_other_image(images), "paper": PAPER_BASELINE.get(data)}
         print(f"{data}: another image at random gives {baselines[data]['ours']}")
-        for what in configurations(data, options.quick, options.resnet):
+        for what in configurations(data, options):
             count = min(len(images), 20) if what.network == "ResNet-18" else len(images)
+            torch.backends.cuda.matmul.allow_tf32 = what.network == "ResNet-18"  # its size asks for it
             rows.append(row_of(data, what, attack(what, images[:count], labels[:count] % CLASSES, options)))
             show(rows[-1])
+            figures = figures_of(rows, baselines, options)
+            if options.json:  # as they come, so that an interrupted benchmark keeps what it has found
+                options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+
+
+def figures_of(rows: list[dict[str, Any]], baselines: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     figures = {
         "benchmark": "attack_tables",
         "quick": options.quick,
         "steps": options.steps,
+        "resnet_steps": options.resnet_steps,
         "precision": "fp64" if options.double else "fp32",
         "fixed_lambda": "plain" if options.plain else "scaled",
         "baselines": baselines,
         "rows": rows,
     }
-    figures = json.loads(json.dumps(figures), parse_constant=lambda name: None)  # no mean if nothing converged
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures))
+    return json.loads(json.dumps(figures), parse_constant=lambda name: None)  # no mean if nothing converged
 
 
 def arguments() -> argparse.Namespace:
@@ -285,6 +298,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, help="targets; 100 if not given (8 with --quick)")
     parser.add_argument("--steps", type=int, help="steps of L-BFGS, each of up to 20 iterations; 100 (20 with --quick)")
     parser.add_argument("--resnet", action="store_true", help="ResNet-18 with AdamW on 20 images, too")
+    parser.add_argument("--resnet-only", action="store_true", help="only that")
     parser.add_argument("--resnet-steps", type=int, default=5000)
     parser.add_argument("--plain", action="store_true", help="the paper's form of the Gaussian with a fixed lambda²")
     parser.add_argument("--double", action="store_true", help="float64 instead of float32")
