@@ -11,6 +11,7 @@ from polyclinic.federation.parcel import Expected, Parcel
 from polyclinic.federation.site import SitePosition
 
 SITES = ("a", "b", "c", "d")
+KEYS = ("give_key", "take_keys")  # what sites tell each other before the first parcel goes between two
 
 
 def weights(value=0.0):
@@ -29,10 +30,12 @@ class Script:
         self.events = []
 
     def call(self, calls):
-        self.calls += calls
+        self.calls += [call for call in calls if call.operation not in KEYS]
         return [self._answer(call) for call in calls]
 
     def _answer(self, call):
+        if call.operation in KEYS:
+            return Reply(call.site, (Parcel("keys", {call.site: torch.zeros(32, dtype=torch.uint8)}),))
         try:
             return Reply(call.site, tuple(self.act(call)))
         except RuntimeError as error:
@@ -181,10 +184,26 @@ def test_forward_hands_on_what_was_released_unread(make):
     assert reply.metadata == {"taken": True}  # the coordinator's half of a method gets nothing of the source
     with pytest.raises(AttributeError):
         reply.latents  # noqa: B018
-    summary = federation.communication.summary(SITES)
+    counted = federation.communication.summary(SITES)
     answer = size("metrics", {}, {"taken": True})
-    assert summary["by_kind"] == {"latents": 2 * len(secret.encoded), "metrics": answer}
-    assert summary["per_site"] == {"a": len(secret.encoded), "b": 0, "c": len(secret.encoded) + answer, "d": 0}
+    of_keys = counted["by_kind"].pop("keys")
+    assert counted["by_kind"] == {"latents": 2 * len(secret.encoded), "metrics": answer}
+    each = of_keys // len(SITES)
+    assert {site: count - each for site, count in counted["per_site"].items()} == {
+        "a": len(secret.encoded),
+        "b": 0,
+        "c": len(secret.encoded) + answer,
+        "d": 0,
+    }
+
+
+def test_keys_are_exchanged_before_the_first_parcel_and_not_again(make):
+    federation = make(lambda call: (Parcel("latents", {}),))
+    asked = []
+    federation.observer = type("Asked", (), {"asking": lambda self, operation, sites: asked.append(operation)})()
+    federation.forward("a", "give", "c", "take")
+    federation.forward("b", "give", "d", "take")
+    assert asked == ["give_key", "take_keys", "give", "take", "give", "take"]
 
 
 def test_forward_fails_where_one_of_the_two_does(make):

@@ -28,8 +28,8 @@ class Coverage:
             before = self.records.get(site, {})
             joined = {name: _union(before.get(name, []), parcel.privacy[name]) for name in ("covers", "does_not_cover")}
             self.records[site] = {**parcel.privacy, **joined}
-        elif parcel.tensors or parcel.metadata.keys() - PUBLIC:
-            self.uncovered.add(parcel.kind)
+        elif parcel.content != "keys" and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
+            self.uncovered.add(parcel.content)
 
 
 def _is_record(privacy: Mapping[str, Any]) -> bool:

@@ -89,6 +89,7 @@ class Federation:
         self._expected = expected
         self._faults = faults or Faults()
         self._every = checkpoint_every
+        self._keyed: list[str] = []  # sites that know the others' public keys, and are known
         self._held: dict[str, str] = {}  # digest of the weights each site received last
         self._out: set[str] = set()  # sites that failed in this round
         self._asking = False
@@ -128,14 +129,26 @@ class Federation:
         return (answer for answer in answers if isinstance(answer, Reply))
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
-        """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between."""
+        """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between.
+
+        What leaves the source is sealed for the target: whoever carries it sees kind, size and the two names.
+        """
         if target in self._out:  # nothing may leave the source for nobody
             return _failed_before(target, receive)
+        if not self._know_each_other(source, target):
+            return _failed_before(target if source in self._keyed else source, release)
         reply = self.ask(source, release, to=target, **payload)
         if isinstance(reply, Failure):
             return reply
-        carried: dict[str, Any] = {p.kind.replace("-", "_"): p for p in reply.parcels}
+        carried: dict[str, Any] = {p.content.replace("-", "_"): p for p in reply.parcels}
         return self.ask(target, receive, **carried)
+
+    def _know_each_other(self, *pair: str) -> bool:
+        """Whether both have told their public keys, which all sites do before the first parcel goes between two."""
+        if not set(pair) <= set(self._keyed):
+            keys = {reply.site: reply.keys[reply.site] for reply in self.ask_all("give_key")}
+            self._keyed = [reply.site for reply in self.ask_all("take_keys", keys=keys)]
+        return set(pair) <= set(self._keyed)
 
     def _answers(
         self, sites: list[str], operation: str, payload: dict[str, Any], to: str, counted: bool = True
@@ -175,7 +188,7 @@ class Federation:
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
         for parcel in answer.parcels:
-            self.communication.count(call.site, SENT, parcel.kind, call.operation, len(parcel.encoded))
+            self.communication.count(call.site, SENT, parcel.content, call.operation, len(parcel.encoded))
             self.coverage.note(call.site, parcel)
         return answer
 
@@ -187,7 +200,7 @@ class Federation:
                     continue
                 self._held[call.site] = parcel.digest
             size = len(parcel.encoded)
-            self.communication.count(call.site, RECEIVED, parcel.kind, call.operation, size)
+            self.communication.count(call.site, RECEIVED, parcel.content, call.operation, size)
 
     def _note_failures(self, failures: list[Failure]) -> None:
         for failure in failures:
@@ -255,6 +268,7 @@ class Federation:
         self.coverage = Coverage(manifest.plain.get("coverage"))
         self.failures = manifest.plain["failures"]
         self._held = manifest.plain["held"]
+        self._keyed = manifest.plain.get("keyed", [])
         if self.observer:
             best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
             self.observer.restore(manifest.plain["observer"], best)
@@ -274,6 +288,7 @@ class Federation:
             "coverage": self.coverage.plain(),
             "failures": self.failures,
             "held": self._held,
+            "keyed": self._keyed,
             "observer": self.observer.memory() if self.observer else {},
         }
         self._checkpoint.save(manifest, tensors)

@@ -1,13 +1,13 @@
 """The gate: the only way out of a site.
 
-Order of what happens to a parcel: policy, finite numbers, no raw images, encode, count, write down.
+Order of what happens to a parcel: policy, finite numbers, no raw images, encode, seal, count, write down.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -89,9 +89,20 @@ class Gate:
         self.raw_images = raw_images
 
     def release(
-        self, parcels: Sequence[Parcel], *, round: int, operation: str, to: str, simulation_only: bool = False
+        self,
+        parcels: Sequence[Parcel],
+        *,
+        round: int,
+        operation: str,
+        to: str,
+        simulation_only: bool = False,
+        seal: Callable[[Parcel], Parcel] | None = None,
     ) -> tuple[Parcel, ...]:
-        """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave."""
+        """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave.
+
+        With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
+        the box is another one each time it is made, and would tell nobody what left.
+        """
         for parcel in parcels:
             try:
                 self._check_policy(parcel.kind, simulation_only)
@@ -100,17 +111,18 @@ class Gate:
                 check_encodes(parcel)
             except GateRefused as refusal:
                 raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
-        for parcel in parcels:
+        leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
+        for parcel, sent in zip(parcels, leaving, strict=True):
             self.ledger.append(
                 round=round,
                 operation=operation,
                 kind=parcel.kind,
-                bytes=len(parcel.encoded),
+                bytes=len(sent.encoded),
                 digest=parcel.digest,
                 to=to,
                 privacy=None if parcel.privacy is None else dict(parcel.privacy),
             )
-        return tuple(parcels)
+        return leaving
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
         if simulation_only and self.policy.deployed:

@@ -31,7 +31,10 @@ KINDS = (
     "labels",
     "masks",
     "real-images",
+    "keys",
 )
+#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`sealed.py`)
+SEALED = "sealed"
 
 HEADER_LIMIT = 16 * 2**20
 _METADATA_KEY = "parcel"
@@ -97,9 +100,14 @@ class Parcel:
     privacy: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.kind not in KINDS and self.kind != SEALED:
             raise ParcelRejected(f"'{self.kind}' is not a kind of parcel; the kinds are {', '.join(KINDS)}")
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+
+    @property
+    def content(self) -> str:
+        """The kind of what it holds; a sealed parcel says so on its outside."""
+        return str(self.metadata.get("kind")) if self.kind == SEALED else self.kind
 
     @property
     def tensor_bytes(self) -> int:

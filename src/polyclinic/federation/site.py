@@ -18,32 +18,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from polyclinic.federation.call import Call, Reply
+from polyclinic.federation import sealed
+from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.gate import Gate, Policy, RawImages
 from polyclinic.federation.ledger import Ledger
-from polyclinic.federation.parcel import Expected, Parcel, unshared
+from polyclinic.federation.operation import Operation
+from polyclinic.federation.operation import operation as operation
+from polyclinic.federation.parcel import SEALED, Expected, Parcel, ParcelRejected, unshared
 from polyclinic.randomness import seed_of, torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.training import Workbench
-
-
-class Operation(NamedTuple):
-    """What a method declares of something it may ask of a site."""
-
-    releases: tuple[str, ...]
-    simulation_only: bool
-
-
-def operation(*releases: str, simulation_only: bool = False) -> Callable:
-    """Marks a function of a method as an operation that releases parcels of the named kinds."""
-
-    def mark(function: Callable) -> Callable:
-        function.operation = Operation(releases, simulation_only)  # type: ignore[attr-defined]
-        return function
-
-    return mark
 
 
 class SitePosition(NamedTuple):
@@ -152,6 +138,7 @@ class SiteHost:
     ) -> None:
         self.method = method
         self.replay = replay
+        self.keys = sealed.KeyExchange()
         self.seed = seed
         self.bench = bench
         self.folder = folder
@@ -165,26 +152,33 @@ class SiteHost:
 
     def handle(self, call: Call) -> Reply:
         """Run one call. Whatever it raises is the site's failure."""
-        operation, declared = self._operation(call.operation)
-        for parcel in call.parcels.values():
-            self.expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
+        work, declared = self._operation(call.operation)
         site = self._site(call.site)
         site.round = call.round
+        parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
         with _nothing_happened_if_it_fails(site):
             with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
-                payload = {name: p.tensors for name, p in call.parcels.items()} | dict(call.arguments)
-                released = operation(site, **payload)
-            return Reply(call.site, self._release(call, declared, _parcels(released)))
+                payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
+                released = work(site, **payload)
+            return Reply(call.site, self._release(site, call, declared, _parcels(released)))
+
+    def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
+        """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
+        if declared.sealed_only and parcel.kind != SEALED:
+            raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
+        found = sealed.unseal(site, parcel, call) if parcel.kind == SEALED else parcel
+        self.expected.get(found.kind, Expected(found.kind)).check(found)
+        return found
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
-        """An operation of the method, or of the replay that wraps it, and what it declares."""
-        for owner in (self.method, self.replay):
+        """An operation of the method, of the replay that wraps it, or of any site, and what it declares."""
+        for owner in (self.method, self.replay, self.keys):
             found: Any = getattr(owner, name, None)
             if hasattr(found, "operation"):
                 return found, found.operation
         raise LookupError(f"method '{self.method.name}' has no operation '{name}'")
 
-    def _release(self, call: Call, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+    def _release(self, site: Site, call: Call, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
         for parcel in parcels:
             if parcel.kind not in declared.releases:
                 raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
@@ -194,6 +188,7 @@ class SiteHost:
             operation=call.operation,
             to=call.to,
             simulation_only=declared.simulation_only,
+            seal=None if call.to == COORDINATOR else lambda parcel: sealed.seal(site, parcel, call),
         )
 
     def checkpoint(self) -> dict[str, SitePosition]:

@@ -1,0 +1,77 @@
+"""Sealing: bytes that one site writes and one other site can read, whoever carries them in between.
+
+A key of two Diffie-Hellman exchanges (X25519): of a pair drawn for this one box with the recipient's, which keeps old
+boxes shut, and of the sender's own with the recipient's, which only the two of them can make, so that the box is from
+whom it says. HKDF makes the key, ChaCha20-Poly1305 seals. What the bytes are about (who, to whom, when) travels open
+and is bound to them: a box handed to another site, in another round or under another name does not open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+KEY_BYTES = 32
+#: bytes that a box is longer than what it holds: the pair drawn for it, and the seal
+OVERHEAD = KEY_BYTES + 16
+#: every box has a key of its own, so there is no second message that could meet the same nonce
+NONCE = bytes(12)
+
+
+class SealBroken(Exception):  # noqa: N818
+    """A box that does not open: changed on its way, made by another, for another, or about something else."""
+
+
+def key_in(folder: Path) -> X25519PrivateKey:
+    """The private key kept in a site's own folder; drawn the first time, so that a resumed run has it still.
+
+    Drawn by the operating system and not from the study's seed, which everybody knows.
+    """
+    path = folder / "sealing.key"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.write_bytes(X25519PrivateKey.generate().private_bytes_raw())
+        partial.replace(path)
+    return X25519PrivateKey.from_private_bytes(path.read_bytes())
+
+
+def public_key(key: X25519PrivateKey) -> bytes:
+    """What the others need to know, 32 bytes."""
+    return key.public_key().public_bytes_raw()
+
+
+def seal(plain: bytes, about: Mapping[str, Any], *, sender: X25519PrivateKey, recipient: bytes) -> bytes:
+    """A box for the owner of the public key `recipient`; `about` (plain JSON values) is bound to it, not in it."""
+    drawn = X25519PrivateKey.generate()
+    theirs = X25519PublicKey.from_public_bytes(recipient)
+    names = public_key(drawn) + public_key(sender) + recipient
+    key = _key(drawn.exchange(theirs) + sender.exchange(theirs), names)
+    return public_key(drawn) + ChaCha20Poly1305(key).encrypt(NONCE, plain, _as_bytes(about))
+
+
+def unseal(box: bytes, about: Mapping[str, Any], *, recipient: X25519PrivateKey, sender: bytes) -> bytes:
+    """What `seal` was given, by the owner of the public key `sender` and about the same; else SealBroken."""
+    drawn, sealed = box[:KEY_BYTES], box[KEY_BYTES:]
+    try:
+        shared = [recipient.exchange(X25519PublicKey.from_public_bytes(public)) for public in (drawn, sender)]
+        key = _key(b"".join(shared), drawn + sender + public_key(recipient))
+        return ChaCha20Poly1305(key).decrypt(NONCE, sealed, _as_bytes(about))
+    except (InvalidTag, ValueError) as error:  # ValueError: cut short, or a point at which X25519 is not safe
+        raise SealBroken("it was changed on its way, or sealed by or for somebody else") from error
+
+
+def _key(shared: bytes, names: bytes) -> bytes:
+    return HKDF(SHA256(), length=32, salt=None, info=b"polyclinic sealing 1" + names).derive(shared)
+
+
+def _as_bytes(about: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(about), sort_keys=True).encode()
