@@ -1,13 +1,15 @@
 """A parcel: tensors and plain metadata of a declared kind, encoded without pickle.
 
 The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are
-exactly what a wire would carry, so its length is what communication is measured by.
+exactly what a wire would carry, so its length is what communication is measured by. Images may be compressed in it,
+losslessly; who makes or opens a parcel sees only tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +19,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+from polyclinic.federation import pictures
 
 KINDS = (
     "weights",
@@ -91,13 +95,15 @@ class Parcel:
 
     `privacy` is what the site says it has spent on what the parcel holds, and None where nothing covers it.
     Tensors lie in the order of their names, so that a receiver finds them in the same order whether the parcel
-    was encoded on its way or not.
+    was encoded on its way or not. Those named in `compressed` (images, uint8 [N, C, H, W]) travel without their
+    redundancy.
     """
 
     kind: str
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
+    compressed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS and self.kind != SEALED:
@@ -119,8 +125,12 @@ class Parcel:
         header: dict[str, Any] = {"kind": self.kind, "metadata": dict(self.metadata)}
         if self.privacy is not None:
             header["privacy"] = dict(self.privacy)
+        packed = {name: self.tensors[name] for name in self.compressed if pictures.can_pack(self.tensors[name])}
+        if packed:
+            header["compressed"] = {name: list(images.shape) for name, images in packed.items()}
         text = json.dumps(header, sort_keys=True, allow_nan=False)
-        return save(unshared(self.tensors), {_METADATA_KEY: text})
+        travelling = {**self.tensors, **{name: pictures.pack(images) for name, images in packed.items()}}
+        return save(unshared(travelling), {_METADATA_KEY: text})
 
     @cached_property
     def digest(self) -> str:
@@ -133,15 +143,18 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
     try:
         declared = json.loads(header["__metadata__"][_METADATA_KEY], parse_constant=_refuse_constant)
         kind, metadata, privacy = declared["kind"], declared["metadata"], declared.get("privacy")
+        compressed = declared.get("compressed", {})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
     if not isinstance(kind, str) or not isinstance(metadata, dict) or not isinstance(privacy, dict | None):
         raise ParcelRejected("a parcel's kind must be text, its metadata and its privacy tables")
+    limit = Expected(kind).max_bytes if expected is None else expected.max_bytes
     if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
         raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
-        parcel = Parcel(kind, load(data), metadata, privacy)
-    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
+        tensors = _uncompressed(load(data), compressed, limit)
+        parcel = Parcel(kind, tensors, metadata, privacy, tuple(compressed))
+    except (SafetensorError, KeyError, pictures.NotPictures) as error:  # KeyError: a dtype that torch does not have
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
     if expected is not None:
         expected.check(parcel)
@@ -161,6 +174,20 @@ def _header(data: bytes) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise ParcelRejected("the bytes are not a parcel: the header is not a table")
     return header
+
+
+def _uncompressed(tensors: dict[str, Tensor], shapes: Any, limit: int) -> dict[str, Tensor]:
+    """The tensors with the images that were compressed as they were, up to `limit` bytes of them."""
+    if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
+        raise ParcelRejected("a parcel's compressed images must come with their shapes")
+    size = sum(math.prod(shape) for shape in shapes.values())
+    if size > limit:
+        raise ParcelRejected(f"a parcel of {size} bytes is above the limit of {limit}")
+    return {**tensors, **{name: pictures.unpack(tensors[name], shape) for name, shape in shapes.items()}}
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(type(side) is int and side >= 0 for side in value)
 
 
 def _refuse_constant(name: str) -> None:
