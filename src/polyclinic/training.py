@@ -91,6 +91,8 @@ class Workbench:
         self.precision = precision
         self.privacy = privacy
         self.cut = cut
+        #: indices of the images of every batch, while somebody wants to know
+        self.used: list[Tensor] | None = None
         self.local_names = local_names
         self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
 
@@ -138,6 +140,8 @@ class Workbench:
 
     def batch(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch:
         """The images at `index`, augmented, with their targets, on the device."""
+        if self.used is not None:
+            self.used.append(index)
         images, labels, masks = self._fetch(part, index.numpy())
         images, masks = augment(images, masks, self.optimizer.augment, rng)
         return images, self.task.targets(labels, masks)

@@ -21,6 +21,7 @@ from torch import Tensor
 from polyclinic.federation import sealed
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.gate import Gate, Policy, RawImages
+from polyclinic.federation.kept import Keeping
 from polyclinic.federation.ledger import Ledger
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.operation import operation as operation
@@ -135,9 +136,11 @@ class SiteHost:
         policy: Policy,
         expected: Mapping[str, Expected],
         replay: Any = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.method = method
         self.replay = replay
+        self.keeping = keeping
         self.keys = sealed.KeyExchange()
         self.seed = seed
         self.bench = bench
@@ -156,6 +159,8 @@ class SiteHost:
         site = self._site(call.site)
         site.round = call.round
         parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
+        if self.keeping:
+            self.keeping.begins(site, parcels)
         with _nothing_happened_if_it_fails(site):
             with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
                 payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
@@ -182,7 +187,7 @@ class SiteHost:
         for parcel in parcels:
             if parcel.kind not in declared.releases:
                 raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
-        return self._gates[call.site].release(
+        leaving = self._gates[call.site].release(
             parcels,
             round=call.round,
             operation=call.operation,
@@ -190,6 +195,9 @@ class SiteHost:
             simulation_only=declared.simulation_only,
             seal=None if call.to == COORDINATOR else lambda parcel: sealed.seal(site, parcel, call),
         )
+        if self.keeping:
+            self.keeping.released(site, call, parcels)
+        return leaving
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
