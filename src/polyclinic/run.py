@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 import polyclinic
@@ -26,6 +26,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.federation import Faults, Federation, Weights
 from polyclinic.federation.site import SitePosition, read_state
+from polyclinic.prediction import card_of, model_file
 from polyclinic.privacy.record import summary
 from polyclinic.privacy.settings import check_budget
 from polyclinic.recorder import Display, Recorder, mean_of, score
@@ -150,7 +151,9 @@ def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
         metrics = final_metrics(federation, study, models, bool(bench.local_names))
     finally:
         engine.close()
-    _write_atomically(folder / "model.safetensors", save(_flat(models)))
+    tensors = _flat(models)
+    card = card_of(study, parts.info, dict.fromkeys(models, study.model.backbone), digest_of_weights(tensors))
+    _write_atomically(folder / "model.safetensors", model_file(tensors, card))
     timing = {
         "seconds": round(time.perf_counter() - started, 3),
         "rounds_seconds": round(recorder.seconds, 3),

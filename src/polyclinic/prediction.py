@@ -1,0 +1,194 @@
+"""A released model away from its run: a file that says what it is, and predictions for images in files.
+
+`model.safetensors` holds the weights and, in its header, a card with all that is needed to build the network and to
+prepare an image as the training images were. Nothing of the data is needed to predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.preprocessing.fit import Fit, Shape, fit_image
+from polyclinic.data.preprocessing.graham import graham
+from polyclinic.data.reading import Reader, Slices, Window, is_image_name
+from polyclinic.errors import BadInput
+from polyclinic.models import Backbone, build
+from polyclinic.settings import Settings
+from polyclinic.study import Study
+from polyclinic.tasks import TASKS, Regression, Target, Task
+
+#: name of the card in the header of the file
+CARD = "polyclinic"
+BATCH = 64
+
+
+class Card(Settings):
+    """What a model file says about itself."""
+
+    backbones: dict[str, str] = Field(description="the network of each site; one for all sites stands under ''")
+    norm: str
+    channels: Literal[1, 3]
+    size: int
+    task: dict[str, Any]
+    classes: tuple[str, ...] = ()
+    unit: str = ""
+    label_range: tuple[float, float] | None = None
+    shape: Shape = "squash"
+    window: Window | None = None
+    slices: Slices = "middle"
+    graham: bool = False
+    method: str
+    weights_sha256: str
+
+    @property
+    def target(self) -> Target:
+        return Target(self.classes, self.unit, self.label_range)
+
+    def built_task(self) -> Task:
+        return TASKS[self.task["name"]].model_validate(self.task)
+
+
+def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], weights_sha256: str) -> Card:
+    """The card of a model trained by `study` on data with these facts (`Parts.info`)."""
+    from_files = isinstance(study.data, FileSource)  # phantoms have settings of the same names and another meaning
+    named = [name for name in ("shape", "window", "slices", "graham") if from_files and hasattr(study.data, name)]
+    preparation = {name: getattr(study.data, name) for name in named}
+    facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
+    return Card(
+        backbones=backbones,
+        norm=study.model.norm,
+        task=study.task.model_dump(mode="json"),
+        method=study.method.name,
+        weights_sha256=weights_sha256,
+        **facts,
+        **preparation,
+    )
+
+
+def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
+    """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
+    return save(dict(tensors), {CARD: card.model_dump_json()})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says about one image. `values` is what a table shows; `mask` bool [size, size] or None."""
+
+    file: Path
+    frame: int | None
+    values: dict[str, Any]
+    mask: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One model, or several whose outputs are averaged."""
+
+    card: Card
+    models: tuple[Backbone, ...]
+
+    @torch.no_grad()
+    def outputs(self, images: np.ndarray) -> Tensor:
+        """Probabilities [N, C], values in the label's unit [N], or probabilities of the mask [N, H, W].
+
+        `images` are uint8 [N, channels, size, size], as `prepared` gives them.
+        """
+        batch, task = torch.from_numpy(images).float().div_(255), self.card.built_task()
+        return torch.stack([self._finished(model(batch), task) for model in self.models]).mean(0)
+
+    def _finished(self, output: Tensor, task: Task) -> Tensor:
+        if isinstance(task, Regression):
+            return task.predictions(output, self.card.target)
+        return output.sigmoid()[:, 0] if task.dense else output.softmax(1)
+
+    def prepared(self, file: Path, frame: int | None) -> np.ndarray:
+        """An image as the training images were prepared."""
+        card = self.card
+        pixels = Reader(card.window, card.slices).pixels(file, frame)
+        return fit_image(graham(pixels) if card.graham else pixels, Fit(card.size, card.shape), card.channels)
+
+    def predict(self, paths: Iterable[Path]) -> Iterator[Prediction]:
+        """What the model says about every image of files and folders."""
+        reader = Reader(self.card.window, self.card.slices)
+        wanted = [(file, frame) for file in image_files(paths) for frame in reader.frames(file)]
+        for start in range(0, len(wanted), BATCH):
+            some = wanted[start : start + BATCH]
+            outputs = self.outputs(np.stack([self._read(*one) for one in some]))
+            for (file, frame), output in zip(some, outputs, strict=True):
+                yield self._prediction(file, frame, output)
+
+    def _read(self, file: Path, frame: int | None) -> np.ndarray:
+        try:
+            return self.prepared(file, frame)
+        except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
+            raise BadInput(f"{file}: cannot be read as an image: {' '.join(str(error).split())}") from None
+
+    def _prediction(self, file: Path, frame: int | None, output: Tensor) -> Prediction:
+        card, task = self.card, self.card.built_task()
+        if isinstance(task, Regression):
+            return Prediction(file, frame, {card.unit or "value": round(float(output), 4)})
+        if task.dense:
+            mask = (output > 0.5).numpy()
+            return Prediction(file, frame, {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}, mask)
+        shares = {f"p({name})": round(float(p), 6) for name, p in zip(card.classes, output, strict=True)}
+        return Prediction(file, frame, {"class": card.classes[int(output.argmax())], **shares})
+
+
+def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = False) -> Predictor:
+    """The model of a run folder or of a `model.safetensors`; where each site has one, a site's or all together."""
+    file = path / "model.safetensors" if path.is_dir() else path
+    card, tensors = _read_file(file)
+    names = list(card.backbones)
+    if names == [""] and (site or ensemble):
+        raise BadInput(f"--{'site' if site else 'ensemble'}: {file} holds one model for all sites; leave it out")
+    if names != [""] and not ensemble and site not in names:
+        wanted = "each site has a model of its own" if site is None else f"there is no model of site '{site}'"
+        raise BadInput(f"--site: {wanted} in {file}; name one of {', '.join(names)}, or give --ensemble")
+    chosen = names if ensemble else [site or ""]
+    return Predictor(card, tuple(_model(card, name, tensors) for name in chosen))
+
+
+def image_files(paths: Iterable[Path]) -> list[Path]:
+    """The files named, and all images below the folders named, in the order of their names."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise BadInput(f"{path}: there is no such file or folder; name images or folders with images")
+        inside = sorted(file for file in path.rglob("*") if file.is_file() and is_image_name(file))
+        if path.is_dir() and not inside:
+            raise BadInput(f"{path}: holds no image that can be read; name images or folders with images")
+        found += inside if path.is_dir() else [path]
+    return found
+
+
+def _read_file(file: Path) -> tuple[Card, dict[str, Tensor]]:
+    if not file.is_file():
+        raise BadInput(f"{file}: there is no model; name the folder of a finished run, or its model.safetensors")
+    try:
+        with safe_open(file, "pt") as opened:
+            text = (opened.metadata() or {}).get(CARD)
+            if text is None:
+                raise BadInput(f"{file}: does not say what network it is of; name a model that polyclinic run wrote")
+            return TypeAdapter(Card).validate_json(text), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{file}: is damaged or not a model of polyclinic ({reason}); fetch it again") from None
+
+
+def _model(card: Card, site: str, tensors: Mapping[str, Tensor]) -> Backbone:
+    outputs = card.built_task().outputs(card.target)
+    model = build(card.backbones[site], channels=card.channels, outputs=outputs, size=card.size, norm=card.norm)
+    start = f"{site}/" if site else ""
+    model.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
+    return model.eval()
