@@ -323,8 +323,11 @@ def check_replay(study: Study) -> None:
     if not study.method.takes_replay:
         can = ", ".join(name for name, method in METHODS.items() if method.takes_replay)
         raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
-    if not study.generator.has_codes:
-        raise BadInput(f"generator.name: '{study.generator.name}' has no codes to replay; choose vqvae2")
+    if study.replay.codes != "prior" and not study.generator.has_codes:
+        raise BadInput(
+            f"generator.name: '{study.generator.name}' has no codes to replay; "
+            "set replay.codes = 'prior' to replay its samples, or choose vqvae2"
+        )
     if study.replay.codes == "prior" and study.task.dense:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
     if study.data.size < SMALLEST_IMAGE:

@@ -22,7 +22,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
-from polyclinic.generators import CodedModel, Generator, probe, replay
+from polyclinic.generators import CodedModel, Generator, GeneratorModel, probe, replay
 from polyclinic.generators.generator import psnr
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.shares import Groups, Share, from_groups, source_of, to_groups
@@ -45,7 +45,8 @@ class Replay(Settings):
     codes: Literal["final-encoder", "as-trained", "prior"] = Field(
         "final-encoder",
         description="what is replayed: codes that each site makes once with the finished generator, codes re-made at "
-        "every hand-over (as the algorithm is written), or samples of a prior, so that no codes leave a site",
+        "every hand-over (as the algorithm is written), or samples (of the prior, or of a generator without codes), so "
+        "that no codes leave a site",
     )
     own: bool = Field(True, description="replay a site's own images to it as well, as line 3 of the algorithm has it")
     ratio: float = Field(1.0, ge=0, le=8, description="replayed images for each real one in a mini-batch; 0 for none")
@@ -108,13 +109,14 @@ class Replaying:
         """Train on the site's images and on what the generator replays of the sites before."""
         model, part, rng = self.model(site, generator), site.data.train, site.rng("generator")
         size = self.generator.batch_size
-        shares = from_groups(before, model) if before else {}
+        shares = from_groups(before, _coded(model)) if before else {}
         old = copy.deepcopy(model)
         stream = replay.stream(self.source(old, shares), size, site.rng("generator replay")) if generator else None
         private = at_site.learners(site, "generator", "prior")
         if self.settings.codes == "prior":
             model.fit(part.images, part.labels, rng, replayed=stream, private=private)
             return [Parcel("generator", model.state(), privacy=at_site.record_of(site, "generator", "prior"))]
+        model, old = _coded(model), _coded(old)
         model.fit_codes(part.images, rng, replayed=stream, private=private)
         remade = {name: self.remade(old, model, share) for name, share in shares.items()}
         groups = to_groups({**remade, site.name: self.share(site, model)}, model)
@@ -124,7 +126,7 @@ class Replaying:
     @operation("codes", "labels", "masks")
     def encode_images(self, site: Site, generator: Tensors) -> list[Parcel]:
         """The site's images as codes of the finished generator, with their labels."""
-        model = self.model(site, generator)
+        model = _coded(self.model(site, generator))
         groups = to_groups({site.name: self.share(site, model)}, model)
         return [Parcel(kind, tensors) for kind, tensors in groups.items()]
 
@@ -138,12 +140,23 @@ class Replaying:
         """How many codes the site's images use and how well they come back; draws the site's contact sheet."""
         model, _ = self.kept(site)
         images, replayed = self.real_and_replayed(site, model)
-        labels = site.data.train.labels[:SHOWN]
-        rows = {"real": images[:SHOWN], "replayed": replayed[:SHOWN]}
+        self._draw(site, model, images[:SHOWN], replayed[:SHOWN])
+        if self.settings.codes == "prior":  # what real images look like to the generator would tell about them
+            return _metrics({})
+        used = _coded(model).usage(_coded(model).encode(images))
+        return _metrics(
+            {"psnr": psnr(images, replayed)} | {f"code_usage_{level}": share for level, share in used.items()}
+        )
+
+    def _draw(self, site: Site, model: GeneratorModel, images: Tensor, replayed: Tensor) -> None:
+        """The site's contact sheet: real images, the same through the codes, and samples with the same labels."""
+        rows = {"real": images}
+        if isinstance(model, CodedModel):
+            rows["reconstructed"] = model.decode(model.encode(images))
+        if self.settings.codes == "prior":
+            rows["sampled"] = replayed
+        labels = site.data.train.labels[: len(images)]
         contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels])
-        used = {} if self.settings.codes == "prior" else model.usage(model.encode(images))
-        found = {"psnr": psnr(images, replayed)} if used else {}
-        return _metrics(found | {f"code_usage_{level}": share for level, share in used.items()})
 
     @operation("metrics")
     def probe_replay(self, site: Site) -> Parcel:
@@ -154,16 +167,16 @@ class Replaying:
         told = probe.real_or_replayed(*self.real_and_replayed(site, model), rng, paired=paired, device=device)
         return _metrics({"real_or_replayed_auc": told["auc"], **self._which_site(model, shares, rng, device)})
 
-    def real_and_replayed(self, site: Site, model: CodedModel) -> tuple[Tensor, Tensor]:
+    def real_and_replayed(self, site: Site, model: GeneratorModel) -> tuple[Tensor, Tensor]:
         """Some of the site's images, and the same (or, of a prior, others with the same labels) replayed."""
         part, some = site.data.train, slice(0, PROBED)
         images = torch.from_numpy(part.images[some].copy())
         if self.settings.codes == "prior":
             return images, model.sample(part.labels[some].copy(), site.rng("samples"))
-        return images, model.decode(model.encode(images))
+        return images, _coded(model).decode(_coded(model).encode(images))
 
     def _which_site(
-        self, model: CodedModel, shares: Mapping[str, Share], rng: torch.Generator, device: str
+        self, model: GeneratorModel, shares: Mapping[str, Share], rng: torch.Generator, device: str
     ) -> dict[str, float]:
         if len(shares) < 2 or min(len(share) for share in shares.values()) < probe.FOLDS:
             return {}
@@ -205,20 +218,20 @@ class Replaying:
             site.cache["replay"] = replay.fill(source, site.lasting_rng("buffer")) if self._buffered else source
         return site.cache["replay"]
 
-    def kept(self, site: Site) -> tuple[CodedModel, dict[str, Share]]:
+    def kept(self, site: Site) -> tuple[GeneratorModel, dict[str, Share]]:
         """The generator and the sites' shares that `take_replay` put into the site's state."""
         groups = _groups(site.state.group("replay"))
         model = self.model(site, groups.pop("generator"))
-        return model, from_groups(groups, model) if groups else {}
+        return model, from_groups(groups, _coded(model)) if groups else {}
 
     @property
     def _buffered(self) -> bool:
         return self.settings.made == "buffer"
 
-    def source(self, model: CodedModel, shares: Mapping[str, Share]) -> replay.Source:
+    def source(self, model: GeneratorModel, shares: Mapping[str, Share]) -> replay.Source:
         """The images of the sites' codes; without codes, samples for labels spread evenly over their public range."""
         if shares:
-            return source_of(shares, model)
+            return source_of(shares, _coded(model))
         return replay.FromSamples(model, even_labels(self.settings.samples, model.target))
 
     def share(self, site: Site, model: CodedModel) -> Share:
@@ -231,7 +244,7 @@ class Replaying:
         """An earlier site's share as the generator codes it now: through the old decoder and the new encoder."""
         return Share(now.encode(before.decode(share.codes)), share.labels, share.masks)
 
-    def model(self, site: Site, state: Tensors | None) -> CodedModel:
+    def model(self, site: Site, state: Tensors | None) -> GeneratorModel:
         """The study's generator at a site, in a given state or as it is in the beginning."""
         channels, size, _ = site.data.train.images.shape[1:]
         bench = site.bench
@@ -243,10 +256,14 @@ class Replaying:
             device=str(bench.device),
             precision="fp32" if at_site.is_private(site, "generator") else bench.precision,
         )
-        assert isinstance(model, CodedModel), "the study check lets only generators with codes pass"
         if state:
             model.load(state)
         return model
+
+
+def _coded(model: GeneratorModel) -> CodedModel:
+    assert isinstance(model, CodedModel), "the study check lets codes be replayed only where the generator has some"
+    return model
 
 
 def _metrics(values: Mapping[str, float]) -> Parcel:
