@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.image_attack import ImageCapability, ImageThreatModel
 from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
 from polyclinic.attacks.scoring import random_other_image
 from polyclinic.errors import BadInput
@@ -154,11 +153,13 @@ def test_the_encoder_is_left_as_it_was():
 
 def test_what_it_needs_is_checked():
     attack = LatentInversion()
-    assert attack.needs == {Capability.ARCHITECTURE, Capability.BATCH_NORM_STATISTICS}
+    assert attack.needs == {Capability.LATENTS, Capability.ARCHITECTURE, Capability.BATCH_NORM_STATISTICS}
+    attack.check(ThreatModel())
+    local = ThreatModel(granted=ThreatModel().granted - {Capability.BATCH_NORM_STATISTICS})
     with pytest.raises(BadInput, match="batch-norm-statistics"):
-        attack.check(ThreatModel())
-    LatentInversion(batch_norm="train").check(ThreatModel())
+        attack.check(local)
+    LatentInversion(batch_norm="train").check(local)
     front, _ = split(network(), "conv1")
-    blind = ImageThreatModel(granted_of_images=frozenset({ImageCapability.GENERATOR}))
+    blind = ThreatModel(granted=ThreatModel().granted - {Capability.LATENTS})
     with pytest.raises(BadInput, match="grant latents"):
         LatentInversion(batch_norm="train").run(torch.zeros(1), front, (1, SIZE, SIZE), threat=blind)

@@ -11,8 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.attack import ThreatModel
-from polyclinic.attacks.image_attack import RECEIVER, ImageCapability, ImageThreatModel
+from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
 from polyclinic.attacks.membership import cross_entropies, lira, log_odds, shadow_memberships
 from polyclinic.attacks.membership_attacks import DiscriminatorScore, LossThreshold, NearestSynthetic, ShadowModels
 from polyclinic.attacks.perceptual import Pixels
@@ -242,13 +241,13 @@ def test_attacks_are_checked_against_the_threat_model():
     with pytest.raises(BadInput, match=r"discriminator with its weights.*grant discriminator"):
         DiscriminatorScore().check(ThreatModel())
     with pytest.raises(BadInput, match="grant similar-images"):
-        ShadowModels().check(ImageThreatModel())
-    generous = ImageThreatModel(granted_of_images=frozenset(ImageCapability))
+        ShadowModels().check(ThreatModel())
+    generous = ThreatModel(granted=frozenset(Capability))
     for attack in (NearestSynthetic(), DiscriminatorScore(), LossThreshold(), ShadowModels()):
         attack.check(generous)
         assert "the attacker has" in str(attack)
-    assert "not the discriminator" in str(ImageThreatModel())
-    assert ImageCapability.DISCRIMINATOR not in RECEIVER
+    assert "not the discriminator" in str(ThreatModel())
+    assert Capability.DISCRIMINATOR not in RECEIVER
 
 
 def test_scorers_that_give_no_number_for_each_image_are_refused():

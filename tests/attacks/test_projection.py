@@ -87,7 +87,7 @@ def test_the_label_is_asked_for():
     found = attack.run(space, bright, Pixels(), labels=torch.tensor([1, 0]))
     assert found.distances[0] < 1e-4
     assert found.distances[1] > 0.2
-    assert attack.needs == {Capability.LABELS}
+    assert attack.needs == {Capability.GENERATOR, Capability.CANDIDATES, Capability.LABELS}
     with pytest.raises(BadInput, match="conditional = false"):
         attack.run(space, bright, Pixels())
     with pytest.raises(BadInput, match="grant labels"):

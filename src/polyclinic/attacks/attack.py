@@ -13,16 +13,23 @@ from polyclinic.settings import Settings
 
 
 class Capability(StrEnum):
-    """Something an attacker may see or know. The value is what a study writes."""
+    """Something an attacker may see, hold or know. The value is what a study writes."""
 
     GRADIENTS = "gradients"
     WEIGHTS = "weights"
+    LATENTS = "latents"
+    GENERATOR = "generator"
+    SYNTHETIC_IMAGES = "synthetic-images"
+    CLASSIFIER = "classifier"
+    DISCRIMINATOR = "discriminator"
+    CANDIDATES = "candidates"
     ARCHITECTURE = "architecture"
     BATCH_SIZE = "batch-size"
     LOCAL_TRAINING = "local-training"
-    LABELS = "labels"
     BATCH_NORM_STATISTICS = "batch-norm-statistics"
+    LABELS = "labels"
     PRIOR = "prior"
+    SIMILAR_IMAGES = "similar-images"
 
     @property
     def words(self) -> str:
@@ -32,30 +39,37 @@ class Capability(StrEnum):
 _WORDS = {
     Capability.GRADIENTS: "the gradients that a site sent",
     Capability.WEIGHTS: "the weights that a site sent, and those it started from",
+    Capability.LATENTS: "the latents or activations that a site sent",
+    Capability.GENERATOR: "the generator with its weights",
+    Capability.SYNTHETIC_IMAGES: "synthetic images",
+    Capability.CLASSIFIER: "the trained model's outputs",
+    Capability.DISCRIMINATOR: "the discriminator with its weights, which no site need ever send",
+    Capability.CANDIDATES: "the images that it asks about",
     Capability.ARCHITECTURE: "the network (weights and loss included)",
     Capability.BATCH_SIZE: "the number of images",
     Capability.LOCAL_TRAINING: "learning rate and number of the site's local steps",
-    Capability.LABELS: "the images' labels",
     Capability.BATCH_NORM_STATISTICS: "the batch-norm statistics that the site computed with",
+    Capability.LABELS: "the images' labels",
     Capability.PRIOR: "images to start from",
+    Capability.SIMILAR_IMAGES: "images of the same kind, to train models of its own",
 }
-_SEEN = (Capability.GRADIENTS, Capability.WEIGHTS)
+#: what an attacker holds in its hands; the rest is what it knows
+_HELD = frozenset(list(Capability)[: list(Capability).index(Capability.ARCHITECTURE)])
+#: what an honest but curious receiver of all parcels has. Candidates belong to the question "was this image among
+#: them?" itself; whoever has a network has the statistics in it
+RECEIVER = frozenset(Capability) - {
+    Capability.DISCRIMINATOR,
+    Capability.LABELS,
+    Capability.PRIOR,
+    Capability.SIMILAR_IMAGES,
+}
 
 
 class ThreatModel(Settings):
-    """What a study grants an attacker. The default is a coordinator that follows the protocol and is curious."""
+    """What a study grants an attacker. The default is a receiver that follows the protocol and is curious."""
 
     granted: frozenset[Capability] = Field(
-        frozenset(
-            {
-                Capability.GRADIENTS,
-                Capability.WEIGHTS,
-                Capability.ARCHITECTURE,
-                Capability.BATCH_SIZE,
-                Capability.LOCAL_TRAINING,
-            }
-        ),
-        description="what the attacker sees and knows: " + ", ".join(Capability),
+        RECEIVER, description="what the attacker sees, holds and knows: " + ", ".join(Capability)
     )
 
     def __str__(self) -> str:
@@ -73,7 +87,7 @@ class Attack(Settings):
     @property
     @abstractmethod
     def needs(self) -> frozenset[Capability]:
-        """What it sees and knows with these settings. Of a parcel, one kind is enough: see `reads`."""
+        """What it sees, holds and knows with these settings. Of a parcel, one kind is enough: see `reads`."""
 
     @property
     @abstractmethod
@@ -86,13 +100,13 @@ class Attack(Settings):
         if missing:
             raise BadInput(
                 f"audit.threat_model: the attack '{self.name}' needs {words_of(missing)}, which is not granted; "
-                f"grant {', '.join(sorted(missing))}, or choose other settings of the attack"
+                f"grant {', '.join(sorted(missing))}, or choose other settings or another attack"
             )
 
     def __str__(self) -> str:
-        seen = words_of(self.needs & frozenset(_SEEN))
-        known = words_of(self.needs - frozenset(_SEEN))
-        return f"{self.name}: the attacker sees {seen}, knows {known}; {self.assumptions}."
+        known = self.needs - _HELD
+        knows = f", knows {words_of(known)}" if known else ""
+        return f"{self.name}: the attacker has {words_of(self.needs & _HELD)}{knows}; {self.assumptions}."
 
 
 def words_of(capabilities: frozenset[Capability]) -> str:

@@ -12,8 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.image_attack import ImageAttack, ImageCapability
+from polyclinic.attacks.attack import Attack, Capability, ThreatModel
 from polyclinic.attacks.image_sets import ORIENTATIONS, Images, as_unit, same_shape
 from polyclinic.attacks.neighbours import Nearest, nearest_of, table
 from polyclinic.attacks.perceptual import Distance, Pixels
@@ -173,7 +172,7 @@ def _authenticity(near: Nearest, within: Tensor) -> float:
     return float((near.distance >= own[near.index]).double().mean())
 
 
-class CopySearch(ImageAttack):
+class CopySearch(Attack):
     """The search as an attack: `CopySearch().run(made, training, held_out)`."""
 
     name: Literal["copies"] = "copies"
@@ -182,11 +181,7 @@ class CopySearch(ImageAttack):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        return frozenset()
-
-    @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.SYNTHETIC_IMAGES, ImageCapability.CANDIDATES})
+        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
 
     @property
     def assumptions(self) -> str:

@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,12 +23,10 @@ from torch.func import vmap
 
 from polyclinic.attacks import initialisation
 from polyclinic.attacks.adam import Adam
-from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.attack import Attack, Capability, ThreatModel
 from polyclinic.attacks.distances import total_variation
-from polyclinic.attacks.image_attack import ImageAttack, ImageCapability
 from polyclinic.attacks.image_sets import digest
 from polyclinic.attacks.networks import ready
-from polyclinic.attacks.objective import Objective
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.attacks.search import search
 from polyclinic.errors import BadInput
@@ -56,7 +54,7 @@ class Inverted:
         return score(found, true, start)
 
 
-class LatentInversion(ImageAttack):
+class LatentInversion(Attack):
     """Settings of the search: `LatentInversion().run(latents, encoder, image_shape)`."""
 
     name: Literal["latent-inversion"] = "latent-inversion"
@@ -77,11 +75,7 @@ class LatentInversion(ImageAttack):
     @property
     def needs(self) -> frozenset[Capability]:
         statistics = {Capability.BATCH_NORM_STATISTICS} if self.batch_norm == "eval" else set()
-        return frozenset({Capability.ARCHITECTURE, *statistics})
-
-    @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.LATENTS})
+        return frozenset({Capability.LATENTS, Capability.ARCHITECTURE, *statistics})
 
     @property
     def assumptions(self) -> str:
@@ -169,8 +163,7 @@ class LatentInversion(ImageAttack):
             decay_at=self.decay_at,
             box=(math.prod(shape), 0.0, 1.0),
         )
-        # `search` asks of its objective no more than ours has: a call, and `keep`
-        found = search(cast(Objective, objective), optimizer)
+        found = search(objective, optimizer)
         images = found.point.reshape(count * size, *image_shape)
         fields = {"loss": found.loss, "evaluations": found.evaluations, "diverged": found.diverged}
         return {"images": images, "start": start.flatten(0, 1), **fields}

@@ -13,8 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.image_attack import ImageAttack, ImageCapability
+from polyclinic.attacks.attack import Attack, Capability, ThreatModel
 from polyclinic.attacks.image_sets import Images, as_unit, same_shape
 from polyclinic.attacks.membership import (
     Scorer,
@@ -51,12 +50,8 @@ class Memberships:
         return Verdict(found.told_apart, because, {**vars(found), "features": self.features})
 
 
-class MembershipAttack(ImageAttack):
+class MembershipAttack(Attack):
     """What all four have in common."""
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset()
 
     def _result(self, scores: Tensor, members: int, features: str = "") -> Memberships:
         inside, outside = scores[:members], scores[members:]
@@ -76,8 +71,8 @@ class NearestSynthetic(MembershipAttack):
     reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator", "codes")
 
     @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.SYNTHETIC_IMAGES, ImageCapability.CANDIDATES})
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
 
     @property
     def assumptions(self) -> str:
@@ -110,8 +105,8 @@ class DiscriminatorScore(MembershipAttack):
     reads: ClassVar[tuple[str, ...]] = ("generator",)
 
     @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.DISCRIMINATOR, ImageCapability.CANDIDATES})
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.DISCRIMINATOR, Capability.CANDIDATES})
 
     @property
     def assumptions(self) -> str:
@@ -141,8 +136,8 @@ class LossThreshold(MembershipAttack):
     reads: ClassVar[tuple[str, ...]] = ("weights",)
 
     @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.CLASSIFIER, ImageCapability.CANDIDATES})
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES})
 
     @property
     def assumptions(self) -> str:
@@ -174,8 +169,8 @@ class ShadowModels(MembershipAttack):
     reads: ClassVar[tuple[str, ...]] = ("weights",)
 
     @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.CLASSIFIER, ImageCapability.CANDIDATES, ImageCapability.SIMILAR_IMAGES})
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES, Capability.SIMILAR_IMAGES})
 
     @property
     def assumptions(self) -> str:

@@ -7,7 +7,7 @@ never saw. So members and held-out images are projected alike, and only the diff
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,12 +15,10 @@ from scipy import stats
 from torch import Tensor
 
 from polyclinic.attacks.adam import Adam
-from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.image_attack import ImageAttack, ImageCapability
+from polyclinic.attacks.attack import Attack, Capability, ThreatModel
 from polyclinic.attacks.image_sets import Images, as_unit, same_shape
 from polyclinic.attacks.latent_space import LatentSpace
 from polyclinic.attacks.neighbours import squared_distances
-from polyclinic.attacks.objective import Objective
 from polyclinic.attacks.perceptual import Distance, embed_all
 from polyclinic.attacks.roc import Separation, separation
 from polyclinic.attacks.search import search
@@ -76,7 +74,7 @@ class Projections:
         return Verdict(leak, because, evidence)
 
 
-class Projection(ImageAttack):
+class Projection(Attack):
     """Settings of the search: `Projection().compare(space, members, held_out, distance)`."""
 
     name: Literal["projection"] = "projection"
@@ -92,11 +90,8 @@ class Projection(ImageAttack):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.LABELS}) if self.conditional else frozenset()
-
-    @property
-    def sees(self) -> frozenset[ImageCapability]:
-        return frozenset({ImageCapability.GENERATOR, ImageCapability.CANDIDATES})
+        held = {Capability.GENERATOR, Capability.CANDIDATES}
+        return frozenset(held | {Capability.LABELS} if self.conditional else held)
 
     @property
     def assumptions(self) -> str:
@@ -168,7 +163,7 @@ class Projection(ImageAttack):
         objective = ProjectionObjective(space, wanted, labels, distance)
         at_start = objective(start)[0]
         optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
-        found = search(cast(Objective, objective), optimizer)  # which asks for no more than a call and `keep`
+        found = search(objective, optimizer)
         with torch.no_grad():
             images = space.images(found.point, labels).clamp(0, 1)
         return {"images": images, "distances": found.loss, "at_start": at_start}
