@@ -3,9 +3,16 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
+from polyclinic.generators.dcgan import DCGAN, WassersteinGAN
+from polyclinic.generators.gan import VanillaGAN
 from polyclinic.generators.generator import CodedModel, Codes, Generator, GeneratorModel, Progress
 from polyclinic.generators.vqvae2 import VQVAE2
 
-GENERATORS: dict[str, type[Generator]] = {"vqvae2": VQVAE2}
+GENERATORS: dict[str, type[Generator]] = {
+    "vqvae2": VQVAE2,
+    "gan": VanillaGAN,
+    "dcgan": DCGAN,
+    "wgan-gp": WassersteinGAN,
+}
 
 __all__ = ["GENERATORS", "CodedModel", "Codes", "Generator", "GeneratorModel", "Progress"]

@@ -1,0 +1,237 @@
+"""The networks of a GAN: a generator and a discriminator, of dense layers (the first GAN) or convolutions (DCGAN).
+
+Images lie in [-1, 1] here. No forward pass changes a buffer, except batch norm in the generator: so the same code works
+under `torch.func.vmap`, where many owners' networks of one shape train as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.models.norms import norm_layer
+from polyclinic.tasks import Target
+
+#: how a label enters a discriminator: not at all, as one more channel of the image (Mirza and Osindero 2014), or by the
+#: product of its vector and the image's features (Miyato and Koyama 2018)
+Condition = Literal["none", "plane", "projection"]
+Architecture = Literal["dense", "convolutions"]
+#: what keeps a discriminator smooth
+DiscriminatorNorm = Literal["spectral", "group", "none"]
+
+SMALLEST_SIDE = 4  # of a feature map
+SLOPE = 0.2
+
+
+class Shape(NamedTuple):
+    """What images look like, and how large the networks for them are."""
+
+    channels: int
+    size: int
+    target: Target
+    width: int
+    latent: int
+
+
+# --- layers -------------------------------------------------------------------------------------------
+
+
+class Spectral(nn.Module):
+    """A layer whose weight is divided by its largest singular value (Miyato et al. 2018).
+
+    The singular vectors are an estimate that only `refine` moves, once for every step of the discriminator.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        self.layer = layer
+        rows, columns = layer.weight.flatten(1).shape
+        self.register_buffer("left", F.normalize(torch.randn(rows), dim=0))
+        self.register_buffer("right", F.normalize(torch.randn(columns), dim=0))
+        self.register_buffer("unrefined", torch.tensor(True))  # a first estimate takes many turns
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.weight
+        sigma = torch.dot(self.left, torch.mv(weight.flatten(1), self.right))
+        if isinstance(self.layer, nn.Conv2d):
+            kernel, layer = weight / sigma, self.layer
+            return F.conv2d(inputs, kernel, layer.bias, layer.stride, layer.padding)
+        return F.linear(inputs, weight / sigma, self.layer.bias)
+
+
+FIRST_TURNS = 15
+
+
+@torch.no_grad()
+def refine(module: nn.Module, tensors: dict[str, Tensor] | None = None) -> None:
+    """One turn of power iteration for every spectral layer; `tensors` are those of many stacked networks, by name."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, Spectral):
+            found = tensors or dict(module.named_parameters()) | dict(module.named_buffers())
+            at = f"{path}." if path else ""
+            weight = found[f"{at}layer.weight"]
+            left, right = found[f"{at}left"], found[f"{at}right"]
+            matrix = weight.reshape(*left.shape, -1)
+            fresh = found[f"{at}unrefined"]
+            for _ in range(FIRST_TURNS if bool(fresh.any()) else 1):
+                right.copy_(F.normalize(torch.einsum("...rc,...r->...c", matrix, left), dim=-1))
+                left.copy_(F.normalize(torch.einsum("...rc,...c->...r", matrix, right), dim=-1))
+            fresh.fill_(False)
+
+
+def _discriminating(layer: nn.Linear | nn.Conv2d, norm: DiscriminatorNorm) -> nn.Module:
+    """A hidden layer of a discriminator with its norm."""
+    if norm == "spectral":
+        return Spectral(layer)
+    if norm == "none":
+        return layer
+    wide = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+    return nn.Sequential(layer, norm_layer("group", wide))
+
+
+def doublings(size: int) -> tuple[int, int]:
+    """The side of the smallest feature map, and how often it doubles to reach `size` or a little more."""
+    times = max(1, math.ceil(math.log2(size / SMALLEST_SIDE)))
+    return -(-size // 2**times), times
+
+
+# --- dense --------------------------------------------------------------------------------------------
+
+
+class DenseGenerator(nn.Module):
+    """Noise [B, latent] and labels [B] to images [B, C, H, W], through two hidden layers."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.out = (shape.channels, shape.size, shape.size)
+        self.label = LabelEmbedding(shape.target, shape.latent)
+        wide = 8 * shape.width
+        self.body = nn.Sequential(
+            nn.Linear(2 * shape.latent, wide),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(wide, 2 * wide),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(2 * wide, math.prod(self.out)),
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        made = self.body(torch.cat([noise, self.label(labels)], 1))
+        return torch.tanh(made.float()).reshape(-1, *self.out)
+
+
+class DenseDiscriminator(nn.Module):
+    """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound."""
+
+    def __init__(self, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int) -> None:
+        super().__init__()
+        self.condition, self.outputs = condition, outputs
+        pixels, wide = shape.channels * shape.size**2, 8 * shape.width
+        known = shape.latent if condition == "plane" else 0
+        self.body = nn.Sequential(
+            _discriminating(nn.Linear(pixels + known, 2 * wide), norm),
+            nn.LeakyReLU(SLOPE),
+            _discriminating(nn.Linear(2 * wide, wide), norm),
+            nn.LeakyReLU(SLOPE),
+        )
+        self.head = nn.Linear(wide, outputs)
+        if condition != "none":
+            self.label = LabelEmbedding(shape.target, known or wide)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        rows = images.flatten(1)
+        if self.condition == "plane":
+            rows = torch.cat([rows, self.label(labels)], 1)
+        features = self.body(rows)
+        scores = self.head(features)
+        if self.condition == "projection":
+            scores = scores + (features * self.label(labels)).sum(1, keepdim=True)
+        return scores.float()
+
+
+# --- convolutions -------------------------------------------------------------------------------------
+
+
+class ConvGenerator(nn.Module):
+    """Noise [B, latent] and labels [B] to images [B, C, H, W], through transposed convolutions."""
+
+    def __init__(self, shape: Shape, norm: Literal["batch", "group"]) -> None:
+        super().__init__()
+        self.size = shape.size
+        side, times = doublings(shape.size)
+        widths = [shape.width * min(2**k, 8) for k in reversed(range(times))]
+        self.first = (widths[0], side, side)
+        self.label = LabelEmbedding(shape.target, shape.latent)
+        self.start = nn.Linear(2 * shape.latent, math.prod(self.first))
+        layers: list[nn.Module] = [norm_layer(norm, widths[0]), nn.ReLU()]
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False), norm_layer(norm, after), nn.ReLU()]
+        layers.append(nn.ConvTranspose2d(widths[-1], shape.channels, 4, 2, 1))
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        first = self.start(torch.cat([noise, self.label(labels)], 1)).reshape(-1, *self.first)
+        made = self.body(first)[..., : self.size, : self.size]
+        return torch.tanh(made.float())
+
+
+class ConvDiscriminator(nn.Module):
+    """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound."""
+
+    def __init__(self, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int) -> None:
+        super().__init__()
+        self.condition, self.outputs = condition, outputs
+        side, times = doublings(shape.size)
+        self.missing = side * 2**times - shape.size
+        self.whole = side * 2**times
+        widths = [shape.width * min(2**k, 8) for k in range(times)]
+        layers: list[nn.Module] = []
+        before = shape.channels + (condition == "plane")
+        for place, after in enumerate(widths):
+            wanted = "none" if norm == "group" and place == 0 else norm  # the first one sees pixels as they are
+            layers += [_discriminating(nn.Conv2d(before, after, 4, 2, 1), wanted), nn.LeakyReLU(SLOPE)]
+            before = after
+        self.body = nn.Sequential(*layers)
+        features = widths[-1] * side**2
+        self.head = _head(nn.Linear(features, outputs), norm)
+        if condition != "none":
+            self.label = LabelEmbedding(shape.target, self.whole**2 if condition == "plane" else widths[-1])
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        if self.missing:
+            images = F.pad(images, (0, self.missing, 0, self.missing), mode="replicate")
+        if self.condition == "plane":
+            plane = self.label(labels).reshape(-1, 1, self.whole, self.whole)
+            images = torch.cat([images, plane.to(images.dtype)], 1)
+        features = self.body(images)
+        scores = self.head(features.flatten(1))
+        if self.condition == "projection":
+            scores = scores + (features.mean((2, 3)) * self.label(labels)).sum(1, keepdim=True)
+        return scores.float()
+
+
+def _head(layer: nn.Linear, norm: DiscriminatorNorm) -> nn.Module:
+    return Spectral(layer) if norm == "spectral" else layer
+
+
+# --- both ---------------------------------------------------------------------------------------------
+
+
+def generator_network(architecture: Architecture, shape: Shape, norm: Literal["batch", "group"]) -> nn.Module:
+    return DenseGenerator(shape) if architecture == "dense" else ConvGenerator(shape, norm)
+
+
+def discriminator_network(
+    architecture: Architecture, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int = 1
+) -> nn.Module:
+    """With more than one output it tells owners apart, and is otherwise the same network."""
+    kind = DenseDiscriminator if architecture == "dense" else ConvDiscriminator
+    return kind(shape, condition, norm, outputs)
