@@ -21,7 +21,10 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.parcel import KINDS
 from polyclinic.generators import GENERATORS, Generator
+from polyclinic.generators.dcgan import DCGAN
+from polyclinic.generators.gan import GAN
 from polyclinic.generators.generator import SMALLEST_IMAGE
+from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2 import VQVAE2
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.replay import Replay
@@ -37,6 +40,9 @@ class Model(Settings):
     """The `[model]` table: the network, and what of it stays at the sites."""
 
     backbone: str = Field("small-cnn", description=f"the network: {', '.join(BACKBONES)}")
+    backbones: dict[str, str] = Field(
+        {}, description='networks of sites that have another one: { north = "resnet18" }; where models are not averaged'
+    )
     norm: Literal[*NORMS] = Field("batch", description="batch or group normalisation")  # type: ignore[valid-type]
     cut: str | None = Field(None, description="the layer after which a method may split the network")
     batch_norm: Literal["average", "local"] = Field(
@@ -60,10 +66,14 @@ class Evaluation(Settings):
 class EngineTable(Settings):
     """The `[engine]` table: where the work runs, and what happens when a site fails."""
 
-    name: Literal["in-process"] = Field("in-process", description="what carries calls to sites")
+    name: Literal["in-process", "ray"] = Field("in-process", description="what carries calls to sites")
     workers: int | Literal["auto"] = Field(
         "auto",
-        description="worker processes for sites that train at the same time; auto takes more where it pays",
+        description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays",
+    )
+    address: str | None = Field(None, description="ray: address of a cluster to join; without one, Ray starts here")
+    gpus: float | None = Field(
+        None, ge=0, le=64, description="ray: GPUs that an actor takes, such as 0.5; a quarter on a GPU if not given"
     )
     threads: int = Field(1, ge=1, description="threads a site computes with; part of the result's last bits")
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")
@@ -108,6 +118,7 @@ class Study(Settings):
     method: SerializeAsAny[Method]
     replay: Replay | None = None
     generator: SerializeAsAny[Generator] = Field(default_factory=VQVAE2)
+    tuning: PrivateTuning | None = None
     privacy: Privacy | None = None
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineTable = Field(default_factory=EngineTable)
@@ -121,6 +132,11 @@ class Study(Settings):
         tables = {name: _table(name, value) for name, value in given.items()}
         if getattr(tables.get("method"), "replays", False):  # cwt-replay is cwt with the table [replay]
             tables.setdefault("replay", Replay())
+        method = tables.get("method")
+        if isinstance(method, Method) and method.needs_generator():
+            tables.setdefault("generator", DCGAN())
+            if isinstance(tables["generator"], GAN):
+                tables.setdefault("tuning", PrivateTuning())
         return tables
 
     @model_validator(mode="after")
@@ -128,6 +144,7 @@ class Study(Settings):
         check_task(self)
         check_model(self)
         check_replay(self)
+        check_tuning(self)
         check_privacy(self)
         return self
 
@@ -163,6 +180,7 @@ PLAIN: dict[str, type[Settings]] = {
     "model": Model,
     "optimizer": Optimizer,
     "replay": Replay,
+    "tuning": PrivateTuning,
     "privacy": Privacy,
     "evaluation": Evaluation,
     "engine": EngineTable,
@@ -296,6 +314,13 @@ def check_task(study: Study) -> None:
     if BACKBONES[study.model.backbone].dense != study.task.dense:
         fitting = ", ".join(name for name, kind in BACKBONES.items() if kind.dense == study.task.dense)
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {fitting}")
+    for site, backbone in study.model.backbones.items():
+        if not method.mixes_backbones:
+            can = ", ".join(name for name, kind in METHODS.items() if kind.mixes_backbones)
+            raise BadInput(f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}")
+        if backbone not in BACKBONES or BACKBONES[backbone].dense != study.task.dense:
+            fitting = ", ".join(name for name, kind in BACKBONES.items() if kind.dense == study.task.dense)
+            raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {fitting}")
     method.check_task(task)
 
 
@@ -332,6 +357,18 @@ def check_replay(study: Study) -> None:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
     if study.data.size < SMALLEST_IMAGE:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
+
+
+def check_tuning(study: Study) -> None:
+    """BadInput if the study wants a generator trained in phases that cannot be, or that nobody trains."""
+    if study.method.needs_generator() and study.data.size < SMALLEST_IMAGE:
+        raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
+    if study.tuning is None or not study.tuning.on:
+        return
+    if not study.method.needs_generator():
+        raise BadInput(f"tuning: '{study.method.name}' trains no generator that way; take the table out")
+    if not isinstance(study.generator, GAN):
+        raise BadInput(f"tuning: '{study.generator.name}' is no GAN; set tuning.on = false, or choose a GAN")
 
 
 def check_privacy(study: Study) -> None:

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from polyclinic.engines.in_process import AHEAD, InProcess
+from polyclinic.engines.in_process import InProcess
+from polyclinic.engines.lanes import AHEAD
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.site import SitePosition
 

@@ -22,7 +22,8 @@ def run(
         None, help="The run folder.  [default: runs/<method>-seed<seed>]", show_default=False
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run that was begun in the folder."),
-    engine: str | None = typer.Option(None, help="What carries calls to sites: in-process.", show_default=False),
+    engine: str | None = typer.Option(None, help="What carries calls to sites: in-process or ray.", show_default=False),
+    address: str | None = typer.Option(None, help="A Ray cluster to run on, with --engine ray.", show_default=False),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON, and nothing else on stdout."),
 ) -> None:
@@ -31,7 +32,7 @@ def run(
     from polyclinic.recorder import Display
     from polyclinic.run import run as run_study
 
-    sets = [*sets, f"engine.name={engine}"] if engine else sets
+    sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
     chosen = read_study(study, sets, out if resume else None)
     display = Display() if quiet or as_json else RunDisplay()
     try:

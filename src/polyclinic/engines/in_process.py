@@ -6,25 +6,20 @@ with addresses, and never sees another site's numbers.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
-from polyclinic.engines.worker_process import WorkerProcess, reason_of
+from polyclinic.engines.lanes import Lanes, Worker
+from polyclinic.engines.worker_process import cores, reason_of
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.site import SiteHost, SitePosition
 
 #: with `workers = "auto"`: seconds of parallel work after which worker processes are worth their start
 PAYS_AFTER = 8.0
-#: calls a worker process may be ahead of whoever takes the answers: enough to keep it busy, few to hold in memory
-AHEAD = 2
 
 
-class InProcess:
+class InProcess(Lanes):
     """Runs calls one after the other here, or at the same time in worker processes."""
 
     simulation = True
@@ -33,7 +28,7 @@ class InProcess:
         self,
         host: SiteHost,
         sites: tuple[str, ...],
-        start_worker: Callable[[], WorkerProcess],
+        start_worker: Callable[[], Worker],
         *,
         workers: int | Literal["auto"] = "auto",
         threads: int = 1,
@@ -41,17 +36,11 @@ class InProcess:
         may_grow: bool = True,
     ) -> None:
         self.host = host
-        self.sites = sites
-        self.start_worker = start_worker
-        self.deadline = deadline
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.most = min(len(sites), max(1, cores // threads)) if workers == "auto" else min(workers, len(sites))
+        self.most = min(len(sites), max(1, cores() // threads)) if workers == "auto" else min(workers, len(sites))
         self.grows = workers == "auto" and may_grow and self.most > 1
-        self._pool: list[WorkerProcess | None] = []
-        self._positions: dict[str, SitePosition] = {}
         self._busy_seconds = 0.0
-        if deadline is not None or (workers != "auto" and self.most > 1):
-            self._pool = [None] * self.most
+        at_once = deadline is not None or (workers != "auto" and self.most > 1)
+        super().__init__(sites, start_worker, lanes=self.most if at_once else 0, deadline=deadline)
 
     def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         self._consider_growing(calls)
@@ -67,12 +56,6 @@ class InProcess:
         self._positions = dict(positions)
         self.host.restore(positions)
         self.close()
-
-    def close(self) -> None:
-        for lane in range(len(self._pool)):
-            self._end(lane)
-
-    # --- in this process --------------------------------------------------------------------------
 
     def _call_in_turn(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         for call in calls:
@@ -95,50 +78,3 @@ class InProcess:
                 return
             self._positions = self.host.checkpoint()
             self._pool = [None] * self.most
-
-    # --- in worker processes ----------------------------------------------------------------------
-
-    def _call_workers(self, calls: list[Call]) -> Iterator[Reply | Failure]:
-        """A site always works in the same process; the processes work at the same time, a little ahead."""
-        waiting: dict[int, deque[Call]] = {}
-        for call in calls:
-            waiting.setdefault(self._lane(call.site), deque()).append(call)
-        begun: dict[int, deque[Future[Reply | Failure]]] = {lane: deque() for lane in waiting}
-        with contextlib.ExitStack() as stack:
-            threads = {lane: stack.enter_context(ThreadPoolExecutor(1)) for lane in waiting}
-
-            def begin(lane: int) -> None:
-                if waiting[lane]:
-                    begun[lane].append(threads[lane].submit(self._call_worker, lane, waiting[lane].popleft()))
-
-            for lane in list(waiting) * AHEAD:
-                begin(lane)
-            for call in calls:
-                lane = self._lane(call.site)
-                yield begun[lane].popleft().result()
-                begin(lane)
-
-    def _lane(self, site: str) -> int:
-        return self.sites.index(site) % len(self._pool)
-
-    def _call_worker(self, lane: int, call: Call) -> Reply | Failure:
-        try:
-            worker = self._pool[lane] or self._start(lane)
-            answer, position = worker.call(call, self.deadline)
-        except Exception as error:  # it hangs, died, or answers with nonsense: its sites start from disk again
-            self._end(lane)
-            return Failure(call.site, call.operation, reason_of(error))
-        if position is not None:
-            self._positions[call.site] = position
-        return answer
-
-    def _start(self, lane: int) -> WorkerProcess:
-        worker = self._pool[lane] = self.start_worker()
-        mine = self.sites[lane :: len(self._pool)]
-        worker.restore({site: self._positions[site] for site in mine if site in self._positions})
-        return worker
-
-    def _end(self, lane: int) -> None:
-        worker, self._pool[lane] = self._pool[lane], None
-        if worker is not None:
-            worker.kill()

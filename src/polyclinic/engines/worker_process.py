@@ -29,6 +29,11 @@ def reason_of(error: BaseException) -> str:
     return text if type(error).__module__.startswith("polyclinic") and text else f"{type(error).__name__}: {text}"
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class WorkerGone(Exception):  # noqa: N818
     """The worker hung past its deadline or died."""
 

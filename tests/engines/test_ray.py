@@ -1,0 +1,158 @@
+"""The Ray engine: same weights as in one process, faults as there, and nothing left running."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty_method import FAULTY, register
+from run_folders import assert_same_run, result
+
+from polyclinic import assembly
+from polyclinic.cli import run_app
+from polyclinic.engines.ray import Share
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.methods import METHODS
+from polyclinic.run import run
+from polyclinic.study import load_study
+
+ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
+
+REAL_HOST = assembly.host_from
+
+
+def faulty_host(order):
+    """In an actor: the host of a method that exists in tests only."""
+    register()
+    return REAL_HOST(order)
+
+
+@pytest.fixture(scope="module")
+def running():
+    """One small Ray for all tests of this file, so that each need not start its own."""
+    here = str(Path(__file__).parents[1])
+    environment = {"PYTHONPATH": os.pathsep.join([here, str(Path(__file__).parent), *sys.path])}
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=96 * 2**20,
+        log_to_driver=False,
+        runtime_env={"env_vars": environment},
+    )
+    yield
+    ray.shutdown()
+
+
+def on_ray(study, **engine):
+    return study.with_settings({"engine.name": "ray", **{f"engine.{name}": value for name, value in engine.items()}})
+
+
+CASES = {
+    "fedavg": {},
+    "cwt": {},
+    "splitnn": {"local_steps": 2},
+    "fedreplay": {},
+}
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_same_run_as_in_one_process(tiny, undisturbed, running, tmp_path, method):
+    study = tiny(method, rounds=2, **CASES[method])
+    run(on_ray(study), tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+def test_many_sites_take_turns_in_few_actors(tiny, undisturbed, running, tmp_path):
+    """Twelve sites with batch-norm layers of their own, in two actors: what a site keeps is still there in its turn."""
+    few = {"sites.count": 12, "data.samples": 192, "model.backbone": "small-cnn", "data.validation": 0.0}
+    study = tiny("fedbn", few, rounds=2, local_steps=1)
+    run(on_ray(study, workers=2), tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+@pytest.fixture
+def trouble(tmp_path, monkeypatch):
+    for name, method in FAULTY.items():
+        monkeypatch.setitem(METHODS, name, method)
+    monkeypatch.setattr(assembly, "host_from", faulty_host)
+    (tmp_path / "trouble").mkdir()
+    return tmp_path / "trouble"
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("raise", "RuntimeError: the scanner is on fire"),
+        ("die", "the site's process died"),
+        ("hang", "no answer within the deadline (engine.deadline)"),
+    ],
+)
+def test_a_failed_site_is_left_out_until_the_next_round(tiny, running, trouble, tmp_path, what, reason):
+    (trouble / "site-2-2").write_text(what)
+    study = tiny("faulty", trouble=str(trouble))
+    run(on_ray(study, workers=2, **({"deadline": 5.0} if what == "hang" else {})), tmp_path / "run")
+    (failure,) = result(tmp_path / "run")["failures"]
+    assert (failure["round"], failure["site"]) == (2, "site-2")
+    assert failure["reason"].startswith(reason)
+
+    (trouble / "site-2-2").write_text("raise")  # which reason it was changes no number
+    run(study, tmp_path / "here")
+    assert result(tmp_path / "run")["weights_sha256"] == result(tmp_path / "here")["weights_sha256"]
+
+
+def test_a_stopped_run_is_resumed_by_another_engine(tiny, running, trouble, tmp_path):
+    study = tiny("faulty", {"engine.on_failure": "stop"}, trouble=str(trouble))
+    (trouble / "site-3-2").write_text("die")
+    with pytest.raises(WorkFailed, match="site 'site-3' failed in round 2"):
+        run(on_ray(study), tmp_path / "run")
+    (trouble / "site-3-2").unlink()
+    run(study, tmp_path / "run", resume=True)
+    run(study, tmp_path / "undisturbed")
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+
+
+def test_a_machine_without_the_folders_is_named(tiny, running, tmp_path, monkeypatch):
+    """As on a cluster whose machines do not share a disk."""
+    monkeypatch.setattr(assembly.Assembly, "order", '{"parts": "/nowhere/parts"}')
+    with pytest.raises(WorkFailed, match="does not see '/nowhere/parts'"):
+        run(on_ray(tiny("fedavg", rounds=1), workers=1, on_failure="stop"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("share", "resources", "actors"),
+    [
+        (Share(), {"CPU": 2.0}, 2),
+        (Share("auto", 4), {"CPU": 16.0}, 4),
+        (Share(3), {"CPU": 16.0}, 3),
+        (Share(40), {"CPU": 16.0}, 16),
+        (Share("auto", 1, 0.25), {"CPU": 64.0, "GPU": 2.0}, 8),
+        (Share("auto", 1, 2.0), {"CPU": 64.0, "GPU": 8.0}, 4),
+        (Share(), {"CPU": 500.0}, 100),
+    ],
+)
+def test_actors_fit_onto_the_machines(share, resources, actors):
+    assert share.actors_for(100, resources) == actors
+
+
+def test_an_actor_that_fits_nowhere_is_refused():
+    with pytest.raises(BadInput, match=r"engine\.gpus"):
+        Share("auto", 1, 0.5).actors_for(3, {"CPU": 8.0})
+
+
+def test_from_the_command_line_ray_is_started_and_ended(tiny, undisturbed, tmp_path):
+    ray.shutdown()
+    (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+    code = run_app(["run", str(tmp_path / "study.toml"), "--engine", "ray", "--out", str(tmp_path / "run"), "--quiet"])
+    assert code == 0
+    assert_same_run(tmp_path / "run", undisturbed(tiny("fedavg", rounds=1)).folder)
+    assert load_study(tmp_path / "run" / "study.toml").engine.name == "ray"
+    children = [child.name() for child in psutil.Process().children(recursive=True)]
+    assert not [name for name in children if "ray" in name], children
+
+
+def test_an_address_where_nobody_answers_is_bad_input(tiny, tmp_path, capsys):
+    (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+    flags = ["--engine", "ray", "--address", "127.0.0.1:1", "--out", str(tmp_path / "run"), "--quiet"]
+    assert run_app(["run", str(tmp_path / "study.toml"), *flags]) == 2
+    assert "engine.address: no Ray cluster answers at '127.0.0.1:1'" in capsys.readouterr().err
