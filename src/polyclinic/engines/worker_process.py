@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
@@ -59,11 +59,21 @@ class WorkerProcess:
 
     def call(self, call: Call, deadline: float | None) -> tuple[Reply | Failure, SitePosition | None]:
         """The answer to a call and where the site stands after it; WorkerGone if there is none in time."""
-        header, blobs = self._exchange({"do": "call"}, [call.to_bytes()], deadline)
+        header, reply = self.exchange_call(call.to_bytes(), deadline)
         position = SitePosition(*header["position"]) if header["position"] else None
         if header["failed"] is not None:
             return Failure(call.site, call.operation, header["failed"]), position
-        return Reply.from_bytes(blobs[0]), position
+        return Reply.from_bytes(reply), position
+
+    def exchange_call(
+        self, call: bytes, deadline: float | None, durable: Mapping[str, Sequence[int]] | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """The same for who only passes the bytes on: `failed` (None or why), `position`, and the reply's bytes.
+
+        `durable`: positions of sites in a checkpoint that is durable, older states than which may be forgotten.
+        """
+        header, blobs = self._exchange({"do": "call", "durable": durable or {}}, [call], deadline)
+        return header, blobs[0] if blobs else b""
 
     def restore(self, positions: Mapping[str, SitePosition]) -> None:
         """Tell a worker where its sites stand; also waits until it has started."""
@@ -151,6 +161,7 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes]) -> bytes
         host.restore({name: SitePosition(*position) for name, position in header["positions"].items()})
         return pack({}, [])
     try:
+        host.drop_old_versions({name: SitePosition(*position) for name, position in header["durable"].items()})
         call = Call.from_bytes(blobs[0])
         reply = host.handle(call)
         position = host.save(call.site)

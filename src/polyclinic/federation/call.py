@@ -30,6 +30,10 @@ class Call:
     to: str = COORDINATOR
 
     def to_bytes(self) -> bytes:
+        return b"".join(self.parts())
+
+    def parts(self) -> list[bytes]:
+        """The bytes of the call before they are joined: those of a parcel are the same for all who receive it."""
         header = {
             "site": self.site,
             "operation": self.operation,
@@ -38,7 +42,7 @@ class Call:
             "to": self.to,
             "parcels": list(self.parcels),
         }
-        return pack(header, [p.encoded for p in self.parcels.values()])
+        return pack_parts(header, [p.encoded for p in self.parcels.values()])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Call:
@@ -101,8 +105,13 @@ class Failure:
 
 def pack(header: Mapping[str, Any], blobs: list[bytes]) -> bytes:
     """One byte string: length of the header, header with the blobs' lengths, blobs."""
+    return b"".join(pack_parts(header, blobs))
+
+
+def pack_parts(header: Mapping[str, Any], blobs: list[bytes]) -> list[bytes]:
+    """What `pack` joins."""
     text = json.dumps({"header": dict(header), "lengths": [len(b) for b in blobs]}).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *blobs])
+    return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:

@@ -1,0 +1,170 @@
+"""The coordinator's end of the wire: an engine whose sites are reached by messages."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from polyclinic.engines.nvflare.wire import PATIENCE, PIECE, pieces
+from polyclinic.engines.worker_process import reason_of
+from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
+from polyclinic.federation.site import SitePosition
+
+#: sends `(what, payload)` to a site and gives what came back within `timeout` seconds; TimeoutError if nothing did
+Send = Callable[[str, bytes, float], bytes]
+#: large messages under way at once: each is in memory a few times over
+AT_ONCE = 4
+#: seconds for a site that was lost to show that it is back
+SHORT = 5.0
+#: seconds between attempts to reach a site
+PAUSE = 1.0
+
+
+class SiteLost(Exception):  # noqa: N818
+    """A site that gives no sign of life."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long sites are waited for, in seconds. `deadline`: for one operation; `silence`: for a sign of life."""
+
+    deadline: float | None = None
+    silence: float = 60.0
+
+
+class NVFlare:
+    """Sends calls to sites. A site that is lost is asked for a sign of life before it gets another call."""
+
+    def __init__(
+        self, sites: Mapping[str, Send | None], *, patience: Patience, simulation: bool, durable: Callable[[], None]
+    ) -> None:
+        """`sites`: how to reach each, None for one that is absent. `durable` is called when a checkpoint is."""
+        self.simulation = simulation
+        self.lost: set[str] = {site for site, send in sites.items() if send is None}
+        self._sites = sites
+        self._patience = patience
+        self._when_durable = durable
+        self._positions: dict[str, SitePosition] = {}
+        self._durable: dict[str, SitePosition] = {}
+        self._large = threading.Semaphore(AT_ONCE)
+
+    def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
+        """All sites work at once; their answers are fetched one after the other, as they are taken."""
+        with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
+            begun = [pool.submit(self._run, call) for call in calls]
+            for call, future in zip(calls, begun, strict=True):
+                yield self._finish(call, *future.result())
+
+    def checkpoint(self) -> dict[str, SitePosition]:
+        return dict(self._positions)
+
+    def prune(self, positions: dict[str, SitePosition]) -> None:
+        self._durable = dict(positions)  # the sites hear of it with their next call
+        self._when_durable()
+
+    def restore(self, positions: dict[str, SitePosition]) -> None:
+        self._positions = dict(positions)  # a site that stands elsewhere goes there with its next call
+        self._durable = {}
+
+    def close(self) -> None:
+        """Nothing: what reaches the sites belongs to who made the engine."""
+
+    # --- one call -----------------------------------------------------------------------------------
+
+    def _run(self, call: Call) -> tuple[str, dict[str, Any], list[bytes]]:
+        """Have a site work on a call until it is done: the call's name and what the site said of it."""
+        name = uuid.uuid4().hex
+        try:
+            return (name, *self._until_done(name, call))
+        except Exception as error:
+            return name, {"failed": reason_of(error), "position": None}, []
+
+    def _until_done(self, name: str, call: Call) -> tuple[dict[str, Any], list[bytes]]:
+        self._look_for(call.site)
+        deadline = self._patience.deadline
+        until = None if deadline is None else time.monotonic() + deadline + PATIENCE
+        said, blobs = self._send_call(name, call)
+        while said["state"] == "working":
+            if until is not None and time.monotonic() > until:
+                raise SiteLost("no answer within the deadline (engine.deadline)")
+            said, blobs = self._message(call.site, "wait", {"call": name})
+        return said, blobs
+
+    def _look_for(self, site: str) -> None:
+        """SiteLost if the site was lost and still is."""
+        if self._sites[site] is None:
+            raise SiteLost("is not connected")
+        if site in self.lost:
+            self._message(site, "ping", {}, within=min(SHORT, self._patience.silence))
+            self.lost.discard(site)
+
+    def _send_call(self, name: str, call: Call) -> tuple[dict[str, Any], list[bytes]]:
+        position = self._positions.get(call.site, SitePosition())
+        header = {
+            "call": name,
+            "pieces": 0,
+            "position": position,
+            "durable": self._durable.pop(call.site, None),
+            "deadline": self._patience.deadline,
+        }
+        parts = call.parts()
+        if sum(map(len, parts)) <= PIECE:
+            return self._message(call.site, "run", header, [b"".join(parts)])
+        for index, piece in enumerate(pieces(parts)):
+            with self._large:
+                self._message(call.site, "piece", {"call": name, "index": index}, [piece])
+            header["pieces"] = index + 1
+        return self._message(call.site, "run", header)
+
+    def _finish(self, call: Call, name: str, said: dict[str, Any], blobs: list[bytes]) -> Reply | Failure:
+        """The answer, its bytes fetched if they did not come at once."""
+        try:
+            if said["failed"] is None:
+                reply = Reply.from_bytes(blobs[0] if said["whole"] else self._fetch(call.site, name, said["size"]))
+                self._positions[call.site] = SitePosition(*said["position"])
+                return reply
+            reason = said["failed"]
+        except Exception as error:
+            reason = reason_of(error)
+        return Failure(call.site, call.operation, reason)
+
+    def _fetch(self, site: str, name: str, size: int) -> bytes:
+        came: list[bytes] = []
+        missing = size
+        while missing:
+            _, [piece] = self._message(site, "take", {"call": name, "offset": size - missing})
+            if not piece:
+                raise SiteLost(f"sent {size - missing} of {size} bytes")
+            came.append(piece)
+            missing -= len(piece)
+        return b"".join(came)
+
+    def _message(
+        self,
+        site: str,
+        what: str,
+        header: dict[str, Any],
+        blobs: list[bytes] | None = None,
+        within: float | None = None,
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """One message and its answer; SiteLost once there has been none for too long, and the site counts as lost.
+
+        A message that was lost is sent again: a site does nothing twice.
+        """
+        send, payload = self._sites[site], pack(header, blobs or [])
+        assert send is not None
+        until = time.monotonic() + (within or self._patience.silence)
+        while True:
+            try:
+                return unpack(send(what, payload, within or PATIENCE + self._patience.silence))
+            except TimeoutError as error:
+                if time.monotonic() + PAUSE > until:
+                    self.lost.add(site)
+                    silence = f"engine.silence = {self._patience.silence:g}"
+                    raise SiteLost(f"gives no sign of life ({error}; {silence})") from None
+                time.sleep(PAUSE)

@@ -1,0 +1,55 @@
+"""What NVFlare is told: a job with two components of the installed package, and no code of its own.
+
+A job without code needs no right to "bring your own code" at a site: sites run what they have installed, nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+COORDINATOR = "polyclinic.deployment.programs.Coordinator"
+SITE = "polyclinic.deployment.programs.SiteProgram"
+#: everything that a polyclinic job has NVFlare build: the classes that a site must allow, and needs to allow
+CLASSES = (
+    "nvflare.collab.runtime.controller.CollabController",
+    "nvflare.collab.runtime.executor.CollabExecutor",
+    COORDINATOR,
+    SITE,
+)
+#: seconds for the sites to start their part of a job
+JOIN = 120
+
+
+def write_job(folder: Path, name: str, *, order: dict[str, Any], least: int) -> Path:
+    """A job folder `folder`/`name`; `order` goes to the coordinator and to every site, `least` sites must be there."""
+    config = folder / name / "app" / "config"
+    config.mkdir(parents=True)
+    properties = {"order": armoured(order)}
+    meta = {"name": name, "resource_spec": {}, "min_clients": least, "deploy_map": {"app": ["@ALL"]}}
+    controller = {"server_obj_id": "program", "props": properties, "sync_task_timeout": JOIN}
+    server = {"workflows": [{"id": "controller", "path": CLASSES[0], "args": controller}]}
+    server["components"] = [{"id": "program", "path": COORDINATOR, "args": {}}]
+    executor = {"path": CLASSES[1], "args": {"client_obj_id": "program", "props": properties}}
+    client = {"executors": [{"tasks": ["*"], "executor": executor}]}
+    client["components"] = [{"id": "program", "path": SITE, "args": {}}]
+    _write(folder / name / "meta.json", meta)
+    _write(config / "config_fed_server.json", {"format_version": 2, **server})
+    _write(config / "config_fed_client.json", {"format_version": 2, **client})
+    return folder / name
+
+
+def armoured(order: dict[str, Any]) -> str:
+    """Plain values as letters and digits: NVFlare takes braces in a setting for names of variables."""
+    return base64.b64encode(json.dumps(order).encode()).decode()
+
+
+def plain(text: str) -> dict[str, Any]:
+    """What `armoured` was given."""
+    return json.loads(base64.b64decode(text))
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1), encoding="utf-8")

@@ -1,0 +1,118 @@
+"""A site's end of the wire: takes calls, has a child process work on them, hands out the answers.
+
+The work runs in a child process, so that one which is killed for want of memory is a failed answer, and this process
+stays to give it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from polyclinic.engines.nvflare.wire import PATIENCE, PIECE
+from polyclinic.engines.worker_process import WorkerProcess, reason_of
+from polyclinic.federation.call import pack, unpack
+from polyclinic.federation.site import SitePosition
+
+#: what a worker says about a call: its header and the reply's bytes
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Relay:
+    """`handle` may be called by several threads; the coordinator has one call at a time at a site."""
+
+    def __init__(self, site: str, start_worker: Callable[[], WorkerProcess]) -> None:
+        self.site = site
+        self.start_worker = start_worker
+        self._worker: WorkerProcess | None = None
+        self._position = SitePosition()
+        self._task: _Task | None = None
+        self._pieces: dict[str, dict[int, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def handle(self, what: str, payload: bytes) -> bytes:
+        """The answer to one message; `what` is one of those that `wire` lists."""
+        header, blobs = unpack(payload)
+        if what == "ping":
+            return pack({"site": self.site}, [])
+        if what == "piece":
+            self._pieces.setdefault(header["call"], {})[header["index"]] = blobs[0]
+            return pack({}, [])
+        if what == "run":
+            self._begin(header, blobs)
+        return self._take(header) if what == "take" else self._wait(header)
+
+    def close(self) -> None:
+        """End the child process."""
+        with self._lock:
+            self._end_worker()
+
+    def _begin(self, header: dict[str, Any], blobs: list[bytes]) -> None:
+        """Start on a call, once; another that is still being worked on was given up by the coordinator."""
+        if self._task and self._task.name == header["call"]:
+            return
+        came = self._pieces.pop(header["call"], {})
+        call = b"".join(came[index] for index in range(header["pieces"])) if header["pieces"] else blobs[0]
+        self._pieces.clear()
+        with self._lock:
+            if self._task and not self._task.done.is_set():
+                self._end_worker()
+                self._task.done.wait()
+            position = SitePosition(*header["position"])
+            if position != self._position:  # the coordinator never got the last answer: it counts for nothing
+                self._end_worker()
+            self._task = _Task(header["call"])
+            arguments = (self._task, call, position, header["durable"], header["deadline"])
+            threading.Thread(target=self._work, args=arguments, daemon=True).start()
+
+    def _work(
+        self, task: _Task, call: bytes, position: SitePosition, durable: list[int] | None, deadline: float | None
+    ) -> None:
+        try:
+            worker = self._worker or self._start(position)
+            task.answer = worker.exchange_call(call, deadline, None if durable is None else {self.site: durable})
+            if task.answer[0]["position"]:
+                self._position = SitePosition(*task.answer[0]["position"])
+        except Exception as error:
+            self._end_worker()
+            task.answer = ({"failed": reason_of(error), "position": None}, b"")
+        finally:
+            task.done.set()
+
+    def _start(self, position: SitePosition) -> WorkerProcess:
+        self._worker = worker = self.start_worker()
+        self._position = position
+        worker.restore({self.site: position})
+        return worker
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
+
+    def _wait(self, header: dict[str, Any]) -> bytes:
+        task = self._of(header)
+        if not task.done.wait(PATIENCE):
+            return pack({"state": "working"}, [])
+        said, reply = task.answer
+        whole = len(reply) <= PIECE
+        return pack({"state": "done", **said, "size": len(reply), "whole": whole}, [reply] if whole else [])
+
+    def _take(self, header: dict[str, Any]) -> bytes:
+        reply = self._of(header).answer[1]
+        return pack({}, [reply[header["offset"] : header["offset"] + PIECE]])
+
+    def _of(self, header: dict[str, Any]) -> _Task:
+        if self._task is None or self._task.name != header["call"]:
+            raise LookupError(f"site '{self.site}' knows nothing of call {header['call']}")
+        return self._task
+
+
+class _Task:
+    """A call that is being worked on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.done = threading.Event()
+        self.answer: Answer = ({}, b"")

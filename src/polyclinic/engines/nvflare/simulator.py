@@ -1,0 +1,96 @@
+"""NVFlare's simulator: a server and a process for each site, on this machine, without certificates."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from polyclinic.engines.nvflare.job import CLASSES
+from polyclinic.errors import BadInput, WorkFailed
+
+
+def site_names(sites: tuple[str, ...]) -> dict[str, str]:
+    """The sites by the names that NVFlare can take for them: letters, digits, '-' and '_'."""
+    names = {re.sub(r"[^A-Za-z0-9_-]", "-", site): site for site in sites}
+    if len(names) < len(sites):
+        raise BadInput("sites: NVFlare tells sites apart by letters, digits, '-' and '_' only; rename some of them")
+    return names
+
+
+def simulate(job: Path, workspace: Path, sites: list[str], *, lock: int, watch: Callable[[], None]) -> None:
+    """Run a job to its end; `watch` is called now and then. WorkFailed if the simulator fails.
+
+    The simulator's own folder is `workspace`; it is gone afterwards unless something went wrong.
+    """
+    refuse_missing()
+    _allow_our_classes(workspace)
+    log = workspace.with_name(f"{workspace.name}.log")
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(workspace)]
+    command += ["-c", ",".join(sites), "-t", str(len(sites)), "-m", str(len(sites))]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(lock,), start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                watch()
+                time.sleep(0.2)
+        finally:
+            end_tree(process)
+    if process.returncode:
+        raise WorkFailed(f"NVFlare's simulator failed with exit code {process.returncode}; see {log} and {workspace}")
+    watch()
+
+
+def _allow_our_classes(workspace: Path) -> None:
+    shutil.rmtree(workspace, ignore_errors=True)
+    local = workspace / "local"
+    local.mkdir(parents=True)
+    resources = {"format_version": 2, "class_allow_list": list(CLASSES)}
+    (local / "resources.json.default").write_text(json.dumps(resources), encoding="utf-8")
+
+
+def end_tree(process: subprocess.Popen) -> None:
+    """End a process and all that it started, at once: they lie in sessions of their own, so by their numbers."""
+    import psutil
+
+    with_children: list[psutil.Process] = []
+    try:
+        parent = psutil.Process(process.pid)
+        with_children = [*parent.children(recursive=True), parent]
+    except psutil.NoSuchProcess:
+        pass
+    for one in with_children:
+        if one.is_running():
+            one.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def refuse_missing() -> None:
+    """BadInput if NVFlare is not installed."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        raise BadInput("engine.name: 'nvflare' needs the extra: pip install 'polyclinic[nvflare]'") from None
+
+
+def end_with_parent() -> None:
+    """For a process of the simulator: end when the process that started it is gone."""
+    import threading
+
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
