@@ -20,6 +20,7 @@ from polyclinic.engines.worker_process import WorkerProcess
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.gate import Policy
+from polyclinic.federation.kept import Keeping
 from polyclinic.federation.parcel import Expected, OneOf
 from polyclinic.federation.site import SiteHost
 from polyclinic.methods.replay import Replaying
@@ -71,9 +72,10 @@ class Assembly:
     def _initial_of(self, backbone: str | None) -> dict[str, Tensor]:
         return initial_weights(lambda: self.build_model(backbone), seed_of(self.study.seed, "initial weights"))
 
-    def initial_weights(self) -> dict[str, Tensor]:
+    def initial_weights(self, backbone: str | None = None) -> dict[str, Tensor]:
         """The weights every site and the coordinator start from; the same for the same study and seed."""
-        return {name: tensor.clone() for name, tensor in self._initial.items()}
+        weights = self._initial if backbone is None else self._initial_of(backbone)
+        return {name: tensor.clone() for name, tensor in weights.items()}
 
     def workbench(self, backbone: str | None = None) -> Workbench:
         """What a site with this network (by default the study's) trains with."""
@@ -118,6 +120,7 @@ class Assembly:
             policy=Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
             replay=self.replaying,
+            keeping=Keeping(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
             benches={site: benches[name] for site, name in self.backbones.items()},

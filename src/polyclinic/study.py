@@ -15,6 +15,7 @@ import tomli_w
 import torch
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from polyclinic.audit.settings import Audit
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.partition import PARTITIONS, Sites
 from polyclinic.data.source import Source
@@ -66,7 +67,7 @@ class Evaluation(Settings):
 class EngineTable(Settings):
     """The `[engine]` table: where the work runs, and what happens when a site fails."""
 
-    name: Literal["in-process", "ray"] = Field("in-process", description="what carries calls to sites")
+    name: Literal["in-process", "ray", "nvflare"] = Field("in-process", description="what carries calls to sites")
     workers: int | Literal["auto"] = Field(
         "auto",
         description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays",
@@ -84,6 +85,9 @@ class EngineTable(Settings):
         None,
         gt=0,
         description="seconds a site may take for one operation; sites run in worker processes then",
+    )
+    silence: float = Field(
+        60.0, gt=0, description="nvflare: seconds without a sign of life after which a site counts as lost"
     )
     on_failure: Literal["continue", "stop"] = Field(
         "continue",
@@ -120,6 +124,7 @@ class Study(Settings):
     generator: SerializeAsAny[Generator] = Field(default_factory=VQVAE2)
     tuning: PrivateTuning | None = None
     privacy: Privacy | None = None
+    audit: Audit | None = None
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineTable = Field(default_factory=EngineTable)
     policy: PolicyTable = Field(default_factory=PolicyTable)
@@ -182,6 +187,7 @@ PLAIN: dict[str, type[Settings]] = {
     "replay": Replay,
     "tuning": PrivateTuning,
     "privacy": Privacy,
+    "audit": Audit,
     "evaluation": Evaluation,
     "engine": EngineTable,
     "policy": PolicyTable,
@@ -317,7 +323,9 @@ def check_task(study: Study) -> None:
     for site, backbone in study.model.backbones.items():
         if not method.mixes_backbones:
             can = ", ".join(name for name, kind in METHODS.items() if kind.mixes_backbones)
-            raise BadInput(f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}")
+            raise BadInput(
+                f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
+            )
         if backbone not in BACKBONES or BACKBONES[backbone].dense != study.task.dense:
             fitting = ", ".join(name for name, kind in BACKBONES.items() if kind.dense == study.task.dense)
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {fitting}")

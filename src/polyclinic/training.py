@@ -51,12 +51,16 @@ class Optimizer(Settings):
 
     def make(self, parameters: Iterator[nn.Parameter], round: int) -> torch.optim.Optimizer:
         """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1)."""
-        steps = (max(round, 1) - 1) // self.decay_every if self.decay_every else 0
-        lr = self.lr * self.decay**steps
+        lr = self.lr_in(round)
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay)
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
         return kind(parameters, lr, weight_decay=self.weight_decay)
+
+    def lr_in(self, round: int) -> float:
+        """The learning rate of a round, decayed."""
+        steps = (max(round, 1) - 1) // self.decay_every if self.decay_every else 0
+        return self.lr * self.decay**steps
 
 
 class Workbench:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from polyclinic import __version__
-from polyclinic.cli import compare, data, forgetting, ledger, predict, privacy, run, study, weights
+from polyclinic.cli import audit, compare, data, forgetting, ledger, predict, privacy, run, study, weights
 
 app = typer.Typer(
     help="Hospitals train medical-imaging models together without sharing their images.",
@@ -33,6 +33,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("forgetting")(forgetting.forgetting)
 app.command("ledger")(ledger.ledger)
+app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("privacy")(privacy.privacy)
 app.add_typer(study.app, name="study")

@@ -1,0 +1,132 @@
+"""What an attack gets of a kept parcel (`Seen`), what only scoring gets (`Truth`), and what comes of it (`Finding`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyclinic.assembly import Assembly
+from polyclinic.attacks.attack import ThreatModel
+from polyclinic.attacks.perceptual import Distance
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.audit.settings import Budget
+from polyclinic.data.parts import SiteData
+from polyclinic.federation.kept import Release
+from polyclinic.federation.parcel import Parcel
+from polyclinic.models import Backbone
+from polyclinic.randomness import numpy_rng
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What all attacks of one audit share: the study's public side, the threat model, the budget, the device."""
+
+    assembly: Assembly
+    threat: ThreatModel
+    budget: Budget
+    distance: Distance
+    seed: int
+    device: str
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        info = self.assembly.parts.info
+        return info["channels"], info["size"], info["size"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A parcel as its receiver has it: with what left together with it, and what the site had been sent before."""
+
+    site: str
+    parcel: Parcel
+    release: Release
+    tools: Tools
+
+    @property
+    def kind(self) -> str:
+        return self.parcel.kind
+
+    def beside(self, kind: str) -> Parcel | None:
+        """A parcel that left together with this one."""
+        return self.release.parcel(kind)
+
+    def received(self, kind: str) -> dict[str, Tensor]:
+        """What the coordinator (or another site) had sent for the operation."""
+        return self.release.received(kind)
+
+    @cached_property
+    def network(self) -> Backbone:
+        """The study's network with the weights that the site was sent before it computed this parcel."""
+        assembly = self.tools.assembly
+        backbone = assembly.backbones.get(self.site)
+        model = assembly.build_model(backbone)
+        model.load_state_dict({**assembly.initial_weights(backbone), **self.received("weights")})
+        return model
+
+
+class Truth:
+    """The site's images, for scoring: those that a release was made of, and those that were held out."""
+
+    def __init__(self, site: str, release: Release, data: SiteData, seed: int) -> None:
+        self.site, self.release, self.data, self.seed = site, release, data, seed
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """Indices of the site's own images by mini-batch, as used; others' images (FedAvg+Share) are left out."""
+        count = len(self.data.train)
+        used = self.release.used or [torch.arange(count)]
+        return [index[index < count] for index in used]
+
+    @cached_property
+    def used(self) -> Tensor:
+        """Every image that was used, once, in the order of first use."""
+        return torch.tensor(list(dict.fromkeys(torch.cat(self.batches).tolist())), dtype=torch.int64)
+
+    def images(self, index: Tensor) -> Tensor:
+        """float [N, C, H, W] in [0, 1] of training images."""
+        return torch.from_numpy(np.array(self.data.train.images[index.numpy()])).float() / 255
+
+    def labels(self, index: Tensor) -> Tensor:
+        return torch.from_numpy(np.array(self.data.train.labels[index.numpy()]))
+
+    def members(self, count: int) -> tuple[Tensor, Tensor]:
+        """Up to `count` training images uint8, drawn at random, and their labels."""
+        chosen = self._some(len(self.data.train), count, "members")
+        images, labels = self.data.train.images[chosen], self.data.train.labels[chosen]
+        return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
+
+    def held_out(self, count: int) -> tuple[Tensor, Tensor]:
+        """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
+        parts = (self.data.validation, self.data.test)
+        images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "labels"))
+        chosen = self._some(len(images), count, "held out")
+        return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
+
+    def _some(self, available: int, count: int, what: str) -> np.ndarray:
+        return np.sort(numpy_rng(self.seed, self.site, "audit", what).permutation(available)[:count])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack found in one parcel. `draw(path)` makes its picture, which stays at the site."""
+
+    attack: str
+    threat_model: str
+    verdict: Verdict
+    assumed: list[str] = field(default_factory=list)
+    draw: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True)
+class NotTried:
+    """An attack that could not be run on a parcel, and why."""
+
+    attack: str
+    why: str

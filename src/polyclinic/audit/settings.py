@@ -1,0 +1,78 @@
+"""The `[audit]` table of a study: what sites keep for an audit, and what the audit grants an attacker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
+from polyclinic.settings import Settings
+
+
+class Audit(Settings):
+    """Without this table sites keep nothing, and a run cannot be audited."""
+
+    keep_parcels: int = Field(
+        1, ge=0, le=1000, description="releases of each operation that a site keeps at random, with its first and last"
+    )
+    threat_model: tuple[Capability, ...] = Field(
+        tuple(capability for capability in Capability if capability in RECEIVER),
+        description="what the attacker sees, holds and knows: " + ", ".join(Capability),
+    )
+
+    @property
+    def threat(self) -> ThreatModel:
+        return ThreatModel(granted=frozenset(self.threat_model))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much an audit may try. Of each operation, `sites` sites with `releases` releases each are attacked (0: all).
+
+    `images`: searched for in one update, or inverted in one parcel; `update_steps`, `latent_steps` and
+    `projection_steps`: of the searches; `candidates`: images asked about, members and held-out ones each.
+    """
+
+    sites: int
+    releases: int
+    images: int
+    update_steps: int
+    latent_steps: int
+    projected: int
+    projection_steps: int
+    candidates: int
+
+
+BUDGETS = {
+    "quick": Budget(
+        sites=1,
+        releases=1,
+        images=8,
+        update_steps=200,
+        latent_steps=300,
+        projected=24,
+        projection_steps=60,
+        candidates=150,
+    ),
+    "standard": Budget(
+        sites=0,
+        releases=0,
+        images=16,
+        update_steps=1000,
+        latent_steps=1000,
+        projected=64,
+        projection_steps=200,
+        candidates=500,
+    ),
+    "thorough": Budget(
+        sites=0,
+        releases=0,
+        images=32,
+        update_steps=5000,
+        latent_steps=5000,
+        projected=200,
+        projection_steps=1000,
+        candidates=2000,
+    ),
+}

@@ -1,0 +1,163 @@
+"""Attacks on gradients and weights: gradient inversion, and membership by the loss of the model that was sent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.gradient_inversion import PRESETS, GradientInversion
+from polyclinic.attacks.inversion import Knowledge
+from polyclinic.attacks.membership_attacks import LossThreshold
+from polyclinic.attacks.simulation import LocalTraining
+from polyclinic.audit.case import Finding, NotTried, Seen, Truth
+from polyclinic.audit.pictures import histograms
+from polyclinic.audit.recovery import recovery
+from polyclinic.errors import BadInput
+from polyclinic.models import Backbone
+
+
+def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    found = [inverted(seen, truth)]
+    return [*found, told_by_loss(seen, truth)] if seen.kind == "weights" else found
+
+
+# --- gradient inversion -------------------------------------------------------------------------------
+
+
+def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
+    """Search for images whose update is the one that was sent."""
+    name = "gradient-inversion"
+    if seen.tools.assembly.study.task.dense:
+        return NotTried(name, "masks would have to be searched for together with images")
+    if not seen.received("weights"):
+        return NotTried(name, "the weights that the site started from are not known")
+    plan = Plan(seen)
+    settings, knowledge = plan.settings(), plan.knowledge(truth)
+    missing = settings.needs - seen.tools.threat.granted
+    if missing:
+        return NotTried(name, f"the threat model does not grant {', '.join(sorted(missing))}")
+    try:
+        back = settings.run([seen.parcel], knowledge, seed=seen.tools.seed, device=seen.tools.device)
+    except (BadInput, ValueError) as error:  # ValueError: batch norm of a single value
+        return NotTried(name, str(error))
+    result = recovery(
+        back.images[0],
+        truth.images(truth.used),
+        truth.held_out(seen.tools.budget.candidates)[0].float() / 255,
+        in_order=False,
+        augmentation=seen.tools.assembly.study.optimizer.augment,
+    )
+    return Finding(name, back.threat_model, result.verdict(), plan.assumed, result.draw)
+
+
+class Plan:
+    """How an update is attacked: as it was made where it is small, else as one step on a few images."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        optimizer, told = seen.tools.assembly.study.optimizer, seen.parcel.metadata
+        self.samples = int(told.get("samples", optimizer.batch_size))
+        size = min(optimizer.batch_size, self.samples)
+        self.steps = int(told.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
+        self.images = self._images_of_gradient() if seen.kind == "gradients" else size * self.steps
+        self.sgd = optimizer.name == "sgd"
+        self.exact = self.images <= seen.tools.budget.images and self.sgd
+        self.looked_for = self.images if self.exact else min(self.images, seen.tools.budget.images)
+
+    def _images_of_gradient(self) -> int:
+        study = self.seen.tools.assembly.study
+        mini = getattr(study.method, "batch", "full") == "mini"
+        return min(study.optimizer.batch_size, self.samples) if mini else self.samples
+
+    @property
+    def assumed(self) -> list[str]:
+        if self.exact:
+            return [f"the update was made as it was: {self.images} images in {self.steps} steps"]
+        why = "" if self.sgd else f" ({self.seen.tools.assembly.study.optimizer.name} is taken for plain descent)"
+        return [f"{self.images} images in {self.steps} steps are taken for one step on {self.looked_for}{why}"]
+
+    def settings(self) -> GradientInversion:
+        """Geiping et al.'s attack: its cosine does not mind that an update's length says little about its images."""
+        labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
+        found = "known" if labels_known else "sign" if self.looked_for == 1 else "counts"
+        classification = self.seen.tools.assembly.study.task.name == "classification"
+        changes = {
+            "target": self.seen.kind,
+            "iterations": self.seen.tools.budget.update_steps,
+            "label": found if classification or labels_known else "joint",
+        }
+        return PRESETS["geiping"].model_copy(update=changes)
+
+    def knowledge(self, truth: Truth) -> Knowledge:
+        study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
+        classes = len(target.classes) if study.task.name == "classification" else None
+        known = None
+        if self.exact and Capability.LABELS in self.seen.tools.threat.granted:
+            known = truth.labels(torch.cat(truth.batches)[: self.images])[None]
+        return Knowledge(
+            self.seen.network,
+            self.seen.tools.image_shape,
+            batch_size=self.looked_for,
+            classes=classes,
+            loss=None if classes else lambda output, values: study.task.loss(output, values, target),
+            training=self._training(),
+            labels=known,
+        )
+
+    def _training(self) -> LocalTraining | None:
+        if self.seen.kind == "gradients":
+            return None
+        optimizer = self.seen.tools.assembly.study.optimizer
+        lr = optimizer.lr_in(self.seen.release.round)
+        if not self.exact:
+            return LocalTraining(lr)
+        return LocalTraining(
+            lr,
+            steps=self.steps,
+            batch_size=min(optimizer.batch_size, self.samples),
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+        )
+
+
+# --- membership ---------------------------------------------------------------------------------------
+
+
+def told_by_loss(seen: Seen, truth: Truth) -> Finding | NotTried:
+    """Tell training images from held-out ones by the loss of the model that was sent."""
+    settings = LossThreshold()
+    model = seen.network
+    unsent = set(dict(model.named_parameters())) - set(seen.parcel.tensors)
+    if unsent:
+        return NotTried(settings.name, "only a part of the network was sent")
+    missing = settings.needs - seen.tools.threat.granted
+    if missing:
+        return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
+    if seen.tools.assembly.study.task.dense:
+        return NotTried(settings.name, "it is for one label an image, not for masks")
+    count = seen.tools.budget.candidates
+    (members, labels), (others, other_labels) = truth.members(count), truth.held_out(count)
+    if min(len(members), len(others)) < 2:
+        return NotTried(settings.name, "the site has no held-out images to compare with")
+    scorer = _losses(seen, model)
+    told = settings.run(scorer, members, others, member_labels=labels, other_labels=other_labels)
+    return Finding(
+        settings.name,
+        told.threat_model,
+        told.verdict(),
+        draw=histograms("minus the loss", {"training images": told.members, "held-out images": told.others}),
+    )
+
+
+def _losses(seen: Seen, model: Backbone):
+    """The loss of each image under the model as it was sent, evaluated as it would be used."""
+    task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
+    model.load_state_dict({**model.state_dict(), **seen.parcel.tensors})
+    model = model.to(seen.tools.device).eval()
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        there = seen.tools.device
+        return task.losses(model(images.to(there)), task.targets(labels.to(there)), target)
+
+    return losses

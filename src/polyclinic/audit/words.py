@@ -1,0 +1,71 @@
+"""A verdict per kind of parcel, in words: what attacks found, what the ledger alone shows, what was not tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: kinds that need no attack to be read
+OPEN = {
+    "real-images": (True, "real images left the site as they are"),
+    "labels": (True, "labels of single images left the site as they are"),
+    "masks": (True, "masks of single images left the site as they are"),
+    "statistics": (False, "sums and counts left the site; they were not attacked"),
+    "metrics": (False, "sums of scores left the site; they were not attacked"),
+    "keys": (False, "public keys, which hold nothing of images"),
+}
+#: what no attack of this house tries, by kind
+NEVER_TRIED = {
+    "weights": ["attacks that join several rounds", "a coordinator that changes the weights it sends"],
+    "gradients": ["attacks that join several rounds", "a coordinator that changes the weights it sends"],
+    "activations": ["a decoder trained on images of the attacker's own"],
+    "latents": ["a decoder trained on images of the attacker's own"],
+    "generator": ["shadow generators", "the discriminator, which was not sent"],
+    "codes": [],
+    "synthetic-images": ["shadow generators"],
+}
+
+
+def verdicts(parcels: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """By kind that left any site: whether it leaks, in a sentence, with the evidence of the strongest finding."""
+    left = Counter(line["kind"] for of_site in lines.values() for line in of_site)
+    found = {}
+    for kind, count in sorted(left.items()):
+        if kind in OPEN:
+            leak, words = OPEN[kind]
+            found[kind] = {"left": count, "leak": leak, "words": f"{words} ({_times(count)})", "not_tried": []}
+        else:
+            found[kind] = {"left": count, **_of_attacked(kind, [p for p in parcels if p["kind"] == kind])}
+    return found
+
+
+def _of_attacked(kind: str, parcels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    findings = [f for parcel in parcels for f in parcel["findings"]]
+    untried = {f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]}
+    rest = [*sorted(untried), *NEVER_TRIED.get(kind, [])]
+    if not findings:
+        why = "no parcel of this kind was attacked" if not parcels else "no attack could be run on it"
+        return {"leak": None, "attacked": len(parcels), "words": why, "not_tried": rest}
+    leaks = [f for f in findings if f["leak"]]
+    shown = _one_of_each(leaks or findings)
+    return {
+        "leak": bool(leaks),
+        "attacked": len(parcels),
+        "words": " ".join(f"{f['attack']}: {f['words']}" for f in shown),
+        "evidence": {f["attack"]: f["evidence"] for f in shown},
+        "pictures": [f["picture"] for f in shown if f["picture"]],
+        "not_tried": rest,
+    }
+
+
+def _one_of_each(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The first finding of each attack."""
+    by_attack: dict[str, Mapping[str, Any]] = {}
+    for finding in findings:
+        by_attack.setdefault(finding["attack"], finding)
+    return list(by_attack.values())
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

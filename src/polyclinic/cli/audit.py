@@ -1,0 +1,108 @@
+"""`polyclinic audit`: attack the parcels that the sites of a run kept, and say what they give away."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from polyclinic.errors import BadInput
+
+BUDGET = typer.Option("quick", help="How much is tried: quick (about a minute), standard or thorough.")
+FEATURES = typer.Option(
+    "pixels", help="What images are compared by: pixels, efficientnet-lite0, lpips-alex or lpips-vgg."
+)
+
+
+def audit(
+    run: Path = typer.Argument(..., help="A run folder whose study has the table [audit]."),
+    budget: str = BUDGET,
+    features: str = FEATURES,
+    kinds: str = typer.Option("", help="Only parcels of these kinds, with commas between them."),
+    sites: str = typer.Option("", help="Only parcels of these sites, with commas between them."),
+    device: str = typer.Option("auto", help="cpu, cuda, ...; auto takes a GPU where there is one."),
+    quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
+) -> None:
+    """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel."""
+    from polyclinic.audit.audit import audit as audit_run
+    from polyclinic.audit.settings import BUDGETS
+
+    if budget not in BUDGETS:
+        raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
+    display = None if quiet or as_json else Display()
+    try:
+        report = audit_run(
+            run,
+            budget=budget,
+            features=features,
+            kinds=_names(kinds),
+            sites=_names(sites),
+            device=device,
+            progress=display.show if display else None,
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; what was found so far is in {run / 'audit.json'}", err=True)
+        raise typer.Exit(1) from None
+    finally:
+        if display:
+            display.close()
+    if as_json:
+        typer.echo(json.dumps(report))
+    elif not quiet:
+        show(report, run)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+class Display:
+    """Progress on stderr: a bar in a terminal, a line for each parcel elsewhere."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        from polyclinic.cli.display import progress_bars
+
+        self.console = Console(stderr=True)
+        self.bars = progress_bars(self.console) if self.console.is_terminal else None
+        self._task: Any = None
+        self._begun = time.monotonic()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        if self.bars is None:
+            print(f"audit: {done} of {total} {what} ({time.monotonic() - self._begun:.0f} s)", file=sys.stderr)
+            return
+        if self._task is None:
+            self.bars.start()
+            self._task = self.bars.add_task("audit", total=total, note="")
+        self.bars.update(self._task, completed=done, total=total, note=what)
+
+    def close(self) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+
+def show(report: dict[str, Any], run: Path) -> None:
+    """A verdict for each kind of parcel, and where the pictures lie."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report['method']}: what the parcels give away", show_lines=True)
+    for column in ("kind", "leaks", "what was found"):
+        table.add_column(column, overflow="fold")
+    words = {True: "yes", False: "no sign", None: "not attacked"}
+    for kind, verdict in report["verdicts"].items():
+        table.add_row(kind, words[verdict["leak"]], verdict["words"])
+    console = Console()
+    console.print(table)
+    console.print(report["threat_model"], soft_wrap=True)
+    for kind, verdict in report["verdicts"].items():
+        for picture in verdict.get("pictures", []):
+            typer.echo(f"{kind}: {run / picture}")
+    typer.echo(f"all evidence, and what was not tried: {run / 'audit.json'}")
