@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import IO, Any
 
 import torch
@@ -24,6 +25,7 @@ from polyclinic.assembly import Assembly, device_of
 from polyclinic.data.parts import Parts, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.checkpoint import Checkpoint
+from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Faults, Federation, Weights
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.prediction import card_of, model_file
@@ -76,13 +78,14 @@ def run(
     device_of(study.engine.device)
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
-    assembly.build_model()
+    for backbone in (None, *assembly.backbones.values()):
+        assembly.build_model(backbone)
     if study.privacy is not None:
         images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
         check_budget(study.privacy, images, study.optimizer.batch_size)
     with _locked(folder) as lock, _threads(study.engine.threads):
         _write_atomically(folder / "study.toml", study.to_toml())
-        values = _run(assembly, lock, display)
+        values = _carry_out(assembly, lock, display)
         _write_atomically(finished, json.dumps(values, indent=2) + "\n")
     display.finished(values)
     return Result(folder, values)
@@ -120,11 +123,19 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
 
 
-def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+def _carry_out(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+    if assembly.study.engine.name == "nvflare":  # the coordinator, too, works in a process of NVFlare's
+        from polyclinic.deployment.simulation import run_simulated
+
+        return run_simulated(assembly, lock, display)
+    return run_with(assembly, assembly.engine(lock), display)
+
+
+def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, Any]:
+    """Run a study with an engine: writes the run folder but for `result.json`, whose content it returns."""
     study, folder, parts = assembly.study, assembly.folder, assembly.parts
     bench = assembly.workbench()
     recorder = Recorder(study, folder, has_local=bool(bench.local_names), display=display)
-    engine = assembly.engine(lock)
     federation = Federation(
         engine=engine,
         sites=parts.names,
@@ -136,6 +147,7 @@ def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
         faults=Faults(study.engine.on_failure, study.engine.quorum),
         checkpoint_every=study.engine.checkpoint_every,
         observer=recorder,
+        backbones=assembly.backbones,
     )
     started = time.perf_counter()
     try:
@@ -149,10 +161,12 @@ def _run(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
         federation.save()
         models = released_models(federation, recorder, last)
         metrics = final_metrics(federation, study, models, bool(bench.local_names))
+        metrics |= study.method.more_metrics(federation, models)
     finally:
         engine.close()
     tensors = _flat(models)
-    card = card_of(study, parts.info, dict.fromkeys(models, study.model.backbone), digest_of_weights(tensors))
+    backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
+    card = card_of(study, parts.info, backbones, digest_of_weights(tensors))
     _write_atomically(folder / "model.safetensors", model_file(tensors, card))
     timing = {
         "seconds": round(time.perf_counter() - started, 3),
@@ -174,7 +188,9 @@ def released_models(federation: Federation, recorder: Recorder, last: Weights) -
         return {"": dict(selected)}
     group = "best" if recorder.best_round else "local"
     common = {**federation.bench.initial_local, **selected}
-    return {site: common | _own_part(federation, recorder.folder, site, group) for site in federation.sites}
+    own = {site: _own_part(federation, recorder.folder, site, group) for site in federation.sites}
+    # a site that keeps all of its model may have another network than the coordinator
+    return {site: part if part and not selected else common | part for site, part in own.items()}
 
 
 def _own_part(federation: Federation, folder: Path, site: str, group: str) -> dict[str, Tensor]:
@@ -198,7 +214,19 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
     own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
     table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
     across = {site: scored["per_site"] for site, scored in of_model.items()}
-    return {**_tables({**table, "per_site": own}), "across_sites": across}
+    return {**_tables({**table, "per_site": own}), "across_sites": across, "convergence": convergence(across)}
+
+
+def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """How far the sites' models agree: for the images of each site and each metric, mean and standard deviation over
+    the models (`across`: by model, by site of the images, by metric)."""
+    found: dict[str, Any] = {}
+    for site in across:
+        scores = [of_model[site] for of_model in across.values() if site in of_model]
+        names = sorted({name for one in scores for name in one})
+        values = {name: [one[name] for one in scores if name in one] for name in names}
+        found[site] = {name: {"mean": mean(some), "std": stdev(some)} for name, some in values.items() if some[1:]}
+    return found
 
 
 def _tables(scored: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,9 @@ MONTHS = {
     "cwt-replay": 21.76,
     "fedavg-replay": 22.51,
     "fedreplay": 19.62,
+    "feder": 23.57,
+    "feder-a": 22.52,
+    "feder-b": 36.52,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},

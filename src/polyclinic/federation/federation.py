@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,7 +58,8 @@ class Interrupted(Exception):  # noqa: N818
 class Federation:
     """The coordinator's view of a run. Build one per run; see `polyclinic.run`.
 
-    `bench` is the coordinator's own workbench, for methods in which it trains as well.
+    `bench` is the coordinator's own workbench, for methods in which it trains as well. `backbones` names the networks
+    of sites that have another one.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Federation:
         faults: Faults | None = None,
         checkpoint_every: int = 1,
         observer: Any = None,
+        backbones: Mapping[str, str] | None = None,
     ) -> None:
         self.engine = engine
         self.sites = sites
@@ -84,6 +86,7 @@ class Federation:
         self.failures: list[dict[str, Any]] = []
         self.initial_weights = initial_weights
         self.bench = bench
+        self.backbones = dict(backbones or {})
         self.observer = observer
         self._checkpoint = checkpoint
         self._expected = expected
@@ -111,20 +114,24 @@ class Federation:
         [answer] = self._answers([site], operation, payload, to)
         return answer
 
-    def ask_all(self, operation: str, *, counted: bool = True, **payload: Any) -> list[Reply]:
-        """Ask all sites at the same time; the replies of those that answered, in order.
+    def ask_all(
+        self, operation: str, *, sites: Sequence[str] | None = None, counted: bool = True, **payload: Any
+    ) -> list[Reply]:
+        """Ask all sites (or those named) at the same time; the replies of those that answered, in order.
 
         `counted` is false only where a simulator hands sites what could not reach them in reality.
         """
-        return list(self.ask_each(operation, counted=counted, **payload))
+        return list(self.ask_each(operation, sites=sites, counted=counted, **payload))
 
-    def ask_each(self, operation: str, *, counted: bool = True, **payload: Any) -> Iterator[Reply]:
+    def ask_each(
+        self, operation: str, *, sites: Sequence[str] | None = None, counted: bool = True, **payload: Any
+    ) -> Iterator[Reply]:
         """As `ask_all`, for replies that need not lie in memory all at once, such as the models of many sites.
 
         The sites work while their replies are taken, and only then; take them all before you ask again. WorkFailed
         comes after the last reply: before that, nobody knows how many sites are left.
         """
-        asked = [site for site in self.sites if site not in self._out]
+        asked = [site for site in (self.sites if sites is None else sites) if site not in self._out]
         answers = self._answers(asked, operation, payload, COORDINATOR, counted)
         return (answer for answer in answers if isinstance(answer, Reply))
 
@@ -304,6 +311,10 @@ class Federation:
         """Score the model on the sites' validation images, when this round is an evaluation point."""
         if self.observer:
             self.observer.evaluate(self, weights)
+
+    def alike(self, site: str, other: str) -> bool:
+        """Whether two sites have the same network, so that one can take the other's weights."""
+        return self.backbones.get(site) == self.backbones.get(other)
 
     def report(self, name: str, value: Any) -> None:
         """Put plain values a method found out into the result, under a name of their own."""

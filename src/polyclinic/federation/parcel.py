@@ -90,6 +90,22 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class OneOf(Expected):
+    """A parcel that is any of several: weights of one of the networks that a study's sites have."""
+
+    choices: tuple[Expected, ...] = ()
+
+    def check(self, parcel: Parcel) -> None:
+        refusals = []
+        for choice in self.choices:
+            try:
+                return choice.check(parcel)
+            except ParcelRejected as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
+
+
+@dataclass(frozen=True)
 class Parcel:
     """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made.
 

@@ -90,8 +90,9 @@ class Site:
 
     `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
     state. `folder` is the site's own; what lies there never leaves it. `replay` mixes replayed images into batches.
-    `secret` goes into the noise of differential privacy, so that nobody who knows the seed can draw it; a simulated
-    site has none, and its noise is the same in every run.
+    `generator` and `tuning` are the study's tables of that name. `benches` are the workbenches of all networks that
+    the study's sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
+    draw it; a simulated site has none, and its noise is the same in every run.
     """
 
     name: str
@@ -101,6 +102,9 @@ class Site:
     state: SiteState
     folder: Path
     replay: Any = None
+    generator: Any = None
+    tuning: Any = None
+    benches: tuple[Workbench, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
@@ -109,6 +113,14 @@ class Site:
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""
         return torch_rng(self.seed, self.name, purpose, self.round)
+
+    def bench_for(self, weights: Mapping[str, Tensor]) -> Workbench:
+        """The workbench whose network these are whole weights of: the site's own, or that of another site."""
+        for bench in (self.bench, *self.benches):
+            own = bench.model.state_dict()
+            if own.keys() == weights.keys() and all(own[name].shape == weights[name].shape for name in own):
+                return bench
+        return self.bench
 
     def lasting_rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site and purpose, the same in every round."""
@@ -137,13 +149,19 @@ class SiteHost:
         expected: Mapping[str, Expected],
         replay: Any = None,
         keeping: Keeping | None = None,
+        generator: Any = None,
+        tuning: Any = None,
+        benches: Mapping[str, Workbench] | None = None,
     ) -> None:
+        """`benches`: the workbenches of sites whose network is not that of `bench`."""
         self.method = method
         self.replay = replay
         self.keeping = keeping
         self.keys = sealed.KeyExchange()
         self.seed = seed
         self.bench = bench
+        self.benches = dict(benches or {})
+        self.generator, self.tuning = generator, tuning
         self.folder = folder
         self.open_data = open_data
         self.policy = policy
@@ -261,7 +279,19 @@ class SiteHost:
         folder = self.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if self.policy.deployed else ""
-        return Site(name, self.seed, data, self.bench, state, folder, self.replay, secret=secret)
+        return Site(
+            name,
+            self.seed,
+            data,
+            self.benches.get(name, self.bench),
+            state,
+            folder,
+            self.replay,
+            self.generator,
+            self.tuning,
+            (self.bench, *self.benches.values()),
+            secret=secret,
+        )
 
     def _save(self, site: Site) -> None:
         lines = self._ledgers[site.name].confirmed

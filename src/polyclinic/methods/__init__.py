@@ -12,6 +12,9 @@ from polyclinic.methods.fedavg_replay import FedAvgReplay
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedavgm import FedAvgM
 from polyclinic.methods.fedbn import FedBN
+from polyclinic.methods.feder import FedER
+from polyclinic.methods.feder_a import FedERA
+from polyclinic.methods.feder_b import FedERB
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
@@ -33,6 +36,9 @@ METHODS: dict[str, type[Method]] = {
     "cwt-replay": CwtReplay,
     "fedavg-replay": FedAvgReplay,
     "fedreplay": FedReplay,
+    "feder": FedER,
+    "feder-a": FedERA,
+    "feder-b": FedERB,
 }
 
 __all__ = ["METHODS", "Method"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,6 +42,8 @@ class Method(Settings):
     replays: ClassVar[bool] = False
     #: what its sites can train with differential privacy: classifier (the network of any task), encoder
     private_parts: ClassVar[tuple[str, ...]] = ()
+    #: whether sites may have different networks (`model.backbones`)
+    mixes_backbones: ClassVar[bool] = False
     #: whether it cuts the network and so needs `model.cut`
     needs_cut: ClassVar[bool] = False
 
@@ -54,6 +57,14 @@ class Method(Settings):
 
     def check_task(self, task: str) -> None:
         """BadInput where a setting of the method does not go with the study's task."""
+
+    def needs_generator(self) -> bool:
+        """Whether sites train the study's generator and hand out what it makes."""
+        return False
+
+    def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
+        """Test metrics that only this kind of method has, by name, from the released models of each site."""
+        return {}
 
     def privacy_obstacle(self) -> str | None:
         """Why the method, as it is set, cannot go with differential privacy: a sentence with the cure, or None."""
@@ -74,8 +85,9 @@ class Method(Settings):
         part = getattr(site.data, split)
         if len(part) == 0:
             return None
-        site.bench.load(local.assemble(site, weights or {}, own))
-        return Parcel("metrics", site.bench.evaluate(part), privacy=at_site.record_of_scores(site, split))
+        bench = site.bench_for(weights) if weights and own == "none" else site.bench
+        bench.load(local.assemble(site, weights or {}, own))
+        return Parcel("metrics", bench.evaluate(part), privacy=at_site.record_of_scores(site, split))
 
     @operation()
     def remember(self, site: Site) -> None:

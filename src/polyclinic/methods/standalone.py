@@ -24,6 +24,7 @@ class Standalone(Method):
     )
 
     summary: ClassVar[str] = "every site trains alone"
+    mixes_backbones: ClassVar[bool] = True
     private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
 
     def run(self, federation: Federation) -> Weights:

@@ -1,0 +1,243 @@
+"""Privacy-preserving training of a GAN (FedER, sections 3.2 and 4.2.2), in two phases.
+
+The first trains as usual until the Fréchet distance to real images has not improved for a while. The second goes on
+with a loss that drives made images away from real ones (Eq. 3 and 4), until the Fréchet distance has grown by a
+factor. Any GAN can be trained so that can be trained step by step (`Steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.attacks.features import Extractor, efficientnet_features, frechet_distance, kernel_distance
+from polyclinic.attacks.perceptual import NAMES, Distance, Pixels, perceptual_distance
+from polyclinic.errors import BadInput
+from polyclinic.generators.duel import Dice, judge_times
+from polyclinic.generators.gan import GANModel, RealBatches
+from polyclinic.generators.generator import GeneratorModel, Progress, as_tensor
+from polyclinic.settings import Settings
+
+#: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
+ExtraLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+class PrivateTuning(Settings):
+    """The `[tuning]` table."""
+
+    on: bool = Field(True, description="train in two phases; false: as long as the generator's own settings say")
+    alpha: float = Field(
+        1.0, ge=0, description="weight of the distance between made and real images; 0 ends after the first phase"
+    )
+    distance: Literal["efficientnet-lite0", "lpips-alex", "lpips-vgg", "pixels"] = Field(
+        "efficientnet-lite0", description=f"the perceptual distance: {', '.join(NAMES)}, or pixels"
+    )
+    scale: Literal["mean", "sum"] = Field(
+        "mean",
+        description="mean over all pairs of a batch, or their sum divided by the batch size, as Eq. 3 is printed",
+    )
+    patience: int = Field(10_000, ge=1, description="steps without a better Fréchet distance that end the first phase")
+    most_steps: int = Field(100_000, ge=1, description="steps that end a phase in any case")
+    growth: float = Field(
+        2.5, ge=1, description="the second phase ends when the Fréchet distance is so many times that of the first"
+    )
+    check_every: int = Field(500, ge=1, description="steps between two measurements of the Fréchet distance")
+    measured: int = Field(1000, ge=20, description="images, at most, of which the Fréchet distance is measured")
+
+
+class Steps(Protocol):
+    """A GAN in training."""
+
+    def step(self, extra: ExtraLoss | None = None) -> None:
+        """One step of discriminator and generator, which pays `extra` besides."""
+
+
+class DuelSteps:
+    """A GAN of `gan.py`, step by step: what its `fit` does, and the extra loss."""
+
+    def __init__(self, model: GANModel, images: Tensor, labels: Tensor, rng: torch.Generator) -> None:
+        self.model, self.duel = model, model.duel()
+        self.dice = Dice(rng, model.device)
+        self.batches = RealBatches(model, images, labels, rng)
+
+    def step(self, extra: ExtraLoss | None = None) -> None:
+        settings, dice = self.model.settings, self.dice
+        wanted = judge_times(self.duel, self._next, self._wanted, settings.critic_steps, dice)
+        fake = self.duel.make(wanted, dice)
+        self.duel.learn(fake, wanted, dice, None if extra is None else self._gradient(extra, fake))
+
+    def _next(self) -> tuple[Tensor, Tensor]:
+        self.real, labels = self.batches.next()
+        return self.real, labels
+
+    def _wanted(self, labels: Tensor) -> Tensor:
+        return self.model.settings.wanted(labels, self.model.target, self.dice)
+
+    def _gradient(self, extra: ExtraLoss, fake: Tensor) -> Tensor:
+        """Of the extra loss with respect to the made images, which lie in [-1, 1]."""
+        seen = fake.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(extra((self.real + 1) / 2, (seen.float() + 1) / 2), seen)
+        return gradient
+
+
+def steps_of(model: GeneratorModel, images: Any, labels: Any, rng: torch.Generator) -> Steps:
+    """The model, ready to be trained on these images step by step; BadInput where it cannot be."""
+    images, labels = model.accept_images(images), as_tensor(labels)
+    if isinstance(model, GANModel):
+        return DuelSteps(model, images, labels, rng)
+    begin = getattr(model, "begin", None)
+    if begin is None:
+        raise BadInput(f"tuning: {type(model).__name__} is not trained step by step; choose a GAN, or drop [tuning]")
+    return begin(images, labels, rng)
+
+
+# --- the loss of Eq. 3 ----------------------------------------------------------------------------------
+
+
+def mean_pairwise(real: Tensor, made: Tensor) -> Tensor:
+    """The mean squared distance between vectors [N, D] and [M, D], over all pairs.
+
+    From means alone: E|a - b|² = E|a|² + E|b|² - 2 E[a]·E[b]. Where vectors all have one length, as EffLite0's do,
+    only the means of the two batches matter.
+    """
+    lengths = real.square().sum(1).mean() + made.square().sum(1).mean()
+    return lengths - 2 * (real.mean(0) * made.mean(0)).sum()
+
+
+def privacy_loss(settings: PrivateTuning, distance: Distance) -> ExtraLoss:
+    """-alpha · L_PP of a batch (Eq. 4)."""
+
+    def loss(real: Tensor, made: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = distance.embed(real)
+        apart = mean_pairwise(wanted, distance.embed(made))
+        return -settings.alpha * apart * (len(real) if settings.scale == "sum" else 1)
+
+    return loss
+
+
+def distance_named(name: str, device: torch.device) -> Distance:
+    """The perceptual distance of the settings, on the device."""
+    return Pixels() if name == "pixels" else perceptual_distance(name, device=device)
+
+
+# --- the Fréchet distance by which phases end -----------------------------------------------------------
+
+
+class Meter:
+    """How far a model's images are from real ones, and from each other how far real ones are (the floor)."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        settings: PrivateTuning,
+        rng: torch.Generator,
+        device: torch.device,
+        extractor: Extractor | None = None,
+    ) -> None:
+        chosen = torch.randperm(len(images), generator=rng)[: settings.measured]
+        self.extractor = extractor or efficientnet_features(device=device)
+        self.real = self.extractor(images[chosen])
+        self.labels = labels[chosen]
+        # the same noise each time, so that a difference is the model's
+        self.seed = int(torch.randint(2**62, (), generator=rng))
+
+    def made(self, model: GeneratorModel) -> Tensor:
+        """Features of as many made images, with the labels of the real ones."""
+        return self.extractor(model.sample(self.labels, torch.Generator().manual_seed(self.seed)))
+
+    def __call__(self, model: GeneratorModel) -> float:
+        return frechet_distance(self.real, self.made(model))
+
+    def summary(self, model: GeneratorModel) -> dict[str, float]:
+        """Fréchet distance and KID, each with its floor: the same between two halves of the real images.
+
+        Halves are smaller sets, so the floor of the Fréchet distance is compared with halves of the made ones.
+        """
+        made, half = self.made(model), len(self.real) // 2
+        first, second = self.real[:half], self.real[half : 2 * half]
+        return {
+            "fd": frechet_distance(self.real, made),
+            "fd_half": frechet_distance(first, made[half : 2 * half]),
+            "fd_floor": frechet_distance(first, second),
+            "kid": kernel_distance(self.real, made),
+            "kid_floor": kernel_distance(first, second),
+        }
+
+
+# --- the two phases -------------------------------------------------------------------------------------
+
+
+def fit(
+    model: GeneratorModel,
+    images: Any,
+    labels: Any,
+    rng: torch.Generator,
+    settings: PrivateTuning,
+    *,
+    progress: Progress | None = None,
+    extractor: Extractor | None = None,
+) -> dict[str, float]:
+    """Train `model` in both phases; how long they took and how far its images are from real ones after each."""
+    images, labels = model.accept_images(images), as_tensor(labels)
+    meter = Meter(images, labels, settings, rng, model.device, extractor)
+    steps = steps_of(model, images, labels, rng)
+    first = _until_it_stays(model, steps, meter, settings, progress)
+    found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
+    if settings.alpha == 0:
+        return found
+    loss = privacy_loss(settings, distance_named(settings.distance, model.device))
+    second = _until_it_grows(model, steps, meter, settings, loss, settings.growth * found["phase1_fd"], progress)
+    return {**found, "phase2_steps": second, **{f"phase2_{n}": value for n, value in meter.summary(model).items()}}
+
+
+def _until_it_stays(
+    model: GeneratorModel, steps: Steps, meter: Meter, settings: PrivateTuning, progress: Progress | None
+) -> int:
+    """Phase 1: until `patience` steps brought no better distance; the model is then the best one."""
+    best, best_at, kept = float("inf"), 0, model.state()
+    taken = 0
+    while taken < settings.most_steps and taken - best_at < settings.patience:
+        taken += _some_steps(steps, None, settings, taken)
+        found = meter(model)
+        if progress is not None:
+            progress("generator, phase 1", taken, settings.most_steps, found)
+        if found < best:
+            best, best_at, kept = found, taken, model.state()
+    model.load(kept)
+    return taken
+
+
+def _until_it_grows(
+    model: GeneratorModel,
+    steps: Steps,
+    meter: Meter,
+    settings: PrivateTuning,
+    loss: ExtraLoss,
+    limit: float,
+    progress: Progress | None,
+) -> int:
+    """Phase 2: until the distance is beyond `limit`; the model is then the last one within it."""
+    kept, taken = model.state(), 0
+    while taken < settings.most_steps:
+        taken += _some_steps(steps, loss, settings, taken)
+        found = meter(model)
+        if progress is not None:
+            progress("generator, phase 2", taken, settings.most_steps, found)
+        if found > limit:
+            model.load(kept)
+            break
+        kept = model.state()
+    return taken
+
+
+def _some_steps(steps: Steps, loss: ExtraLoss | None, settings: PrivateTuning, taken: int) -> int:
+    count = min(settings.check_every, settings.most_steps - taken)
+    for _ in range(count):
+        steps.step(loss)
+    return count
