@@ -22,7 +22,7 @@ def run(
         None, help="The run folder.  [default: runs/<method>-seed<seed>]", show_default=False
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue the run that was begun in the folder."),
-    engine: str | None = typer.Option(None, help="What carries calls to sites: in-process or ray.", show_default=False),
+    engine: str | None = typer.Option(None, help="in-process, ray or nvflare.", show_default=False),
     address: str | None = typer.Option(None, help="A Ray cluster to run on, with --engine ray.", show_default=False),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON, and nothing else on stdout."),

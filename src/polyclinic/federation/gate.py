@@ -1,6 +1,6 @@
 """The gate: the only way out of a site.
 
-Order of what happens to a parcel: policy, finite numbers, no raw images, encode, seal, count, write down.
+Order of what happens to a parcel: policy, cohort, finite numbers, no raw images, encode, budgets, seal, write down.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 from torch import Tensor
 
+from polyclinic.federation.budget import Budget, OverBudget
 from polyclinic.federation.ledger import Ledger
 from polyclinic.federation.parcel import KINDS, Parcel
 from polyclinic.settings import Settings
@@ -32,7 +34,18 @@ class GateRefused(Exception):  # noqa: N818
 class Policy(Settings):
     """What a site lets out. `deployed` is true at a real institution and cannot be set by a study."""
 
-    kinds: tuple[str, ...] = Field(DEFAULT_KINDS, description="kinds of parcel that may leave this site")
+    kinds: tuple[Literal[*KINDS], ...] = Field(  # type: ignore[valid-type]
+        DEFAULT_KINDS, description="kinds of parcel that may leave this site"
+    )
+    max_bytes: int | None = Field(None, ge=0, description="bytes that may leave this site, over all its runs together")
+    max_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon that may be spent, over all runs together; what differential privacy does not cover stays",
+    )
+    min_cohort: int = Field(
+        0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
+    )
     deployed: bool = Field(False, description="true at a real institution, where pooling images is never allowed")
 
 
@@ -82,11 +95,15 @@ def _as_bytes(rows: Tensor) -> np.ndarray:
 class Gate:
     """Guards one site: `release` returns the parcel once it may leave, with its line in the ledger."""
 
-    def __init__(self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages) -> None:
+    def __init__(
+        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, earlier: Sequence[Path] = ()
+    ) -> None:
+        """`earlier`: ledgers of the site's other runs, which count in its budgets."""
         self.site = site
         self.policy = policy
         self.ledger = ledger
         self.raw_images = raw_images
+        self.budget = Budget(ledger.path, earlier, bytes=policy.max_bytes, epsilon=policy.max_epsilon)
 
     def release(
         self,
@@ -97,8 +114,11 @@ class Gate:
         to: str,
         simulation_only: bool = False,
         seal: Callable[[Parcel], Parcel] | None = None,
+        cohort: int | None = None,
     ) -> tuple[Parcel, ...]:
         """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave.
+
+        `cohort`: patients behind what is released, where that is known.
 
         With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
         the box is another one each time it is made, and would tell nobody what left.
@@ -106,13 +126,20 @@ class Gate:
         for parcel in parcels:
             try:
                 self._check_policy(parcel.kind, simulation_only)
+                self._check_cohort(cohort)
                 check_finite(parcel)
                 self._check_raw(parcel)
                 check_encodes(parcel)
             except GateRefused as refusal:
                 raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
+        try:
+            self.budget.check([p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)])
+        except OverBudget as refusal:
+            raise GateRefused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
         leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
         for parcel, sent in zip(parcels, leaving, strict=True):
+            if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
+                self.budget.spend(len(sent.encoded), parcel.privacy)
             self.ledger.append(
                 round=round,
                 operation=operation,
@@ -130,6 +157,10 @@ class Gate:
         if kind not in self.policy.kinds:
             allowed = ", ".join(self.policy.kinds)
             raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed})")
+
+    def _check_cohort(self, cohort: int | None) -> None:
+        if cohort is not None and cohort < self.policy.min_cohort:
+            raise GateRefused(f"{cohort} patients are behind it, and the site's policy wants {self.policy.min_cohort}")
 
     def _check_raw(self, parcel: Parcel) -> None:
         if parcel.kind == "real-images":

@@ -60,6 +60,10 @@ class Ledger:
         if lines < self._position.lines:
             self._on_record = Counter(_identity(line) for line in verify(self.path)[lines:])
 
+    def has(self, round: int, operation: str, kind: str, digest: str, to: str) -> bool:
+        """Whether a release repeats one on record, made by an interrupted attempt."""
+        return self._on_record[round, operation, kind, digest, to] > 0
+
     def append(
         self,
         *,

@@ -212,6 +212,7 @@ class SiteHost:
             to=call.to,
             simulation_only=declared.simulation_only,
             seal=None if call.to == COORDINATOR else lambda parcel: sealed.seal(site, parcel, call),
+            cohort=cohort(site.data, str(call.arguments.get("split", "train"))) if self.policy.min_cohort else None,
         )
         if self.keeping:
             self.keeping.released(site, call, parcels)
@@ -275,7 +276,7 @@ class SiteHost:
             self._ledgers[name] = Ledger(self.folder / "ledger" / f"{name}.jsonl")
             self._ledgers[name].expect_repeats_after(position.lines)
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
-        self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images)
+        self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images, self._earlier_ledgers(name))
         folder = self.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if self.policy.deployed else ""
@@ -293,6 +294,16 @@ class SiteHost:
             secret=secret,
         )
 
+    def _earlier_ledgers(self, name: str) -> list[Path]:
+        """Ledgers of a deployed site's other runs, which lie side by side; a simulated site has none."""
+        if not self.policy.deployed:
+            return []
+        return [
+            path
+            for path in sorted(self.folder.parent.glob(f"*/ledger/{name}.jsonl"))
+            if self.folder not in path.parents
+        ]
+
     def _save(self, site: Site) -> None:
         lines = self._ledgers[site.name].confirmed
         version = self._positions[site.name].version
@@ -303,6 +314,12 @@ class SiteHost:
             write_tensors(path, site.state)
             site.state.changed = False
         self._positions[site.name] = SitePosition(version, lines)
+
+
+def cohort(data: SiteData, split: str) -> int:
+    """Patients in a split of a site's images, or images where nobody knows whose they are."""
+    part = getattr(data, split)
+    return len(part) if part.cases is None else len(set(part.cases.tolist()))
 
 
 def state_path(folder: Path, site: str, version: int) -> Path:
