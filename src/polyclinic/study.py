@@ -23,9 +23,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.parcel import KINDS
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.dcgan import DCGAN
-from polyclinic.generators.gan import GAN
 from polyclinic.generators.generator import SMALLEST_IMAGE
-from polyclinic.generators.private_tuning import PrivateTuning
+from polyclinic.generators.private_tuning import PrivateTuning, can_tune
 from polyclinic.generators.vqvae2 import VQVAE2
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.replay import Replay
@@ -140,7 +139,7 @@ class Study(Settings):
         method = tables.get("method")
         if isinstance(method, Method) and method.needs_generator():
             tables.setdefault("generator", DCGAN())
-            if isinstance(tables["generator"], GAN):
+            if can_tune(tables["generator"]):
                 tables.setdefault("tuning", PrivateTuning())
         return tables
 
@@ -375,7 +374,7 @@ def check_tuning(study: Study) -> None:
         return
     if not study.method.needs_generator():
         raise BadInput(f"tuning: '{study.method.name}' trains no generator that way; take the table out")
-    if not isinstance(study.generator, GAN):
+    if not can_tune(study.generator):
         raise BadInput(f"tuning: '{study.generator.name}' is no GAN; set tuning.on = false, or choose a GAN")
 
 

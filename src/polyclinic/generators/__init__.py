@@ -6,6 +6,7 @@ They know torch, tasks and training, and nothing of methods or sites.
 from polyclinic.generators.dcgan import DCGAN, WassersteinGAN
 from polyclinic.generators.gan import VanillaGAN
 from polyclinic.generators.generator import CodedModel, Codes, Generator, GeneratorModel, Progress
+from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.vqvae2 import VQVAE2
 
 GENERATORS: dict[str, type[Generator]] = {
@@ -13,6 +14,7 @@ GENERATORS: dict[str, type[Generator]] = {
     "gan": VanillaGAN,
     "dcgan": DCGAN,
     "wgan-gp": WassersteinGAN,
+    "stylegan2": StyleGAN2,
 }
 
 __all__ = ["GENERATORS", "CodedModel", "Codes", "Generator", "GeneratorModel", "Progress"]

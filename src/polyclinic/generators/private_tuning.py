@@ -18,8 +18,9 @@ from polyclinic.attacks.features import Extractor, efficientnet_features, freche
 from polyclinic.attacks.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.errors import BadInput
 from polyclinic.generators.duel import Dice, judge_times
-from polyclinic.generators.gan import GANModel, RealBatches
-from polyclinic.generators.generator import GeneratorModel, Progress, as_tensor
+from polyclinic.generators.gan import GAN, GANModel, RealBatches
+from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor
+from polyclinic.generators.stylegan2 import StyleGAN2, StyleGAN2Model
 from polyclinic.settings import Settings
 
 #: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
@@ -84,15 +85,19 @@ class DuelSteps:
         return gradient
 
 
+def can_tune(generator: Generator) -> bool:
+    """Whether a study's generator can be trained so."""
+    return isinstance(generator, GAN | StyleGAN2)
+
+
 def steps_of(model: GeneratorModel, images: Any, labels: Any, rng: torch.Generator) -> Steps:
     """The model, ready to be trained on these images step by step; BadInput where it cannot be."""
     images, labels = model.accept_images(images), as_tensor(labels)
     if isinstance(model, GANModel):
         return DuelSteps(model, images, labels, rng)
-    begin = getattr(model, "begin", None)
-    if begin is None:
-        raise BadInput(f"tuning: {type(model).__name__} is not trained step by step; choose a GAN, or drop [tuning]")
-    return begin(images, labels, rng)
+    if isinstance(model, StyleGAN2Model):
+        return model.begin(images, labels, rng)
+    raise BadInput(f"tuning: {type(model).__name__} is not trained step by step; choose a GAN, or drop [tuning]")
 
 
 # --- the loss of Eq. 3 ----------------------------------------------------------------------------------
