@@ -37,6 +37,8 @@ def tiny_study(method: dict[str, Any], **changes: dict[str, Any]) -> Study:
     """The tiny study with another method; a keyword replaces settings of the table of its name."""
     tables = {name: {**table, **changes.get(name, {})} for name, table in TABLES.items()}
     tables |= {name: table for name, table in changes.items() if name not in TABLES or name == "sites"}
+    if "name" in changes.get("generator", {}):  # settings of another generator mean nothing to it
+        tables["generator"] = changes["generator"]
     if method["name"].endswith("-replay"):  # a probe takes longer than all the rest
         tables["replay"] = {"probe": False, **changes.get("replay", {})}
     return parse_study({**tables, "method": {"rounds": 2, **method}})

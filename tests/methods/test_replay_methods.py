@@ -63,6 +63,17 @@ def test_codes_travel_at_four_bits_for_sixteen_of_them(tiny_run):
     assert encoded["bytes"] - codes // 2 < 400  # the rest is the header
 
 
+def test_samples_of_a_generator_without_codes_can_be_replayed(tiny_run):
+    table = {"name": "dcgan", "steps": 2, "width": 4}
+    result = tiny_run({"name": "fedavg-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16}, generator=table)
+    for kinds in kinds_by_site(result).values():
+        assert kinds.count("generator") == 1
+        assert not {"codes", "labels"} & set(kinds)
+    assert result["weights_sha256"] != tiny_run({"name": "fedavg", "rounds": 1})["weights_sha256"]
+    with pytest.raises(BadInput, match=r"'dcgan' has no codes to replay; set replay.codes = 'prior'"):
+        tiny_run({"name": "fedavg-replay"}, generator=table)
+
+
 def test_a_prior_keeps_codes_and_labels_at_home(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16})
     assert {kind for kinds in kinds_by_site(result).values() for kind in kinds} == {"generator", "weights", "metrics"}
