@@ -203,7 +203,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backbone", default="resnet18", help="resnet18 or resnet34")
     parser.add_argument("--size", type=int)
     parser.add_argument("--images", type=int, help="attacked images; 50 if not given")
-    parser.add_argument("--training", type=int, help="images that the network learns from; 1000 if not given")
+    parser.add_argument("--training", type=int, help="images that the network learns from; 600 if not given")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--iterations", type=int, help="of the latent inversion; 2000 (the paper: up to 20,000)")
     parser.add_argument("--gradient-iterations", type=int, help="of the gradient inversion; 2000")
@@ -213,7 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    usual = {"size": 224, "images": 50, "training": 1000, "epochs": 8, "iterations": 2000, "gradient_iterations": 2000}
+    usual = {"size": 224, "images": 50, "training": 600, "epochs": 8, "iterations": 2000, "gradient_iterations": 2000}
     quick = {"size": 64, "images": 4, "training": 64, "epochs": 1, "iterations": 30, "gradient_iterations": 10}
     for name, value in (quick if options.quick else usual).items():
         setattr(options, name, getattr(options, name) or value)

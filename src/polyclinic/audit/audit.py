@@ -67,12 +67,14 @@ def audit(
     sites: Iterable[str] = (),
     device: str = "auto",
     progress: Progress | None = None,
+    cache: Path | None = None,
 ) -> dict[str, Any]:
     """Audit a run folder; the content of `audit.json`, which is written anew after every parcel."""
     folder = Path(folder)
     study, lines = read_run(folder)
     wanted = targets(folder, study, lines, budget, tuple(kinds), tuple(sites))
-    tools = tools_for(folder, study, budget, features, device)
+    assembly = Assembly(study, prepare(study.data, study.sites, cache=cache), folder.resolve())
+    tools = tools_for(assembly, budget, features, device)
     report = head(study, tools, budget, lines)
     for done, target in enumerate(wanted):
         if progress:
@@ -152,12 +154,11 @@ def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
 # --- attacking ----------------------------------------------------------------------------------------
 
 
-def tools_for(folder: Path, study: Study, budget: str, features: str, device: str) -> Tools:
+def tools_for(assembly: Assembly, budget: str, features: str, device: str) -> Tools:
     where = device_of(device)
     distance: Distance = Pixels() if features == "pixels" else perceptual_distance(features, device=where)
-    assembly = Assembly(study, prepare(study.data, study.sites), folder.resolve())
-    granted = (study.audit or Audit()).threat
-    return Tools(assembly, granted, BUDGETS[budget], distance, study.seed, where)
+    granted = (assembly.study.audit or Audit()).threat
+    return Tools(assembly, granted, BUDGETS[budget], distance, assembly.study.seed, where)
 
 
 def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""How much of a site's images a reconstruction gives back: beside the best guess that needs no parcel at all.
+"""How much of a site's images a reconstruction gives back, beside what one has without any parcel: held-out images.
 
-That guess is, for each true image, the nearest held-out image or the mean of all held-out images, whichever is closer.
-An image counts as recovered if its reconstruction has at most half the guess' squared error (3 dB better).
+Two kinds of evidence, either is a leak:
+
+1. An image is *recovered* if its reconstruction has at most half the squared error (3 dB better) of the best guess: the
+   nearest held-out image, or the mean of all held-out images, whichever is closer.
+2. Reconstructions *tell* which images were used: what makes them differ from the mean image points to the true image
+   more than to any held-out one, more often than chance has it. That finds images which came back too bright or noisy.
 """
 
 from __future__ import annotations
@@ -10,14 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from scipy import stats
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyclinic.attacks import scoring
 from polyclinic.attacks.image_sets import turned
 from polyclinic.attacks.neighbours import squared_distances
 from polyclinic.attacks.verdict import Verdict
+from polyclinic.randomness import torch_rng
 
 RECOVERED = 0.5
+SIGNIFICANT = 0.001  # many parcels are looked at
+SHUFFLES = 1999
 
 #: orientations that a study's augmentation may have shown an image in
 ORIENTATIONS_OF = {(): (0,), ("flip",): (0, 4), ("turn",): (0, 1, 2, 3), ("flip", "turn"): tuple(range(8))}
@@ -35,6 +44,7 @@ class Recovery:
     error: Tensor
     guess_error: Tensor
     by_assignment: bool
+    told: Told
 
     @property
     def recovered(self) -> Tensor:
@@ -47,9 +57,9 @@ class Recovery:
         words = f"{count} of {total} images were recovered" if count else f"none of {total} images was recovered"
         because = (
             f"{words} (median PSNR {ours:.1f} dB{paired}; the best guess without the parcel, from held-out images, "
-            f"has {theirs:.1f} dB)"
+            f"has {theirs:.1f} dB); {self.told}"
         )
-        return Verdict(count > 0, because, self.evidence())
+        return Verdict(count > 0 or self.told.significant, because, self.evidence())
 
     def evidence(self) -> dict[str, float | int | str]:
         similar = scoring.ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
@@ -62,6 +72,8 @@ class Recovery:
             "mse": float(self.error.mean()),
             "mse_of_guess": float(self.guess_error.mean()),
             "ssim": float(similar.mean()),
+            "told": self.told.count,
+            "told_by_chance": self.told.chance,
             "paired": "by least error" if self.by_assignment else "in order",
         }
 
@@ -94,7 +106,8 @@ def recovery(
     truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in enumerate(rows.tolist())])
     guess = best_guess(truth, held_out)
     error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
-    return Recovery(truth, found, guess, error, guess_error, by_assignment=not in_order)
+    told = told_in_order(found, truth, held_out) if in_order else told_apart(found, candidates, held_out)
+    return Recovery(truth, found, guess, error, guess_error, not in_order, told)
 
 
 def best_guess(truth: Tensor, held_out: Tensor) -> Tensor:
@@ -120,3 +133,66 @@ def _assigned(errors: Tensor) -> Tensor:
 
 def _psnr(error: Tensor) -> Tensor:
     return -10 * torch.log10(error.clamp(min=1e-12))
+
+
+# --- which images were used ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    """How many reconstructions point to a true image more than to any held-out one, and how often chance does that."""
+
+    count: int
+    total: int
+    chance: float
+
+    @property
+    def significant(self) -> bool:
+        return self.chance <= SIGNIFICANT
+
+    def __str__(self) -> str:
+        if self.total == 0:
+            return "there are no held-out images to compare with"
+        by_chance = f"which chance does in {self.chance:.2g} of cases" if self.chance < 1 else "as chance has it"
+        return f"{self.count} of {self.total} point to a true image more than to any held-out one, {by_chance}"
+
+
+def told_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Told:
+    """Each found image against its own true image and all held-out ones."""
+    if not len(held_out):
+        return Told(0, 0, 1.0)
+    mean = held_out.mean(0)
+    own = _cosines(found - mean, truth - mean).diagonal()
+    others = _cosines(found - mean, held_out - mean).amax(1)
+    count = int((own > others).sum())
+    chance = stats.binom.sf(count - 1, len(found), 1 / (len(held_out) + 1))
+    return Told(count, len(found), float(chance))
+
+
+def told_apart(found: Tensor, candidates: Tensor, held_out: Tensor) -> Told:
+    """Found images of unknown order against as many candidates as held-out images.
+
+    They share both sets, so chance is how often a random exchange of candidates and held-out images tells as many.
+    """
+    count = min(len(candidates), len(held_out))
+    if not count:
+        return Told(0, 0, 1.0)
+    rng = torch_rng("audit", "told apart")
+    sets = [images[torch.randperm(len(images), generator=rng)[:count]] for images in (candidates, held_out)]
+    mean = held_out.mean(0)
+    table = _cosines(found - mean, torch.cat(sets) - mean)
+    told = _closer_to_first(table, torch.arange(2 * count))
+    shuffled = [_closer_to_first(table, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
+    chance = (1 + sum(other >= told for other in shuffled)) / (1 + SHUFFLES)
+    return Told(told, len(found), chance)
+
+
+def _closer_to_first(table: Tensor, order: Tensor) -> int:
+    half = len(order) // 2
+    return int((table[:, order[:half]].amax(1) > table[:, order[half:]].amax(1)).sum())
+
+
+def _cosines(first: Tensor, second: Tensor) -> Tensor:
+    """[N, M] between images [N, C, H, W] and [M, C, H, W]."""
+    flat = [F.normalize(images.float().flatten(1), dim=1) for images in (first, second)]
+    return flat[0] @ flat[1].T

@@ -8,6 +8,7 @@ from torch import Tensor
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion import PRESETS, GradientInversion
 from polyclinic.attacks.inversion import Knowledge
+from polyclinic.attacks.labels import last_linear
 from polyclinic.attacks.membership_attacks import LossThreshold
 from polyclinic.attacks.simulation import LocalTraining
 from polyclinic.audit.case import Finding, NotTried, Seen, Truth
@@ -30,8 +31,9 @@ def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
     name = "gradient-inversion"
     if seen.tools.assembly.study.task.dense:
         return NotTried(name, "masks would have to be searched for together with images")
-    if not seen.received("weights"):
-        return NotTried(name, "the weights that the site started from are not known")
+    parameters = dict(seen.network.named_parameters())
+    if not parameters.keys() <= seen.received("weights").keys():
+        return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
     plan = Plan(seen)
     settings, knowledge = plan.settings(), plan.knowledge(truth)
     missing = settings.needs - seen.tools.threat.granted
@@ -81,13 +83,18 @@ class Plan:
         """Geiping et al.'s attack: its cosine does not mind that an update's length says little about its images."""
         labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
         found = "known" if labels_known else "sign" if self.looked_for == 1 else "counts"
-        classification = self.seen.tools.assembly.study.task.name == "classification"
+        readable = self.seen.tools.assembly.study.task.name == "classification" and self._last_layer_sent()
         changes = {
             "target": self.seen.kind,
             "iterations": self.seen.tools.budget.update_steps,
-            "label": found if classification or labels_known else "joint",
+            "label": found if readable or labels_known else "joint",
         }
         return PRESETS["geiping"].model_copy(update=changes)
+
+    def _last_layer_sent(self) -> bool:
+        """Whether labels can be read off: only from the gradients of the last layer and its bias."""
+        layer = last_linear(self.seen.network)
+        return {f"{layer}.weight", f"{layer}.bias"} <= self.seen.parcel.tensors.keys()
 
     def knowledge(self, truth: Truth) -> Knowledge:
         study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
