@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyclinic.data.parts import Parts, open_site
+from polyclinic.data.parts import Parts, SiteData, open_site
 from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.ray import Ray, Share
-from polyclinic.engines.worker_process import WorkerProcess
+from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.gate import Policy
@@ -33,11 +32,16 @@ from polyclinic.training import Workbench
 
 @dataclass(frozen=True)
 class Assembly:
-    """Builds everything one run consists of. `folder` is the run folder."""
+    """Builds everything one run consists of. `folder` is the run folder.
+
+    `policy` and `open_data` are a deployed site's own; simulated sites take them from the study and the parts.
+    """
 
     study: Study
     parts: Parts
     folder: Path
+    policy: Policy | None = None
+    open_data: Callable[[str], SiteData] | None = None
 
     @cached_property
     def target(self) -> Target:
@@ -116,8 +120,8 @@ class Assembly:
             seed=self.study.seed,
             bench=self.workbench(),
             folder=self.folder,
-            open_data=lambda site: open_site(self.parts.folder, site),
-            policy=Policy(kinds=self.study.policy.kinds),
+            open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
+            policy=self.policy or Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
             replay=self.replaying,
             keeping=Keeping(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
@@ -141,7 +145,7 @@ class Assembly:
         settings = self.study.engine
 
         def start_worker() -> WorkerProcess:
-            command = [sys.executable, "-m", "polyclinic.worker", self.order]
+            command = python_command("polyclinic.worker", self.order)
             return WorkerProcess(command, threads=settings.threads, inherit=(lock,))
 
         return InProcess(

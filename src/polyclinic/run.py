@@ -83,10 +83,10 @@ def run(
     if study.privacy is not None:
         images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
         check_budget(study.privacy, images, study.optimizer.batch_size)
-    with _locked(folder) as lock, _threads(study.engine.threads):
-        _write_atomically(folder / "study.toml", study.to_toml())
+    with locked(folder) as lock, _threads(study.engine.threads):
+        write_atomically(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, lock, display)
-        _write_atomically(finished, json.dumps(values, indent=2) + "\n")
+        write_atomically(finished, json.dumps(values, indent=2) + "\n")
     display.finished(values)
     return Result(folder, values)
 
@@ -167,7 +167,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
     card = card_of(study, parts.info, backbones, digest_of_weights(tensors))
-    _write_atomically(folder / "model.safetensors", model_file(tensors, card))
+    write_atomically(folder / "model.safetensors", model_file(tensors, card))
     timing = {
         "seconds": round(time.perf_counter() - started, 3),
         "rounds_seconds": round(recorder.seconds, 3),
@@ -184,7 +184,7 @@ Models = dict[str, dict[str, Tensor]]
 def released_models(federation: Federation, recorder: Recorder, last: Weights) -> Models:
     """The selected model: one for all sites, or where a part of it stays at the sites, one of each site."""
     selected = recorder.best_weights if recorder.best_weights is not None else last
-    if not recorder.has_local:
+    if not recorder.has_local or not federation.engine.simulation:  # what stays at a real site nobody else sees
         return {"": dict(selected)}
     group = "best" if recorder.best_round else "local"
     common = {**federation.bench.initial_local, **selected}
@@ -204,8 +204,9 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
     """Test metrics, computed once. Where each site has a model of its own, `test` is the mean over the models,
     each on the images of all sites, and `per_site` is each site's model on its own images."""
     task = study.task
-    if not personal:
-        scored = score(task, federation.ask_all("evaluate", weights=models[""], split="test", own="none"))
+    if "" in models:
+        part = "none" if not personal else "best" if study.evaluation.select == "best" else "current"
+        scored = score(task, federation.ask_all("evaluate", weights=models[""], split="test", own=part))
         return _tables(scored or {"pooled": {}, "mean": {}, "per_site": {}})
     of_model = {}
     for site, weights in models.items():
@@ -296,14 +297,14 @@ def environment(study: Study) -> dict[str, Any]:
 # --- files --------------------------------------------------------------------------------------------
 
 
-def _write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(path)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def locked(folder: Path) -> Iterator[int]:
     """Hold the folder's lock: two runs in one folder would spoil each other. Gives the lock's descriptor."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:

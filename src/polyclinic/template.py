@@ -75,6 +75,15 @@ def _table(name: str, kind: type[Settings], fixed: dict[str, Any], note: str) ->
     return lines
 
 
+def settings_with_comments(chosen: Settings, without: tuple[str, ...] = ()) -> list[str]:
+    """The lines of one table with the chosen values, a comment above each."""
+    lines: list[str] = []
+    for name, field in type(chosen).model_fields.items():
+        if name not in without:
+            lines += _setting(name, field, getattr(chosen, name))
+    return lines
+
+
 def _default(setting: str, field: FieldInfo) -> Any:
     default = field.get_default(call_default_factory=True)
     return EXAMPLES.get(setting) if default is PydanticUndefined else default

@@ -1,9 +1,16 @@
 """What a worker process runs: `python -m polyclinic.worker ORDER`. Started by an engine, not by hand."""
 
+import json
 import sys
 
 from polyclinic.assembly import host_from
 from polyclinic.engines.worker_process import serve
 
 if __name__ == "__main__":
-    serve(host_from(sys.argv[1]))
+    told = json.loads(sys.argv[1])
+    if "kit" in told:  # at a real institution
+        from polyclinic.deployment.at_site import deployed_host
+
+        serve(lambda: deployed_host(told))
+    else:
+        serve(lambda: host_from(sys.argv[1]))

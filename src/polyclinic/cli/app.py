@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from polyclinic import __version__
-from polyclinic.cli import audit, compare, data, forgetting, ledger, predict, privacy, run, study, weights
+from polyclinic.cli import audit, compare, data, deploy, forgetting, ledger, predict, privacy, run, study, weights
 
 app = typer.Typer(
     help="Hospitals train medical-imaging models together without sharing their images.",
@@ -36,6 +36,7 @@ app.command("ledger")(ledger.ledger)
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("privacy")(privacy.privacy)
+app.add_typer(deploy.app, name="deploy")
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")

@@ -6,15 +6,20 @@ travels between them.
 
 from __future__ import annotations
 
-import sys
+import logging
+from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabCallError, collab
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message
 
 from polyclinic.engines.nvflare.engine import Send
-from polyclinic.engines.nvflare.job import plain
-from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.worker_process import WorkerProcess
+from polyclinic.engines.nvflare.job import STATUS, plain
+from polyclinic.engines.nvflare.relay import Relay, refusal
+from polyclinic.engines.worker_process import reason_of
+
+log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -22,9 +27,28 @@ class Coordinator:
 
     @collab.main
     def run(self) -> None:
-        from polyclinic.deployment.simulation import coordinate
+        order = plain(collab.get_app_prop("order"))
+        sends = {proxy.name: sender(proxy) for proxy in collab.clients}
+        if "assembly" in order:
+            from polyclinic.deployment.simulation import coordinate as coordinate_simulation
 
-        coordinate(plain(collab.get_app_prop("order")), {proxy.name: sender(proxy) for proxy in collab.clients})
+            coordinate_simulation(order, sends)
+        else:
+            run_deployed(order, sends)
+
+
+def run_deployed(order: dict[str, Any], sends: dict[str, Send]) -> None:
+    """A job at a real server. A run that stops here may be resumed; why it stopped is in the job's folder."""
+    from polyclinic.deployment.at_server import Reach, coordinate
+
+    context = collab.fl_ctx
+    engine, workspace = context.get_engine(), collab.workspace
+    reach = Reach(sends, lambda site: is_present(engine.get_cell(), site))
+    job = Path(workspace.get_run_dir(context.get_job_id()))
+    run = coordinate(order, reach, Path(workspace.get_root_dir()), job)
+    engine.register_app_command(STATUS, lambda topic, data, fl_ctx: run.status())
+    outcome = run.run()
+    log.info("the run ended: %s", outcome.reason or "finished")
 
 
 class SiteProgram:
@@ -32,27 +56,38 @@ class SiteProgram:
 
     def __init__(self) -> None:
         self._relay: Relay | None = None
+        self._refusal = ""
 
     @collab.init
     def start(self) -> None:
-        from polyclinic.deployment.simulation import site_of
-
-        site, worker = site_of(plain(collab.get_app_prop("order")), collab.site_name)
-        command = [sys.executable, "-m", "polyclinic.worker", worker.order]
-        self._relay = Relay(site, lambda: WorkerProcess(command, threads=worker.threads))
+        """A site that cannot take part says why when it is called: the others need not stop for it."""
+        try:
+            self._relay = relay_for(plain(collab.get_app_prop("order")), collab.site_name)
+        except Exception as error:
+            log.exception("this site cannot take part")
+            self._refusal = reason_of(error)
 
     @collab.publish
     def call(self, what: str, payload: bytes) -> bytes:
         """See `engines.nvflare.wire`."""
         if collab.caller != "server":
             raise PermissionError(f"'{collab.caller}' is not the coordinator")
-        assert self._relay is not None
-        return self._relay.handle(what, payload)
+        return self._relay.handle(what, payload) if self._relay else refusal(self._refusal)
 
     @collab.final
     def stop(self) -> None:
         if self._relay:
             self._relay.close()
+
+
+def relay_for(order: dict[str, Any], name: str) -> Relay:
+    if "assembly" in order:
+        from polyclinic.deployment.simulation import relay_of as relay_of_simulation
+
+        return relay_of_simulation(order, name)
+    from polyclinic.deployment.at_site import relay_of
+
+    return relay_of(order, name, Path(collab.workspace.get_root_dir()))
 
 
 def sender(proxy: Any) -> Send:
@@ -67,3 +102,11 @@ def sender(proxy: Any) -> Send:
             raise TimeoutError(str(error.cause)) from None
 
     return send
+
+
+def is_present(cell: Any, site: str) -> bool:
+    """Whether a site is connected to the server at all, in this job or not."""
+    reply = cell.core_cell.send_request(
+        channel="_net_manager", topic="peers", target=site, request=Message(), timeout=5.0
+    )
+    return reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK

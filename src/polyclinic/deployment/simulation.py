@@ -7,30 +7,20 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyclinic.assembly import Assembly, assemble_from
+from polyclinic.deployment.outcome import Outcome
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.nvflare.job import write_job
-from polyclinic.engines.nvflare.simulator import end_with_parent, simulate, site_names
-from polyclinic.engines.worker_process import reason_of
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.engines.nvflare.relay import Relay
+from polyclinic.engines.nvflare.simulator import simulate, site_names
+from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command
+from polyclinic.errors import WorkFailed
 from polyclinic.recorder import Display
-
-OUTCOME = ".outcome.json"
-
-
-@dataclass(frozen=True)
-class WorkerOrder:
-    """What a site's child process is told, and the threads it computes with."""
-
-    order: str
-    threads: int
-
 
 # --- in the process that runs the study ---------------------------------------------------------------
 
@@ -38,27 +28,21 @@ class WorkerOrder:
 def run_simulated(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
     """Run a study in the simulator: what `result.json` will hold."""
     names = site_names(assembly.parts.names)
-    workspace, outcome = assembly.folder / ".nvflare", assembly.folder / OUTCOME
+    workspace, outcome = assembly.folder / ".nvflare", assembly.folder / ".outcome.json"
     outcome.unlink(missing_ok=True)
-    order = {"assembly": assembly.order, "names": names}
-    display.started(assembly.study, assembly.parts.names, 1)
     follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
+    display.started(assembly.study, assembly.parts.names, follow.shown + 1)
     with tempfile.TemporaryDirectory() as scratch:
+        order = {"assembly": assembly.order, "names": names}
         job = write_job(Path(scratch), "polyclinic", order=order, least=len(names))
         simulate(job, workspace, list(names), lock=lock, watch=follow.look)
     if not outcome.exists():
         raise WorkFailed(f"the simulation ended without a result; see {workspace}.log and {workspace}")
-    values = _outcome(json.loads(outcome.read_text(encoding="utf-8")))
+    values = Outcome.read(outcome).result()
     outcome.unlink()
     shutil.rmtree(workspace, ignore_errors=True)
     workspace.with_name(f"{workspace.name}.log").unlink(missing_ok=True)
     return values
-
-
-def _outcome(told: dict[str, Any]) -> dict[str, Any]:
-    if told["error"] is None:
-        return told["values"]
-    raise BadInput(told["reason"]) if told["error"] == "BadInput" else WorkFailed(told["reason"])
 
 
 class Follower:
@@ -68,20 +52,19 @@ class Follower:
         self.history = history
         self.rounds = rounds
         self.display = display
-        self._shown = _rounds_in(history)[-1]["round"] if _rounds_in(history) else 0
+        self.shown = max((line["round"] for line in self._lines()), default=0)
 
     def look(self) -> None:
         """Show what is new."""
-        for line in _rounds_in(self.history):
-            if line["round"] > self._shown:
-                self._shown = line["round"]
+        for line in self._lines():
+            if line["round"] > self.shown:
+                self.shown = line["round"]
                 self.display.round_done(line, self.rounds)
 
-
-def _rounds_in(history: Path) -> list[dict[str, Any]]:
-    with contextlib.suppress(OSError, ValueError):
-        return [json.loads(text) for text in history.read_text(encoding="utf-8").splitlines()]
-    return []
+    def _lines(self) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
+            return [json.loads(text) for text in self.history.read_text(encoding="utf-8").splitlines()]
+        return []
 
 
 # --- in the simulator's processes ---------------------------------------------------------------------
@@ -93,23 +76,19 @@ def coordinate(order: dict[str, Any], sends: Mapping[str, Send]) -> None:
 
     end_with_parent()
     assembly = assemble_from(order["assembly"])
-    torch.set_num_threads(assembly.study.engine.threads)
-    sites = {site: sends.get(name) for name, site in order["names"].items()}
     settings = assembly.study.engine
-    patience = Patience(settings.deadline, settings.silence)
-    engine = NVFlare(sites, patience=patience, simulation=True, durable=lambda: None)
-    told: dict[str, Any] = {"error": None, "reason": None, "values": None}
-    try:
-        told["values"] = run_with(assembly, engine, Display())
-    except Exception as error:
-        told |= {"error": type(error).__name__, "reason": reason_of(error)}
-    partial = assembly.folder / f"{OUTCOME}.partial"
-    partial.write_text(json.dumps(told), encoding="utf-8")
-    partial.replace(assembly.folder / OUTCOME)
+    torch.set_num_threads(settings.threads)
+    sites = {site: sends.get(name) for name, site in order["names"].items()}
+    engine = NVFlare(
+        sites, patience=Patience(settings.deadline, settings.silence), simulation=True, durable=lambda: None
+    )
+    outcome = Outcome.of(lambda: run_with(assembly, engine, Display()))
+    outcome.write(assembly.folder / ".outcome.json")
 
 
-def site_of(order: dict[str, Any], name: str) -> tuple[str, WorkerOrder]:
-    """A simulated site's name, and what its child process is told."""
+def relay_of(order: dict[str, Any], name: str) -> Relay:
+    """The relay of a simulated site."""
     end_with_parent()
     threads = json.loads(order["assembly"])["study"]["engine"]["threads"]
-    return order["names"][name], WorkerOrder(order["assembly"], threads)
+    command = python_command("polyclinic.worker", order["assembly"])
+    return Relay(order["names"][name], lambda: WorkerProcess(command, threads=threads))

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
@@ -32,6 +32,11 @@ def reason_of(error: BaseException) -> str:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """What starts a module of this installation in a process of its own."""
+    return [sys.executable, "-m", module, *arguments]
 
 
 class WorkerGone(Exception):  # noqa: N818
@@ -77,7 +82,9 @@ class WorkerProcess:
 
     def restore(self, positions: Mapping[str, SitePosition]) -> None:
         """Tell a worker where its sites stand; also waits until it has started."""
-        self._exchange({"do": "restore", "positions": dict(positions)}, [], STARTS_WITHIN)
+        header, _ = self._exchange({"do": "restore", "positions": dict(positions)}, [], STARTS_WITHIN)
+        if header.get("failed"):
+            raise WorkerGone(header["failed"])
 
     def kill(self) -> None:
         self._process.kill()
@@ -146,11 +153,20 @@ def _wait(readable: list[IO[bytes]], writable: list[IO[bytes]], until: float | N
 # --- inside the worker --------------------------------------------------------------------------------
 
 
-def serve(host: SiteHost) -> None:
-    """Answer calls on standard input until it ends. Nothing else may write to standard output."""
-    _end_with_parent()
+def serve(host: SiteHost | Callable[[], SiteHost]) -> None:
+    """Answer calls on standard input until it ends. Nothing else may write to standard output.
+
+    Where the host cannot be made, that is the answer to whatever comes first.
+    """
+    end_with_parent()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        host = host() if callable(host) else host
+    except Exception as error:
+        read_frame(sys.stdin.buffer)
+        write_frame(answers, pack({"failed": reason_of(error), "position": None}, []))
+        return
     while (message := read_frame(sys.stdin.buffer)) is not None:
         header, blobs = unpack(message)
         write_frame(answers, _answer(host, header, blobs))
@@ -170,8 +186,8 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes]) -> bytes
     return pack({"failed": None, "position": position}, [reply.to_bytes()])
 
 
-def _end_with_parent() -> None:
-    """A coordinator that was killed cannot end its workers: they watch for that themselves."""
+def end_with_parent() -> None:
+    """A process that was killed cannot end those it started: they watch for that themselves."""
     parent = os.getppid()
 
     def watch() -> None:

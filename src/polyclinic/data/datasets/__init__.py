@@ -4,6 +4,7 @@ A source may import `data` and what lies below it (`errors`, `settings`, `random
 except to share a reader.
 """
 
+from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.datasets.bone_age import RsnaBoneAge
 from polyclinic.data.datasets.brats import Brats2017
 from polyclinic.data.datasets.chestxray import NihChestXray
@@ -49,4 +50,5 @@ SOURCES: dict[str, type[Source]] = {
     "cifar100": Cifar100,
     "svhn": Svhn,
     "omniglot": Omniglot,
+    "at-sites": AtSites,
 }

@@ -19,6 +19,8 @@ CLASSES = (
     COORDINATOR,
     SITE,
 )
+#: what the coordinator of a running job answers with how far it is
+STATUS = "polyclinic.status"
 #: seconds for the sites to start their part of a job
 JOIN = 120
 

@@ -109,6 +109,11 @@ class Relay:
         return self._task
 
 
+def refusal(reason: str) -> bytes:
+    """The answer of a site that cannot take part, to whatever it is asked."""
+    return pack({"state": "done", "failed": reason, "position": None, "size": 0, "whole": True}, [b""])
+
+
 class _Task:
     """A call that is being worked on."""
 

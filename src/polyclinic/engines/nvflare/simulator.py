@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -80,17 +79,3 @@ def refuse_missing() -> None:
         import nvflare  # noqa: F401
     except ImportError:
         raise BadInput("engine.name: 'nvflare' needs the extra: pip install 'polyclinic[nvflare]'") from None
-
-
-def end_with_parent() -> None:
-    """For a process of the simulator: end when the process that started it is gone."""
-    import threading
-
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

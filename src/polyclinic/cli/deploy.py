@@ -1,0 +1,225 @@
+"""`polyclinic deploy`: a study across institutions, or all of them on this machine for a rehearsal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from polyclinic.cli.run import SET
+from polyclinic.errors import BadInput
+
+app = typer.Typer(help="Run studies across institutions (NVFlare).", no_args_is_help=True)
+
+FOLDER = typer.Option(Path("deployment"), "--deployment", "-d", help="The folder that `deploy init` wrote.")
+WITHIN = typer.Option(30.0, help="Seconds for the server to answer.")
+NAMES = typer.Argument(None, help="Participants: server, or a site's name; all of them if none is named.")
+
+
+@app.command("init")
+def init(
+    study: Path = typer.Argument(..., help="The study whose sites take part."),
+    sets: list[str] = SET,
+    out: Path = typer.Option(Path("deployment"), "--out", help="The folder to write the kits into."),
+    server: str = typer.Option("localhost", help="Name under which the sites reach the coordinator's machine."),
+    port: int = typer.Option(8002, help="The one port that must be open at the coordinator's machine."),
+) -> None:
+    """Make the kits of the server, of every site and of the admin, with certificates for all."""
+    from polyclinic.cli.display import RunDisplay
+    from polyclinic.deployment.kits import make_kits
+    from polyclinic.engines.nvflare.simulator import refuse_missing
+    from polyclinic.study import load_study
+
+    refuse_missing()
+    display = RunDisplay()
+    try:
+        names = make_kits(load_study(study, sets), out, server=server, port=port, display=display)
+    finally:
+        display.close()
+    typer.echo(f"wrote {out}: kits of the server, the admin and {len(names)} sites ({', '.join(names)})")
+    typer.echo(f"the study as it will be sent: {out / 'study.toml'}")
+
+
+@app.command("start")
+def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as its institution got it.")) -> None:
+    """Start one participant here, in the foreground, until Ctrl-C."""
+    from polyclinic.deployment.processes import Participant
+
+    process = Participant.of(kit).start()
+    try:
+        raise typer.Exit(process.wait())
+    except KeyboardInterrupt:
+        process.terminate()
+        raise typer.Exit(process.wait()) from None
+
+
+@app.command("up")
+def up(
+    names: list[str] = NAMES,
+    here: bool = typer.Option(False, "--here", help="Start them on this machine: a rehearsal."),
+    folder: Path = FOLDER,
+    within: float = typer.Option(120.0, help="Seconds for server and sites to be up."),
+) -> None:
+    """Start a server and all sites on this machine, each in a process of its own."""
+    from polyclinic.deployment.processes import Rehearsal
+
+    if not here:
+        raise BadInput("--here: only a rehearsal starts everybody; an institution runs `polyclinic deploy start KIT`")
+    rehearsal = Rehearsal(folder)
+    started = rehearsal.up(names or [])
+    typer.echo(f"started {', '.join(started)}" if started else "all of them are running")
+    rehearsal.wait_until_up(within)
+    wait_for_sites(folder, [name for name in rehearsal.running() if name != "server"], within)
+
+
+@app.command("submit")
+def submit(
+    study: Path = typer.Argument(..., help="The study to run."),
+    sets: list[str] = SET,
+    folder: Path = FOLDER,
+    name: str | None = typer.Option(None, help="Name of the run.  [default: <method>-seed<seed>]", show_default=False),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run of this name after its last checkpoint."),
+    detach: bool = typer.Option(False, "--detach", help="Do not wait; sites that come back then need --resume."),
+    out: Path | None = typer.Option(None, help="Fetch the run into this folder when it is done.", show_default=False),
+    within: float = WITHIN,
+) -> None:
+    """Run a study at the sites, and watch over it until it is done."""
+    from polyclinic.cli.display import RunDisplay
+    from polyclinic.deployment.admin import Administration, Order, Watch
+
+    chosen = study_to_send(study, sets, folder)
+    administration = Administration(folder, within)
+    order = Order(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
+    job = administration.submit(order)
+    typer.echo(f"submitted '{order.name}' as job {job}")
+    if detach:
+        return
+    display = RunDisplay()
+    try:
+        result = Watch(administration, display, typer.echo).run(order, job)
+    except KeyboardInterrupt:
+        typer.echo("the run goes on without you; `polyclinic deploy status` shows it, `submit --resume` watches again")
+        raise typer.Exit(1) from None
+    finally:
+        display.close()
+    show_result(order.name, result, administration, out)
+
+
+@app.command("status")
+def status(folder: Path = FOLDER, within: float = WITHIN) -> None:
+    """Show who is connected, and how far every run is."""
+    from polyclinic.deployment.admin import Administration
+
+    administration = Administration(folder, within)
+    typer.echo(f"connected: {', '.join(administration.connected()) or 'no site'}")
+    for job in administration.jobs():
+        typer.echo(describe(job, administration))
+
+
+@app.command("logs")
+def logs(
+    name: str = typer.Argument("server", help="server, or the name of a site whose kit is on this machine."),
+    lines: int = typer.Option(40, help="How many lines of the end to show."),
+    folder: Path = FOLDER,
+) -> None:
+    """Show the end of a participant's log. A site's log stays at the site: ask there."""
+    kit = folder / ("server" if name == "server" else f"sites/{name}")
+    of_jobs = sorted(kit.glob("*/log.txt"), key=lambda path: path.stat().st_mtime)
+    found = [*of_jobs[-1:], kit / "log.txt"]
+    if not found[-1].exists():
+        raise BadInput(f"{name}: there is no {kit / 'log.txt'}; has it been started here?")
+    for path in reversed(found):
+        typer.echo(f"== {path}")
+        typer.echo("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]))
+
+
+@app.command("fetch")
+def fetch(
+    job: str | None = typer.Argument(None, help="The job whose run to fetch; by default the latest."),
+    out: Path = typer.Option(..., help="The folder to put it into."),
+    folder: Path = FOLDER,
+    within: float = WITHIN,
+) -> None:
+    """Fetch the folder of a run: model, result, history."""
+    from polyclinic.deployment.admin import Administration
+
+    if out.exists():
+        raise BadInput(f"--out {out}: exists already; name a new folder")
+    administration = Administration(folder, within)
+    jobs = administration.jobs()
+    if job is None and not jobs:
+        raise BadInput("there is no job yet; `polyclinic deploy submit` makes one")
+    administration.fetch(job or jobs[0]["job_id"], out)
+    typer.echo(f"wrote {out}")
+
+
+@app.command("down")
+def down(names: list[str] = NAMES, folder: Path = FOLDER) -> None:
+    """End the participants of a rehearsal, and everything they started."""
+    from polyclinic.deployment.processes import Rehearsal
+
+    ended = Rehearsal(folder).down(names or [])
+    typer.echo(f"ended {', '.join(ended)}" if ended else "none of them was running")
+
+
+# --- behind the commands ------------------------------------------------------------------------------
+
+
+def study_to_send(path: Path, sets: list[str], folder: Path):
+    """A study without data of its own; one that was rehearsed gets what `deploy init` found out about its images."""
+    from polyclinic.data.datasets.at_sites import AtSites
+    from polyclinic.study import load_study
+
+    study = load_study(path, sets)
+    if isinstance(study.data, AtSites):
+        return study
+    known = load_study(folder / "study.toml")
+    assert isinstance(known.data, AtSites)
+    if (study.data.source, study.data.size) != (known.data.dataset, known.data.size):
+        raise BadInput(
+            f"data: the sites of {folder} have '{known.data.dataset}' at {known.data.size} px; "
+            "submit a study of these, or make kits for this one"
+        )
+    tables = {**study.as_tables(), "data": known.as_tables()["data"], "sites": known.as_tables()["sites"]}
+    from polyclinic.study import parse_study
+
+    return parse_study(tables)
+
+
+def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
+    """Wait until the sites are connected, and say so."""
+    import time
+
+    from polyclinic.deployment.admin import Administration
+    from polyclinic.errors import WorkFailed
+
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        connected = Administration(folder).connected()
+        if set(names) <= set(connected):
+            typer.echo(f"connected: {', '.join(connected) or 'no site'}")
+            return
+        time.sleep(1)
+    missing = ", ".join(sorted(set(names) - set(connected)))
+    raise WorkFailed(f"{missing}: not connected within {within:g} seconds (--within); `deploy logs` may say why")
+
+
+def describe(job: dict[str, Any], administration: Any) -> str:
+    """One line about a job."""
+    text = f"{job['job_id']}  {job['status']}"
+    told = administration.progress(job["job_id"]) if job["status"] == "RUNNING" else None
+    if told:
+        done = (told["last"] or {}).get("round", 0)
+        text += f"  {told['run']}: {done} of {told['rounds']} rounds"
+        text += f", lost: {', '.join(told['lost'])}" if told["lost"] else ""
+    return text
+
+
+def show_result(name: str, result: dict[str, Any], administration: Any, out: Path | None) -> None:
+    from polyclinic.cli.tables import print_result
+    from polyclinic.run import Result
+
+    if out:
+        administration.fetch(administration.jobs()[0]["job_id"], out)
+    print_result(Result(out or Path(name), result))

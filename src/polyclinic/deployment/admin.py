@@ -1,0 +1,164 @@
+"""What the owner of a study does: submit it, see how far it is, fetch what it found, by the admin's kit.
+
+NVFlare ends a job when a site's process for it is killed, and gives a running job no site that comes later. `submit`
+therefore watches over its run and submits it again, from its last checkpoint, whenever that is what it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polyclinic
+from polyclinic.deployment.at_server import OUTCOME
+from polyclinic.deployment.kits import ADMIN
+from polyclinic.deployment.outcome import Outcome
+from polyclinic.engines.nvflare.job import STATUS, write_job
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.recorder import Display
+from polyclinic.study import Study
+
+#: seconds between looks at a running job
+LOOK = 2.0
+#: times in a row that a run is submitted again without having finished another round
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Order:
+    """A study to run, under a name, at a server: from its beginning, or from where it stopped."""
+
+    study: Study
+    name: str
+    resume: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        tables = self.study.as_tables()
+        return {"study": tables, "run": self.name, "resume": self.resume, "version": polyclinic.__version__}
+
+    @property
+    def least(self) -> int:
+        """Sites without which the run cannot go on."""
+        import math
+
+        count = len(self.study.sites.site_names())
+        return max(1, math.ceil(self.study.engine.quorum * count - 1e-9))
+
+
+class Administration:
+    """The server, as the admin's kit reaches it."""
+
+    def __init__(self, folder: Path, within: float = 30.0) -> None:
+        self.kit = folder / "admin"
+        self.within = within
+        if not (self.kit / "startup" / "fed_admin.json").is_file():
+            raise BadInput(f"{folder}: is no deployment with an admin's kit; `polyclinic deploy init` makes one")
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        session = None
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it tells its user what it tells its caller
+                session = new_secure_session(ADMIN, str(self.kit), timeout=self.within)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise WorkFailed(f"no server answers within {self.within:g} seconds (--within): {reason}") from None
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def connected(self) -> list[str]:
+        """Names of the sites that are connected now."""
+        with self.session() as session:
+            return sorted(client.name for client in session.get_system_info().client_info)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs, the latest first."""
+        with self.session() as session:
+            return session.list_jobs(reverse=True)
+
+    def progress(self, job: str) -> dict[str, Any] | None:
+        """How far a running job is, as its coordinator says; None if it does not answer."""
+        with contextlib.suppress(Exception), self.session() as session:
+            return session.do_app_command(job, STATUS, {})
+        return None
+
+    def submit(self, order: Order) -> str:
+        """Submit a run; the job's number."""
+        with tempfile.TemporaryDirectory() as scratch, self.session() as session:
+            job = write_job(Path(scratch), "polyclinic", order=order.plain(), least=order.least)
+            return session.submit_job(str(job))
+
+    def status(self, job: str) -> str:
+        with self.session() as session:
+            return session.get_job_status(job)
+
+    def abort(self, job: str) -> None:
+        with self.session() as session:
+            session.abort_job(job)
+
+    def fetch(self, job: str, target: Path) -> Path:
+        """What a job has left to be fetched, put into a new folder."""
+        with tempfile.TemporaryDirectory() as scratch, self.session() as session:
+            with contextlib.redirect_stdout(io.StringIO()):
+                location = Path(session.download_job_result(job, scratch))
+            found = next(iter(location.rglob(OUTCOME)), None)
+            if found is None:
+                raise WorkFailed(f"job {job} left nothing to fetch; `polyclinic deploy logs server` may say why")
+            shutil.copytree(found.parent, target, dirs_exist_ok=True)
+        return target
+
+    def outcome(self, job: str) -> Outcome | None:
+        """How a job that has ended says it ended; None if it was killed before it could."""
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                return Outcome.read(self.fetch(job, Path(scratch) / "run") / OUTCOME)
+            except WorkFailed:
+                return None
+
+
+class Watch:
+    """Watches over a run until it is finished: submits it again when a site is back or a job was lost."""
+
+    def __init__(self, administration: Administration, display: Display, say: Callable[[str], None]) -> None:
+        self.administration = administration
+        self.display = display
+        self.say = say
+        self._round = 0
+
+    def run(self, order: Order, job: str) -> dict[str, Any]:
+        """The result of the run; WorkFailed or BadInput if there is none."""
+        self.display.started(order.study, order.study.sites.site_names(), 1)
+        attempts, before = 0, 0
+        while True:
+            self._follow(order, job)
+            outcome = self.administration.outcome(job)
+            if outcome is not None and outcome.error != "Rejoining":
+                return outcome.result()
+            attempts, before = (0 if self._round > before else attempts + 1), self._round
+            if attempts >= ATTEMPTS:
+                raise WorkFailed(f"the run stopped {ATTEMPTS} times in a row; `polyclinic deploy logs server` says why")
+            self.say(outcome.reason if outcome and outcome.reason else f"job {job} was lost")
+            order = Order(order.study, order.name, resume=True)
+            job = self.administration.submit(order)
+            self.say(f"going on after round {self._round} as job {job}")
+
+    def _follow(self, order: Order, job: str) -> None:
+        """Until the job has ended: show its rounds."""
+        while not (status := self.administration.status(job)).startswith("FINISHED"):
+            told = self.administration.progress(job) if status == "RUNNING" else None
+            last = (told or {}).get("last") or {}
+            if last.get("round", 0) > self._round:
+                self._round = last["round"]
+                self.display.round_done(last, order.study.method.rounds)
+            time.sleep(LOOK)

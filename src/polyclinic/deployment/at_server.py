@@ -1,0 +1,104 @@
+"""The coordinator at its server: the run folder, what it tells who asks, and how a site that was lost comes back.
+
+NVFlare gives a job the sites that are connected when it starts. When one that was lost is back, the job ends at the
+next checkpoint and says so; the run goes on, with that site, in the next job.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyclinic.assembly import Assembly
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.parts import Parts
+from polyclinic.deployment.outcome import Outcome
+from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
+from polyclinic.errors import BadInput
+from polyclinic.recorder import Display
+from polyclinic.study import Study, load_study, parse_study
+
+#: what a run folder at the server holds that its owner need not fetch
+NOT_FETCHED = shutil.ignore_patterns("checkpoint", ".lock", "*.partial")
+OUTCOME = "outcome.json"
+
+
+class Rejoining(Exception):  # noqa: N818
+    """A site that was lost is back: the run goes on, with it, in another job."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How the coordinator reaches its sites: `sends` those in this job, `present` whether one is connected at all."""
+
+    sends: Mapping[str, Send]
+    present: Callable[[str], bool]
+
+
+def coordinate(order: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
+    """Prepare the run that an order asks for. `kit` is the server's folder, `job` the one that its owner can fetch."""
+    refuse_unsafe_name(order["run"])
+    return Coordination(parse_study(order["study"]), kit / "runs" / order["run"], order["resume"], reach, job)
+
+
+class Coordination:
+    """One run at the server."""
+
+    def __init__(self, study: Study, folder: Path, resume: bool, reach: Reach, job: Path) -> None:
+        self.study = study
+        self.folder = folder
+        self.resume = resume
+        self.reach = reach
+        self.job = job
+        self.engine: NVFlare | None = None
+
+    def run(self) -> Outcome:
+        """Run to the end, or to where a site rejoins; leave what may be fetched in the job's folder."""
+        outcome = Outcome.of(self._run)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        outcome.write(self.folder / OUTCOME)
+        shutil.copytree(self.folder, self.job / "run", ignore=NOT_FETCHED, dirs_exist_ok=True)
+        return outcome
+
+    def status(self) -> dict[str, Any]:
+        """How far the run is, for `polyclinic deploy status`."""
+        history = self.folder / "history.jsonl"
+        lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
+        last = json.loads(lines[-1]) if lines else {}
+        lost = sorted(self.engine.lost) if self.engine else []
+        return {"run": self.folder.name, "rounds": self.study.method.rounds, "lost": lost, "last": last}
+
+    def _run(self) -> dict[str, Any]:
+        from polyclinic.run import check_same, locked, run_with, write_atomically
+
+        study, begun = self.study, self.folder / "study.toml"
+        if not isinstance(study.data, AtSites):
+            raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
+        if begun.exists() and not self.resume:
+            raise BadInput(f"--name {self.folder.name}: holds a run already; add --resume, or take another name")
+        if begun.exists():
+            check_same(load_study(begun), study, self.folder)
+        names = study.sites.site_names()
+        torch.set_num_threads(study.engine.threads)
+        assembly = Assembly(study, Parts(self.folder, names, study.data.info(names)), self.folder)
+        sites = {site: self.reach.sends.get(site) for site in names}
+        patience = Patience(study.engine.deadline, study.engine.silence)
+        self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)
+        with locked(self.folder):
+            write_atomically(begun, study.to_toml())
+            values = run_with(assembly, self.engine, Display())
+            write_atomically(self.folder / "result.json", json.dumps(values, indent=2) + "\n")
+        return values
+
+    def _make_room(self) -> None:
+        """At a checkpoint: Rejoining if a lost site is connected again, and a further round could have it."""
+        back = [site for site in sorted(self.engine.lost if self.engine else ()) if self.reach.present(site)]
+        if back:
+            raise Rejoining(f"{', '.join(back)}: back again")

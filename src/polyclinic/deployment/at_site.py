@@ -1,0 +1,54 @@
+"""A deployed site: its child process works with the site's own images, policy and folder.
+
+Of what the coordinator sends, only the study's settings count here: where images lie and what may leave is the site's
+own business.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import polyclinic
+from polyclinic.assembly import Assembly
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.parts import Parts
+from polyclinic.deployment.site_config import own_data, policy_of
+from polyclinic.engines.nvflare.relay import Relay
+from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.errors import BadInput
+from polyclinic.federation.site import SiteHost
+from polyclinic.study import parse_study
+
+
+def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
+    """The relay of a deployed site; BadInput if the site cannot take part."""
+    if order["version"] != polyclinic.__version__:
+        raise BadInput(
+            f"this site has polyclinic {polyclinic.__version__} and the coordinator {order['version']}; "
+            "install the same version on both"
+        )
+    threads = int(order["study"]["engine"]["threads"])
+    told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
+    return Relay(site, lambda: WorkerProcess(python_command("polyclinic.worker", told), threads=threads))
+
+
+def deployed_host(told: dict[str, Any]) -> SiteHost:
+    """In the child process: the host of this one site."""
+    kit, site = Path(told["kit"]), told["site"]
+    refuse_unsafe_name(told["run"])
+    study = parse_study(told["study"])
+    torch.set_num_threads(study.engine.threads)
+    if not isinstance(study.data, AtSites):
+        raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
+    policy = policy_of(kit / "local" / "policy.toml")
+    data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
+    names = study.sites.site_names()
+    if site not in names:
+        raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
+    parts = Parts(kit, names, study.data.info(names))
+    return Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data).host()

@@ -1,0 +1,171 @@
+"""Kits: what each participant of a federation needs to take part, made once from a study's sites.
+
+DEPLOYMENT/study.toml        the study as it is sent: no path, no image, no partition
+DEPLOYMENT/server/           the kit of the coordinator's machine
+DEPLOYMENT/admin/            the kit of who submits studies
+DEPLOYMENT/sites/NAME/       the kit of a site; local/site.toml and local/policy.toml are the site's own to change
+DEPLOYMENT/authority/        the key that signed the kits' certificates: keep it, and show it to nobody
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.parts import Parts, prepare
+from polyclinic.engines.nvflare.job import CLASSES
+from polyclinic.errors import BadInput
+from polyclinic.federation.gate import Policy
+from polyclinic.recorder import Display
+from polyclinic.study import Study, parse_study
+from polyclinic.template import settings_with_comments
+
+ADMIN = "admin@polyclinic.org"
+PROJECT = "polyclinic"
+#: what a participant lets the administrator do: run studies, and look; never bring code, never read files
+RIGHTS = {
+    **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
+    **dict.fromkeys(("shell_commands", "byoc"), "none"),
+}
+
+
+def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Display) -> tuple[str, ...]:
+    """Write a deployment for the study's sites, and return their names.
+
+    Where the study has images (it is a rehearsal), each site gets its part of them as its own.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"--out {folder}: is not empty; name a new folder")
+    rehearsed = not isinstance(study.data, AtSites)
+    parts = prepare(study.data, study.sites, progress=display.preparing) if rehearsed else None
+    names = parts.names if parts else study.sites.site_names()
+    check_names(names)
+    sent = as_sent(study, parts, names) if parts else study
+    folder.mkdir(parents=True, exist_ok=True)
+    _provision(folder, names, server, port)
+    for name in names:
+        _write_site(folder / "sites" / name, name, sent.data, parts)
+    _write_server(folder / "server")
+    (folder / "study.toml").write_text(sent.to_toml(), encoding="utf-8")
+    return names
+
+
+def check_names(names: tuple[str, ...]) -> None:
+    """BadInput for names that certificates of NVFlare cannot have."""
+    if not names:
+        raise BadInput("sites.names: a deployed study names its sites")
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name == "server":
+            raise BadInput(f"sites.names: '{name}' cannot be deployed; use letters, digits, '-' and '_'")
+
+
+def as_sent(study: Study, parts: Parts, names: tuple[str, ...]) -> Study:
+    """The study as sites get it: their images have a name, and what must be known of them, but no place."""
+    info, data = parts.info, study.data
+    table = {
+        "source": "at-sites",
+        "dataset": data.source,
+        "classes": info["classes"],
+        **{name: info[name] for name in ("channels", "unit", "label_range") if info[name]},
+        **{name: getattr(data, name) for name in ("size", "validation", "test", "seed")},
+    }
+    tables = study.as_tables() | {"data": table, "sites": {"partition": "column", "names": list(names)}}
+    tables["engine"] = {**tables["engine"], "name": "nvflare"}
+    return parse_study(tables)
+
+
+def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> None:
+    """Certificates and start-up kits, made by NVFlare."""
+    from nvflare.lighter.prov_utils import prepare_builders
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    participants = [{"name": server, "type": "server", "org": "coordinator", "fed_learn_port": port}]
+    participants += [{"name": name, "type": "client", "org": re.sub(r"\W", "_", name)} for name in names]
+    participants += [{"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"}]
+    project = {"api_version": 3, "name": PROJECT, "participants": participants, "builders": _builders()}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        Provisioner(scratch, prepare_builders(project)).provision(prepare_project(project))
+        made = Path(scratch) / PROJECT
+        kits = made / "prod_00"
+        (folder / "sites").mkdir()
+        for name in names:
+            shutil.move(kits / name, folder / "sites" / name)
+        shutil.move(kits / server, folder / "server")
+        shutil.move(kits / ADMIN, folder / "admin")
+        shutil.move(made / "state", folder / "authority")
+    for secret in [folder / "authority", *folder.rglob("*.key")]:
+        secret.chmod(0o700 if secret.is_dir() else 0o600)
+
+
+def _builders() -> list[dict[str, Any]]:
+    place = "nvflare.lighter.impl"
+    return [
+        {"path": f"{place}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+        {"path": f"{place}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+        {"path": f"{place}.cert.CertBuilder"},
+        {"path": f"{place}.signature.SignatureBuilder"},
+    ]
+
+
+def _write_site(kit: Path, name: str, data: Any, parts: Parts | None) -> None:
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text())
+    # NVFlare would send a site's error log to the server, and patients' file names with it
+    kept = [one for one in resources["components"] if one["id"] != "site_log_streamer"]
+    _write_json(local / "resources.json", resources | {"components": kept, "allow_log_streaming": False} | _classes())
+    _write_json(local / "authorization.json", _rights())
+    (local / "policy.toml").write_text(_policy_text(parts is not None), encoding="utf-8")
+    if parts:
+        shutil.copytree(parts.folder / name, kit / "data" / name)
+        where: dict[str, Any] = {"prepared": f"../data/{name}"}
+        (local / "site.toml").write_text(SITE_HEAD + tomli_w.dumps({"datasets": {data.dataset: where}}))
+    else:
+        (local / "site.toml").write_text(SITE_HEAD + SITE_EXAMPLE.format(dataset=data.dataset), encoding="utf-8")
+
+
+def _write_server(kit: Path) -> None:
+    resources = json.loads((kit / "local" / "resources.json.default").read_text())
+    _write_json(kit / "local" / "resources.json", resources | _classes())
+    _write_json(kit / "local" / "authorization.json", _rights())
+
+
+def _classes() -> dict[str, Any]:
+    return {"class_list_enforcement_mode": "enforce", "class_allow_list": list(CLASSES)}
+
+
+def _rights() -> dict[str, Any]:
+    return {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+
+SITE_HEAD = """# This site's own settings. They stay here: the coordinator knows datasets by their names only.
+"""
+SITE_EXAMPLE = """# Say where the images are: `polyclinic data list` names all sources, `data show` what each needs.
+# Paths are relative to this file.
+
+[datasets.{dataset}]
+source = "folder"
+path = "/data/{dataset}"
+"""
+POLICY_HEAD = """# What this site lets out, whatever the coordinator asks. The gate reads this file when a run starts.
+"""
+
+
+def _policy_text(rehearsed: bool) -> str:
+    """Every setting of a policy with what it means; a rehearsal lets out all but real images."""
+    from polyclinic.federation.parcel import KINDS
+
+    kinds = tuple(kind for kind in KINDS if kind != "real-images") if rehearsed else Policy().kinds
+    chosen = Policy(kinds=kinds, min_cohort=1 if rehearsed else 10)
+    return POLICY_HEAD + "\n".join(settings_with_comments(chosen, without=("deployed",))) + "\n"

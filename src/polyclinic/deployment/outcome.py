@@ -1,0 +1,44 @@
+"""How a run in another process ended, in a small file: what it found, or why it did not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polyclinic.engines.worker_process import reason_of
+from polyclinic.errors import BadInput, WorkFailed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`error` is None when all went well, else the name of the exception; `reason` one sentence."""
+
+    error: str | None = None
+    reason: str | None = None
+    values: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, work: Callable[[], dict[str, Any]]) -> Outcome:
+        """What became of a piece of work."""
+        try:
+            return cls(values=work())
+        except Exception as error:
+            return cls(type(error).__name__, reason_of(error))
+
+    def result(self) -> dict[str, Any]:
+        """What was found; BadInput or WorkFailed if nothing was."""
+        if self.values is not None:
+            return self.values
+        raise BadInput(self.reason or "") if self.error == "BadInput" else WorkFailed(self.reason or "")
+
+    def write(self, path: Path) -> None:
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome:
+        return cls(**json.loads(path.read_text(encoding="utf-8")))

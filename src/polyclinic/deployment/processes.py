@@ -1,0 +1,162 @@
+"""Participants as processes: one in the foreground, or all of a deployment on this machine for a rehearsal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyclinic.engines.worker_process import python_command
+from polyclinic.errors import BadInput, WorkFailed
+
+#: the processes of a rehearsal, by participant: their numbers and when they were started
+RUNNING = "running.json"
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A server or site by its kit."""
+
+    name: str
+    kit: Path
+
+    @classmethod
+    def of(cls, kit: Path) -> Participant:
+        """The participant whose kit this is; BadInput if it is none."""
+        startup = kit / "startup"
+        if (startup / "fed_server.json").is_file():
+            return cls("server", kit.resolve())
+        if (startup / "fed_client.json").is_file():
+            client = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))["client"]
+            return cls(client["fqsn"], kit.resolve())
+        raise BadInput(f"{kit}: is no kit of a server or site; `polyclinic deploy init` makes them")
+
+    @property
+    def command(self) -> list[str]:
+        if self.name == "server":
+            module, file, more = "nvflare.private.fed.app.server.server_train", "fed_server.json", []
+        else:
+            module, file, more = "nvflare.private.fed.app.client.client_train", "fed_client.json", [f"uid={self.name}"]
+        settings = ["secure_train=true", *more, f"org={self._org()}", "config_folder=config"]
+        return python_command(module, "-m", str(self.kit), "-s", file, "--set", *settings)
+
+    def _org(self) -> str:
+        from cryptography import x509
+
+        certificate = "server.crt" if self.name == "server" else "client.crt"
+        found = x509.load_pem_x509_certificate((self.kit / "startup" / certificate).read_bytes())
+        return str(found.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)[0].value)
+
+    def start(self, output: Any = None) -> subprocess.Popen:
+        """Start the participant's process; what it prints goes to `output`, by default where ours goes."""
+        for leftover in ("shutdown.fl", "restart.fl"):  # or it would end at once
+            (self.kit / leftover).unlink(missing_ok=True)
+        (self.kit / "transfer").mkdir(exist_ok=True)
+        if self.name == "server":
+            keep_in_kit(self.kit)
+        environment = {"MALLOC_ARENA_MAX": "4", **os.environ}
+        return subprocess.Popen(
+            self.command,
+            cwd=self.kit,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=output is not None,
+        )
+
+
+def keep_in_kit(kit: Path) -> None:
+    """Have a server keep its jobs in its own folder, wherever that is now, and not in /tmp."""
+    path = kit / "local" / "resources.json"
+    resources = json.loads(path.read_text(encoding="utf-8"))
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "store" / "snapshots")
+    for component in resources["components"]:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(kit / "store" / "jobs")
+    path.write_text(json.dumps(resources, indent=2), encoding="utf-8")
+
+
+class Rehearsal:
+    """All participants of a deployment, here, each in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / "server").is_dir():
+            raise BadInput(f"{folder}: is no deployment; `polyclinic deploy init` makes one")
+
+    def participants(self) -> list[Participant]:
+        return [Participant.of(self.folder / "server"), *map(Participant.of, sorted((self.folder / "sites").iterdir()))]
+
+    def up(self, names: list[str]) -> list[str]:
+        """Start those that do not run (all, or the named ones), and return their names."""
+        running = self.running()
+        known = {one.name: one for one in self.participants()}
+        for name in names:
+            if name not in known:
+                raise BadInput(f"{name}: no such participant; there are {', '.join(known)}")
+        started = [known[name] for name in names or known if name not in running]
+        noted = self._noted()
+        for one in started:
+            with (one.kit / "console.log").open("ab") as output:
+                process = one.start(output)
+            noted[one.name] = {"pid": process.pid, "started": _started(process.pid)}
+            self._note(noted)
+        return [one.name for one in started]
+
+    def running(self) -> dict[str, int]:
+        """The participants that run, by their process's number."""
+        return {name: one["pid"] for name, one in self._noted().items() if _started(one["pid"]) == one["started"]}
+
+    def down(self, names: list[str], patience: float = 20.0) -> list[str]:
+        """End those that run (all, or the named ones) and everything they started; sites first."""
+        import psutil
+
+        running = self.running()
+        chosen = [name for name in reversed(list(running)) if not names or name in names]
+        trees = []
+        for name in chosen:
+            process = psutil.Process(running[name])
+            trees += [*process.children(recursive=True), process]
+            process.terminate()
+        _, left = psutil.wait_procs(trees, timeout=patience)
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=5)
+        self._note({name: one for name, one in self._noted().items() if name not in chosen})
+        return chosen
+
+    def wait_until_up(self, seconds: float) -> None:
+        """Wait for the log lines that say the server serves; WorkFailed if a process ends instead."""
+        log, until = self.folder / "server" / "log.txt", time.monotonic() + seconds
+        while time.monotonic() < until:
+            if "server" not in self.running():
+                raise WorkFailed(f"the server ended; see {self.folder / 'server' / 'console.log'}")
+            if log.exists() and "Server started" in log.read_text(encoding="utf-8", errors="replace"):
+                return
+            time.sleep(0.3)
+        raise WorkFailed(f"the server did not start within {seconds:g} seconds (--within); see {log}")
+
+    def _noted(self) -> dict[str, dict[str, Any]]:
+        path = self.folder / RUNNING
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def _note(self, processes: dict[str, dict[str, Any]]) -> None:
+        partial = self.folder / f"{RUNNING}.partial"
+        partial.write_text(json.dumps(processes, indent=1), encoding="utf-8")
+        partial.replace(self.folder / RUNNING)
+
+
+def _started(pid: int) -> float | None:
+    """When a process was started: with its number, that tells it from another which got the same number later."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time(), 2)
+    except psutil.NoSuchProcess:
+        return None

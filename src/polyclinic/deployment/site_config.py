@@ -1,0 +1,97 @@
+"""What a site sets for itself, in the folder `local` of its kit: where its images are, and what may leave.
+
+site.toml     [datasets.NAME]: where the images are that the coordinator knows as NAME
+policy.toml   what the site lets out, whatever the coordinator asks
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from polyclinic.data.datasets import SOURCES
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.partitions.iid import Iid
+from polyclinic.data.parts import Part, SiteData, open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.gate import Policy
+from polyclinic.settings import nearest, variant
+from polyclinic.study import sentences
+
+
+def policy_of(file: Path) -> Policy:
+    """The policy in a site's file. `deployed` is what every such site is, and no setting."""
+    tables = read_toml(file)
+    if "deployed" in tables:
+        raise BadInput(f"{file}: 'deployed' is not a setting; take it out")
+    try:
+        return Policy(**tables, deployed=True)
+    except ValidationError as error:
+        raise BadInput(f"{file}: {sentences(error, '', Policy)}") from None
+
+
+def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:
+    """The site's own images under the name that the study uses, with labels as the study numbers its classes."""
+    datasets = read_toml(file).get("datasets", {})
+    if wanted.dataset not in datasets:
+        hint = nearest(wanted.dataset, list(datasets))
+        raise BadInput(f"{file}: there is no table [datasets.{wanted.dataset}]{hint}; the study asks for it")
+    table = dict(datasets[wanted.dataset])
+    base = file.parent
+    if "prepared" in table:
+        folder = base / table["prepared"]
+        return open_site(folder.parent, folder.name)
+    data, classes = _from_source(table, wanted, site, base, cache)
+    return _as_numbered(data, classes, wanted, file)
+
+
+def _from_source(
+    table: dict[str, Any], wanted: AtSites, site: str, base: Path, cache: Path
+) -> tuple[SiteData, list[str]]:
+    """The images of a source, prepared at the study's size and split as the study says."""
+    kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
+    settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "seed")}}
+    if "path" in settings:
+        settings["path"] = base / Path(settings["path"]).expanduser()
+    if "channels" in kind.model_fields:
+        settings.setdefault("channels", wanted.channels)
+    try:
+        source = kind.model_validate(settings)
+    except ValidationError as error:
+        raise BadInput(sentences(error, f"datasets.{wanted.dataset}", kind)) from None
+    parts = prepare(source, Iid(partition="iid", names=(site,)), cache=cache)
+    if parts.info["channels"] != wanted.channels:
+        found = f"images have {parts.info['channels']} channels, and the study's {wanted.channels}"
+        raise BadInput(f"datasets.{wanted.dataset}: {found}; set channels")
+    return open_site(parts.folder, site), parts.info["classes"]
+
+
+def _as_numbered(data: SiteData, classes: list[str], wanted: AtSites, file: Path) -> SiteData:
+    """A site may lack a class, or list its classes in another order; it may not have one that nobody knows."""
+    if tuple(classes) == wanted.classes or not wanted.classes:
+        return data
+    unknown = [name for name in classes if name not in wanted.classes]
+    if unknown:
+        known = ", ".join(wanted.classes)
+        raise BadInput(f"{file}: '{unknown[0]}' is none of the study's classes, {known}; rename it or leave it out")
+    numbers = np.array([wanted.classes.index(name) for name in classes])
+
+    def renumbered(part: Part) -> Part:
+        return dataclasses.replace(part, labels=numbers[part.labels])
+
+    return SiteData(data.name, renumbered(data.train), renumbered(data.validation), renumbered(data.test))
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a site's file; BadInput says what is wrong with it."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{file}: no such file; every site's kit has one") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{file}: cannot be read: {error}") from None
