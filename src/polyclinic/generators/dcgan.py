@@ -19,9 +19,10 @@ class DCGAN(GAN):
     """
 
     name: Literal["dcgan"] = "dcgan"
-    lr: float = Field(4e-4, gt=0, description="learning rate of Adam (its first moment forgets half at each step)")
+    lr: float = Field(5e-4, gt=0, description="learning rate of Adam (its first moment forgets half at each step)")
     loss: Measure = Field("hinge", description="the measure phi: log, linear (Wasserstein) or hinge")
     discriminator_norm: DiscriminatorNorm = Field("spectral", description="spectral, group or none")
+    spread: bool = Field(True, description="tell the discriminator how much the images of a batch differ")
     augment: bool = Field(True, description="differentiable augmentation of what the discriminator sees")
 
     summary: ClassVar[str] = "GAN of convolutions, conditional; the quick one"

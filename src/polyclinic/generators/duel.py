@@ -140,9 +140,7 @@ class Duel:
             fake = self.make(wanted, dice)
         self.pair.refine()
         seen, made = self.look(real, dice), self.look(fake, dice)
-        scores = self.score(torch.cat([seen, made], -4), torch.cat([labels, wanted], -1))
-        of_real, of_fake = scores.split([labels.shape[-1], wanted.shape[-1]], -1)
-        loss = self.phi.real(of_real).mean(-1) + self.phi.fake(of_fake).mean(-1)
+        loss = self.phi.real(self.score(seen, labels)).mean(-1) + self.phi.fake(self.score(made, wanted)).mean(-1)
         if self.penalty:
             share = dice.uniform(labels.shape[-1])
             steep = gradient_penalty(lambda between: self.score(between, labels), seen, made, share)

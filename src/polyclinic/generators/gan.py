@@ -55,8 +55,12 @@ class GAN(Generator):
     labels: Literal["real", "even"] = Field(
         "real", description="labels of made images in training: those of the real batch, or all classes alike"
     )
+    balance: bool = Field(False, description="draw real batches with as many images of each class a site has")
     norm: Literal["batch", "group"] = Field("batch", description="normalisation in the generator")
     discriminator_norm: DiscriminatorNorm = Field("none", description="spectral, group or none")
+    spread: bool = Field(
+        False, description="tell the discriminator how much the images of a batch differ (convolutions only)"
+    )
     augment: bool = Field(False, description="differentiable augmentation of what the discriminator sees")
     average: float = Field(0.999, ge=0, lt=1, description="samples come from this moving average of the generator")
     width: int = Field(24, ge=1, description="channels of the widest feature map; deeper ones have up to 8 times it")
@@ -88,6 +92,16 @@ class GAN(Generator):
                 "generator.penalty: the gradient penalty is a second derivative, which gradients per image cannot "
                 "follow; set generator.penalty = 0 and generator.loss = 'hinge' under differential privacy"
             )
+        if self.spread:
+            return (
+                "generator.spread: how much a batch differs mixes its images, so that one changes the gradients of "
+                "all; set generator.spread = false under differential privacy"
+            )
+        if self.balance:
+            return (
+                "generator.balance: batches balanced by class are drawn by the labels, which no account knows of; "
+                "set generator.balance = false under differential privacy"
+            )
         if self.labels == "real":
             return (
                 "generator.labels: labels of real images enter the generator without noise; "
@@ -109,12 +123,14 @@ class GAN(Generator):
     def networks(self, shape: Shape) -> dict[str, nn.Module]:
         """Generator, its moving average, and discriminator; drawn from torch's global state."""
         made = generator_network(self.architecture, shape, self.norm)
-        judging = discriminator_network(self.architecture, shape, self.condition, self.discriminator_norm)
+        judging = discriminator_network(
+            self.architecture, shape, self.condition, self.discriminator_norm, spread=self.spread
+        )
         return {"generator": made, "average": copy.deepcopy(made).requires_grad_(False), "discriminator": judging}
 
     def central(self, shape: Shape, owners: int) -> nn.Module:
         """A discriminator that tells owners apart: the same network, without labels, and with K outputs."""
-        return discriminator_network(self.architecture, shape, "none", self.discriminator_norm, owners)
+        return discriminator_network(self.architecture, shape, "none", self.discriminator_norm, outputs=owners)
 
     def duel(self, networks: nn.ModuleDict, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Duel:
         """The two networks, ready to learn from each other."""
@@ -268,7 +284,7 @@ class RealBatches:
         self.model, self.replayed = model, replayed
         self.images = model.on_device(model.accept_images(images))
         self.labels = model.on_device(check_labels(as_tensor(labels), len(images), model.target))
-        self._order = endless_batches(len(images), model.settings.batch_size, rng)
+        self._order = index_batches(self.labels.cpu(), model.settings, rng)
         self.joined = model.settings.batch_size
 
     def next(self) -> tuple[Tensor, Tensor]:
@@ -287,6 +303,22 @@ class RealBatches:
 def centred(images: Tensor) -> Tensor:
     """uint8 images as float32 in [-1, 1]."""
     return images.float().div_(127.5).sub_(1)
+
+
+def index_batches(labels: Tensor, settings: GAN, rng: torch.Generator) -> Iterator[Tensor]:
+    """Indices of real images, batch after batch, as the settings want them drawn."""
+    if settings.balance and not labels.is_floating_point():
+        return balanced_batches(labels, settings.batch_size, rng)
+    return endless_batches(len(labels), settings.batch_size, rng)
+
+
+def balanced_batches(labels: Tensor, size: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Indices drawn with replacement: the classes that are there take turns, so each comes as often in a batch."""
+    groups = [torch.nonzero(labels == one)[:, 0] for one in labels.unique()]
+    turns = [groups[row % len(groups)] for row in range(size)]
+    while True:
+        draws = torch.rand(size, generator=rng)
+        yield torch.stack([group[int(at * len(group))] for group, at in zip(turns, draws.tolist(), strict=True)])
 
 
 def endless_batches(images: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:

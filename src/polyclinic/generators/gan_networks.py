@@ -27,6 +27,8 @@ DiscriminatorNorm = Literal["spectral", "group", "none"]
 
 SMALLEST_SIDE = 4  # of a feature map
 SLOPE = 0.2
+LABEL_WIDTH = 8  # numbers that tell a generator its label
+LARGEST_GROUP = 8  # images whose spread is taken together
 
 
 class Shape(NamedTuple):
@@ -40,6 +42,9 @@ class Shape(NamedTuple):
 
 
 # --- layers -------------------------------------------------------------------------------------------
+
+
+FIRST_TURNS = 15
 
 
 class Spectral(nn.Module):
@@ -57,7 +62,8 @@ class Spectral(nn.Module):
         rows, columns = layer.weight.flatten(1).shape
         self.register_buffer("left", F.normalize(torch.randn(rows), dim=0))
         self.register_buffer("right", F.normalize(torch.randn(columns), dim=0))
-        self.register_buffer("unrefined", torch.tensor(True))  # a first estimate takes many turns
+        for _ in range(FIRST_TURNS):  # a first estimate takes many turns
+            refine(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         weight = self.layer.weight
@@ -66,9 +72,6 @@ class Spectral(nn.Module):
             kernel, layer = weight / sigma, self.layer
             return F.conv2d(inputs, kernel, layer.bias, layer.stride, layer.padding)
         return F.linear(inputs, weight / sigma, self.layer.bias)
-
-
-FIRST_TURNS = 15
 
 
 @torch.no_grad()
@@ -81,11 +84,44 @@ def refine(module: nn.Module, tensors: dict[str, Tensor] | None = None) -> None:
             weight = found[f"{at}layer.weight"]
             left, right = found[f"{at}left"], found[f"{at}right"]
             matrix = weight.reshape(*left.shape, -1)
-            fresh = found[f"{at}unrefined"]
-            for _ in range(FIRST_TURNS if bool(fresh.any()) else 1):
-                right.copy_(F.normalize(torch.einsum("...rc,...r->...c", matrix, left), dim=-1))
-                left.copy_(F.normalize(torch.einsum("...rc,...c->...r", matrix, right), dim=-1))
-            fresh.fill_(False)
+            right.copy_(F.normalize(torch.einsum("...rc,...r->...c", matrix, left), dim=-1))
+            left.copy_(F.normalize(torch.einsum("...rc,...c->...r", matrix, right), dim=-1))
+
+
+class MinibatchSpread(nn.Module):
+    """One more channel that says how much the images of a small group differ (Karras et al. 2018).
+
+    A generator that makes one image only is found out at once. Groups are neighbours in the batch, so a batch must be
+    all real or all made.
+    """
+
+    mixes_samples = True
+
+    def forward(self, features: Tensor) -> Tensor:
+        rows = len(features)
+        groups = features.reshape(rows // math.gcd(rows, LARGEST_GROUP), -1, *features.shape[1:]).float()
+        spread = (groups.var(1, correction=0) + 1e-8).sqrt().mean((1, 2, 3))
+        channel = spread.repeat_interleave(rows // len(groups))[:, None, None, None]
+        return torch.cat([features, channel.expand(-1, 1, *features.shape[2:]).to(features.dtype)], 1)
+
+
+class NoiseWithLabel(nn.Module):
+    """Noise [B, latent] and labels [B] to the rows that a generator starts from, [B, width].
+
+    The label's vector is short, and there is no bias: what is the same in all images of a batch moves with every step
+    of Adam, and along a long vector so fast that a generator would move all its images as one and forget the noise.
+    """
+
+    def __init__(self, target: Target, latent: int) -> None:
+        super().__init__()
+        known = bool(target.classes) or target.label_range is not None
+        self.width = latent + (LABEL_WIDTH if known else 0)
+        self.label = LabelEmbedding(target, LABEL_WIDTH) if known else None
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        if self.label is None:
+            return noise
+        return torch.cat([noise, self.label(labels) / LABEL_WIDTH**0.5], 1)
 
 
 def _discriminating(layer: nn.Linear | nn.Conv2d, norm: DiscriminatorNorm) -> nn.Module:
@@ -113,10 +149,10 @@ class DenseGenerator(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.out = (shape.channels, shape.size, shape.size)
-        self.label = LabelEmbedding(shape.target, shape.latent)
+        self.start = NoiseWithLabel(shape.target, shape.latent)
         wide = 8 * shape.width
         self.body = nn.Sequential(
-            nn.Linear(2 * shape.latent, wide),
+            nn.Linear(self.start.width, wide),
             nn.LeakyReLU(SLOPE),
             nn.Linear(wide, 2 * wide),
             nn.LeakyReLU(SLOPE),
@@ -124,7 +160,7 @@ class DenseGenerator(nn.Module):
         )
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        made = self.body(torch.cat([noise, self.label(labels)], 1))
+        made = self.body(self.start(noise, labels))
         return torch.tanh(made.float()).reshape(-1, *self.out)
 
 
@@ -169,8 +205,8 @@ class ConvGenerator(nn.Module):
         side, times = doublings(shape.size)
         widths = [shape.width * min(2**k, 8) for k in reversed(range(times))]
         self.first = (widths[0], side, side)
-        self.label = LabelEmbedding(shape.target, shape.latent)
-        self.start = nn.Linear(2 * shape.latent, math.prod(self.first))
+        self.start = NoiseWithLabel(shape.target, shape.latent)
+        self.spread = nn.Linear(self.start.width, math.prod(self.first), bias=False)
         layers: list[nn.Module] = [norm_layer(norm, widths[0]), nn.ReLU()]
         for before, after in itertools.pairwise(widths):
             layers += [nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False), norm_layer(norm, after), nn.ReLU()]
@@ -178,7 +214,7 @@ class ConvGenerator(nn.Module):
         self.body = nn.Sequential(*layers)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        first = self.start(torch.cat([noise, self.label(labels)], 1)).reshape(-1, *self.first)
+        first = self.spread(self.start(noise, labels)).reshape(-1, *self.first)
         made = self.body(first)[..., : self.size, : self.size]
         return torch.tanh(made.float())
 
@@ -186,7 +222,7 @@ class ConvGenerator(nn.Module):
 class ConvDiscriminator(nn.Module):
     """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound."""
 
-    def __init__(self, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int) -> None:
+    def __init__(self, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int, spread: bool) -> None:
         super().__init__()
         self.condition, self.outputs = condition, outputs
         side, times = doublings(shape.size)
@@ -200,7 +236,8 @@ class ConvDiscriminator(nn.Module):
             layers += [_discriminating(nn.Conv2d(before, after, 4, 2, 1), wanted), nn.LeakyReLU(SLOPE)]
             before = after
         self.body = nn.Sequential(*layers)
-        features = widths[-1] * side**2
+        self.spread = MinibatchSpread() if spread else nn.Identity()
+        features = (widths[-1] + spread) * side**2
         self.head = _head(nn.Linear(features, outputs), norm)
         if condition != "none":
             self.label = LabelEmbedding(shape.target, self.whole**2 if condition == "plane" else widths[-1])
@@ -212,7 +249,7 @@ class ConvDiscriminator(nn.Module):
             plane = self.label(labels).reshape(-1, 1, self.whole, self.whole)
             images = torch.cat([images, plane.to(images.dtype)], 1)
         features = self.body(images)
-        scores = self.head(features.flatten(1))
+        scores = self.head(self.spread(features).flatten(1))
         if self.condition == "projection":
             scores = scores + (features.mean((2, 3)) * self.label(labels)).sum(1, keepdim=True)
         return scores.float()
@@ -230,8 +267,15 @@ def generator_network(architecture: Architecture, shape: Shape, norm: Literal["b
 
 
 def discriminator_network(
-    architecture: Architecture, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int = 1
+    architecture: Architecture,
+    shape: Shape,
+    condition: Condition,
+    norm: DiscriminatorNorm,
+    *,
+    outputs: int = 1,
+    spread: bool = False,
 ) -> nn.Module:
     """With more than one output it tells owners apart, and is otherwise the same network."""
-    kind = DenseDiscriminator if architecture == "dense" else ConvDiscriminator
-    return kind(shape, condition, norm, outputs)
+    if architecture == "dense":
+        return DenseDiscriminator(shape, condition, norm, outputs)
+    return ConvDiscriminator(shape, condition, norm, outputs, spread)

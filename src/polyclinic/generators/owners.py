@@ -1,0 +1,183 @@
+"""Owners of images who train GANs side by side in one process, with a central discriminator: FELICIA without its gates.
+
+The method of the same name does these steps across sites. Here the owners of one or several federations (other seeds,
+other lambdas) of one shape train as one stacked model, which on a GPU takes little longer than a single owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.generators.central import Central, CentralTerm
+from polyclinic.generators.duel import Dice, Duel, ManyDice
+from polyclinic.generators.gan import GAN, GANModel, centred
+from polyclinic.generators.gan_networks import refine
+from polyclinic.generators.generator import seeded
+from polyclinic.generators.stack import Stacked, StackedPairs
+from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.tasks import Target
+
+
+@dataclass(frozen=True)
+class Images:
+    """What one owner has: uint8 [N, C, H, W] and labels [N]."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Federated:
+    """One federation: its seed, its lambda, its owners' images by their names."""
+
+    seed: int
+    weight: float
+    owners: dict[str, Images]
+
+
+class Owners:
+    """The owners of all federations, stacked. All federations have as many owners, images of one shape, and labels
+    of one target."""
+
+    def __init__(
+        self,
+        settings: GAN,
+        term: CentralTerm,
+        federations: Sequence[Federated],
+        target: Target,
+        *,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        self.settings, self.term, self.federations, self.target = settings, term, list(federations), target
+        self.device, self.step_number = torch.device(device), 0
+        self.names = [(f, name) for f, one in enumerate(federations) for name in one.owners]
+        self.count = len(self.names) // len(federations)
+        held = [federations[f].owners[name] for f, name in self.names]
+        self.shape = (held[0].images.shape[1], held[0].images.shape[2])
+        self.dice = ManyDice([self._rng(federations[f].seed, name) for f, name in self.names], self.device)
+        self.batches = StackedBatches(held, settings.batch_size, settings.balance, self.device)
+        pairs = StackedPairs([self._networks(federations[f].seed) for f, _ in self.names])
+        self.pairs = pairs
+        self.duel = Duel(pairs, settings.phi, device=device, precision=precision, **settings.duel_settings())
+        self.central = self._central(precision) if self.count > 1 and any(one.weight for one in federations) else None
+        weights = [federations[f].weight for f, _ in self.names]
+        self.weights = torch.tensor(weights, device=self.device)[:, None, None, None, None]
+        self._coin = self._rng(federations[0].seed, "other owner")
+
+    def step(self) -> dict[str, Tensor]:
+        """A step of every owner and of every central discriminator; what each lost or guessed, on the device."""
+        told: dict[str, Tensor] = {}
+        for _ in range(self.settings.critic_steps):
+            real, labels = self.batches.next(self.dice)
+            wanted = self.settings.wanted(labels, self.target, self.dice)
+            told["discriminator"] = self.duel.judge(real, labels, wanted, self.dice)
+        fake = self.duel.make(wanted, self.dice)
+        slope = None
+        if self.central is not None:
+            slope = self._central_slope(self.central, fake, told)
+        told["generator"] = self.duel.learn(fake, wanted, self.dice, slope)
+        self.step_number += 1
+        return told
+
+    def _central_slope(self, central: Central, fake: Tensor, told: dict[str, Tensor]) -> Tensor | None:
+        """lambda times the slope of the mean of R over each owner's images, [M, B, C, H, W]."""
+        many, size = len(self.federations), self.count * fake.shape[1]
+        together = fake.detach().reshape(many, size, *fake.shape[2:])
+        owner = torch.arange(self.count, device=self.device).repeat_interleave(fake.shape[1]).expand(many, size)
+        if self.term.learns(self.step_number):
+            told["recognised"] = central.judge(together, owner)
+        if not self.term.acts(self.step_number):
+            return None
+        slope = central.slope(together, owner, self._coin).reshape(fake.shape)
+        return self.weights * slope / fake.shape[1]
+
+    # --- what came of it --------------------------------------------------------------------------
+
+    def model(self, federation: int, owner: str) -> GANModel:
+        """One owner's generator as it is now, to sample from."""
+        channels, size = self.shape
+        seed = self.federations[federation].seed
+        built = self.settings.build(
+            channels=channels, size=size, target=self.target, seed=seed, device=str(self.device), precision="fp32"
+        )
+        built.load(self.pairs.state(self.names.index((federation, owner))))
+        return built
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _networks(self, seed: int) -> nn.ModuleDict:
+        """As a site of the method begins: all owners of a federation from the same weights."""
+        shape = self.settings.shape(*self.shape, self.target)
+        made = seeded(lambda: self.settings.networks(shape), seed_of(seed, "generator"))
+        return nn.ModuleDict(made).to(self.device)
+
+    def _central(self, precision: str) -> Central:
+        stacked = Stacked([self._central_network(one.seed) for one in self.federations])
+        return Central(
+            stacked,
+            list(stacked.parameters.values()),
+            self.settings.phi,
+            self.term,
+            owners=self.count,
+            lr=self.settings.lr_discriminator or self.settings.lr,
+            refine_norms=lambda: refine(stacked.layout, stacked.tensors),
+            precision=precision,
+            device=self.device,
+        )
+
+    def _central_network(self, seed: int) -> nn.Module:
+        shape = self.settings.shape(*self.shape, self.target)
+        made = seeded(lambda: {"central": self.settings.central(shape, self.count)}, seed_of(seed, "central"))
+        return made["central"].to(self.device)
+
+    def _rng(self, seed: int, name: str) -> torch.Generator:
+        """On a GPU numbers are drawn there: it would wait for a CPU's."""
+        if self.device.type == "cpu":
+            return torch_rng(seed, name, "owners")
+        return torch.Generator(self.device).manual_seed(seed_of(seed, name, "owners"))
+
+
+class StackedBatches:
+    """Mini-batches of every owner's images, [M, B, ...], drawn with replacement from where all of them lie together."""
+
+    def __init__(self, held: Sequence[Images], size: int, balanced: bool, device: torch.device) -> None:
+        self.size, self.device = size, device
+        self.images = torch.cat([one.images for one in held]).to(device)
+        self.labels = torch.cat([one.labels for one in held]).to(device)
+        starts = torch.tensor([0, *[len(one.images) for one in held]]).cumsum(0)[:-1]
+        groups = [_groups(one.labels, balanced) for one in held]
+        self.table, self.begin, self.length = _table(groups, starts, size)
+        self.table, self.begin, self.length = (x.to(device) for x in (self.table, self.begin, self.length))
+
+    def next(self, dice: Dice) -> tuple[Tensor, Tensor]:
+        """Images in [-1, 1] and labels; where batches are balanced, row b of an owner is of its class b mod classes."""
+        place = self.begin + (dice.uniform(self.size) * self.length).long()
+        index = self.table[place]
+        return centred(self.images[index]), self.labels[index]
+
+
+def _groups(labels: Tensor, balanced: bool) -> list[Tensor]:
+    """Indices of an owner's images, class by class where each is to come as often."""
+    if not balanced or labels.is_floating_point():
+        return [torch.arange(len(labels))]
+    return [torch.nonzero(labels == one)[:, 0] for one in labels.unique()]
+
+
+def _table(groups: list[list[Tensor]], starts: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All indices behind each other, and for each owner and row of a batch where in them its choices begin [M, B], and
+    how many there are [M, B]."""
+    table, begin, length = [], [], []
+    at = 0
+    for start, own in zip(starts.tolist(), groups, strict=True):
+        sizes = [len(group) for group in own]
+        places = [at + sum(sizes[:k]) for k in range(len(own))]
+        begin.append([places[row % len(own)] for row in range(size)])
+        length.append([sizes[row % len(own)] for row in range(size)])
+        table += [group + start for group in own]
+        at += sum(sizes)
+    return torch.cat(table), torch.tensor(begin), torch.tensor(length)
