@@ -162,8 +162,8 @@ def told_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Told:
     if not len(held_out):
         return Told(0, 0, 1.0)
     mean = held_out.mean(0)
-    own = _cosines(found - mean, truth - mean).diagonal()
-    others = _cosines(found - mean, held_out - mean).amax(1)
+    own = _correlations(found - mean, truth - mean).diagonal()
+    others = _correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
     chance = stats.binom.sf(count - 1, len(found), 1 / (len(held_out) + 1))
     return Told(count, len(found), float(chance))
@@ -180,7 +180,7 @@ def told_apart(found: Tensor, candidates: Tensor, held_out: Tensor) -> Told:
     rng = torch_rng("audit", "told apart")
     sets = [images[torch.randperm(len(images), generator=rng)[:count]] for images in (candidates, held_out)]
     mean = held_out.mean(0)
-    table = _cosines(found - mean, torch.cat(sets) - mean)
+    table = _correlations(found - mean, torch.cat(sets) - mean)
     told = _closer_to_first(table, torch.arange(2 * count))
     shuffled = [_closer_to_first(table, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
     chance = (1 + sum(other >= told for other in shuffled)) / (1 + SHUFFLES)
@@ -192,7 +192,8 @@ def _closer_to_first(table: Tensor, order: Tensor) -> int:
     return int((table[:, order[:half]].amax(1) > table[:, order[half:]].amax(1)).sum())
 
 
-def _cosines(first: Tensor, second: Tensor) -> Tensor:
-    """[N, M] between images [N, C, H, W] and [M, C, H, W]."""
-    flat = [F.normalize(images.float().flatten(1), dim=1) for images in (first, second)]
-    return flat[0] @ flat[1].T
+def _correlations(first: Tensor, second: Tensor) -> Tensor:
+    """[N, M] between images [N, C, H, W] and [M, C, H, W]; brightness and contrast do not count."""
+    flat = [images.float().flatten(1) for images in (first, second)]
+    unit = [F.normalize(rows - rows.mean(1, keepdim=True), dim=1) for rows in flat]
+    return unit[0] @ unit[1].T

@@ -1,0 +1,230 @@
+"""Audits of small runs: each kind of parcel with what fits it, checked against the ledger, honest about what was done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.assembly import Assembly
+from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.perceptual import Pixels
+from polyclinic.audit import settings, updates
+from polyclinic.audit.audit import ATTACKS, audit
+from polyclinic.audit.case import Finding, Seen, Tools, Truth
+from polyclinic.audit.settings import Audit, Budget
+from polyclinic.data.parts import SiteData, open_site, prepare
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.kept import TELLING, releases
+
+SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
+GENERATOR = {
+    "generator.name": "vqvae2", "generator.epochs": 1, "generator.prior_epochs": 1, "generator.width": 8,
+    "generator.top_codes": 8, "generator.bottom_codes": 8, "generator.prior_width": 8, "generator.prior_layers": 1,
+    "replay.probe": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Budget(
+        sites=1, releases=1, images=4, update_steps=3, latent_steps=30, projected=6, projection_steps=2, candidates=25
+    )
+    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+
+
+@pytest.fixture
+def audited(tiny, undisturbed, tmp_path):
+    """`audited("fedavg", rounds=1)`: the report of a copy of such a run, and its folder."""
+
+    def report_of(method: str, changes: dict | None = None, **method_settings):
+        done = undisturbed(tiny(method, {**SMALL, **(changes or {})}, rounds=1, **method_settings))
+        folder = tmp_path / method
+        shutil.copytree(done.folder, folder)
+        return audit(folder), folder
+
+    return report_of
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "attacks"),
+    [
+        ("fedavg", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
+        ("fedprox", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
+        ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
+        ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", "loss-threshold"}}),
+        ("fedavg-share", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
+        ("splitnn", {"model.backbone": "small-cnn"}, {"activations": {"latent-inversion"}, "weights": set()}),
+        ("fedreplay", {}, {"latents": {"latent-inversion"}, "weights": {"gradient-inversion"}}),
+        (
+            "cwt-replay",
+            GENERATOR,
+            {
+                "codes": {"decoding", "copies", "nearest-synthetic"},
+                "generator": {"copies", "nearest-synthetic", "projection"},
+                "weights": {"gradient-inversion", "loss-threshold"},
+            },
+        ),
+        (
+            "fedavg-replay",
+            {**GENERATOR, "replay.codes": "as-trained"},
+            {
+                "codes": {"decoding", "copies", "nearest-synthetic"},
+                "generator": {"copies", "nearest-synthetic", "projection"},
+                "weights": {"gradient-inversion", "loss-threshold"},
+            },
+        ),
+    ],
+)
+def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, attacks):
+    report, folder = audited(method, changes)
+    done: dict[str, set[str]] = {}
+    for parcel in report["parcels"]:
+        done.setdefault(parcel["kind"], set()).update(finding["attack"] for finding in parcel["findings"])
+        for finding in parcel["findings"]:
+            assert (folder / finding["picture"]).stat().st_size > 1000
+            assert finding["picture"].startswith(f"sites/{parcel['site']}/audit/")
+            assert finding["threat_model"]
+    assert done == attacks
+    for kind in attacks:
+        assert report["verdicts"][kind]["words"]
+    assert json.loads((folder / "audit.json").read_text()) == report
+
+
+def test_latents_of_a_shallow_cut_leak_and_labels_are_named(tiny, undisturbed, tmp_path, monkeypatch):
+    more = dataclasses.replace(settings.BUDGETS["quick"], latent_steps=250)
+    monkeypatch.setitem(settings.BUDGETS, "quick", more)
+    done = undisturbed(tiny("fedreplay", SMALL, rounds=1))
+    shutil.copytree(done.folder, tmp_path / "run")
+    report = audit(tmp_path / "run", kinds=["latents"])
+    assert report["verdicts"]["latents"]["leak"]
+    assert report["verdicts"]["labels"]["leak"]
+    assert report["verdicts"]["weights"]["leak"] is None
+    assert not report["verdicts"]["metrics"]["leak"]
+
+
+def test_real_images_need_no_attack(audited):
+    report, _ = audited("fedavg-share")
+    assert report["verdicts"]["real-images"] == {
+        "left": 2, "leak": True, "words": "real images left the site as they are (2 times)", "not_tried": [],
+    }  # fmt: skip
+
+
+def test_every_telling_kind_has_an_attack():
+    assert set(ATTACKS) == set(TELLING)
+
+
+# --- the ledger ---------------------------------------------------------------------------------------
+
+
+def test_a_parcel_that_is_not_what_left_is_refused(audited):
+    _, folder = audited("fedavg")
+    file = next(folder.glob("sites/site-1/kept/*/0-weights.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(WorkFailed, match=r"site-1.*is not what its ledger says left"):
+        audit(folder)
+
+
+def test_a_broken_chain_is_refused(audited):
+    _, folder = audited("fedavg")
+    ledger = folder / "ledger" / "site-2.jsonl"
+    ledger.write_text(ledger.read_text().replace('"bytes": ', '"bytes": 1'))
+    with pytest.raises(WorkFailed, match="chain is broken"):
+        audit(folder)
+
+
+def test_a_run_that_kept_nothing_gets_one_sentence(tiny, undisturbed):
+    done = undisturbed(tiny("fedavg", {"sites.count": 2}, rounds=1))
+    with pytest.raises(BadInput, match=r"kept no parcels to attack; .* --set audit.keep_parcels=1$"):
+        audit(done.folder)
+
+
+def test_what_is_no_run_folder_is_said(tmp_path):
+    with pytest.raises(BadInput, match="is not a run folder"):
+        audit(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("kinds", "weihgts"), ("sites", "site-9")])
+def test_misspelt_names_are_said(tiny, undisturbed, name, value):
+    done = undisturbed(tiny("fedavg", SMALL, rounds=1))
+    with pytest.raises(BadInput, match=f"--{name}: no such choice: '{value}' .did you mean"):
+        audit(done.folder, **{name: [value]})
+
+
+# --- the honest attacker ------------------------------------------------------------------------------
+
+
+def test_what_the_threat_model_withholds_is_not_tried(audited):
+    granted = [c for c in Audit().threat_model if c not in (Capability.WEIGHTS, Capability.CLASSIFIER)]
+    report, _ = audited("fedavg", {"audit.threat_model": granted})
+    assert report["parcels"][0]["findings"] == []
+    whys = {one["attack"]: one["why"] for one in report["parcels"][0]["not_tried"]}
+    assert whys == {
+        "gradient-inversion": "the threat model does not grant weights",
+        "loss-threshold": "the threat model does not grant classifier",
+    }
+    assert report["verdicts"]["weights"]["leak"] is None
+
+
+def seen_and_truth(tiny, undisturbed, changes=None):
+    study = tiny("fedavg", {**SMALL, "optimizer.batch_size": 2, **(changes or {})}, rounds=1, local_steps=2)
+    folder = undisturbed(study).folder
+    assembly = Assembly(study, prepare(study.data, study.sites), folder)
+    tools = Tools(assembly, study.audit.threat, settings.BUDGETS["quick"], Pixels(), 0, "cpu")
+    (release,) = releases(folder / "sites" / "site-1" / "kept")
+    data = open_site(assembly.parts.folder, "site-1")
+    return Seen("site-1", release.parcels[0], release, tools), release, data
+
+
+def shuffled(data: SiteData) -> SiteData:
+    order = np.random.default_rng(1).permutation(len(data.train))
+    part = dataclasses.replace(data.train, images=255 - data.train.images[order], labels=data.train.labels[order])
+    return dataclasses.replace(data, train=part)
+
+
+def test_the_truth_enters_the_scoring_alone(tiny, undisturbed):
+    seen, release, data = seen_and_truth(tiny, undisturbed)
+    found = [updates.inverted(seen, Truth("site-1", release, some, 0)) for some in (data, shuffled(data))]
+    first, second = (one.draw.__self__ for one in found if isinstance(one, Finding))
+    assert torch.equal(first.found, second.found)
+    assert not torch.equal(first.truth, second.truth)
+    assert found[0].assumed == ["the update was made as it was: 4 images in 2 steps"]
+
+
+def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
+    granted = [*Audit().threat_model, Capability.LABELS]
+    seen, release, data = seen_and_truth(tiny, undisturbed, {"audit.threat_model": granted})
+    plan = updates.Plan(seen)
+    truth = Truth("site-1", release, data, 0)
+    assert plan.settings().label == "known"
+    assert plan.knowledge(truth).labels.tolist() == [truth.labels(torch.cat(release.used)).tolist()]
+    blind, _, _ = seen_and_truth(tiny, undisturbed)
+    assert updates.Plan(blind).knowledge(truth).labels is None
+
+
+def test_large_updates_are_taken_for_one_step_and_that_is_said(audited):
+    report, _ = audited("fedavg")
+    (assumed,) = report["parcels"][0]["findings"][0]["assumed"]
+    assert assumed.endswith("are taken for one step on 4")
+
+
+def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path):
+    done = undisturbed(tiny("splitnn", {**SMALL, "model.backbone": "small-cnn"}, rounds=1))
+    shutil.copytree(done.folder, tmp_path / "run")
+    told = []
+
+    def stop_at_the_second(what: str, count: int, total: int) -> None:
+        told.append((count, total))
+        if count == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(tmp_path / "run", progress=stop_at_the_second)
+    assert told == [(0, 2), (1, 2)]
+    assert len(json.loads((tmp_path / "run" / "audit.json").read_text())["parcels"]) == 1
