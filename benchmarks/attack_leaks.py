@@ -80,7 +80,7 @@ class Overfitted(GeneratorModel):
             loss = (self.networks["decoder"](given) - wanted).square().mean()
             loss.backward()
             optimizer.step()
-        return {"loss": float(loss)}
+        return {"loss": float(loss.detach())}
 
     @torch.no_grad()
     def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Audits of small runs: each kind of parcel with what fits it, checked against the ledger, honest about what was done."""
+"""Audits of small runs: each kind of parcel with what fits it, held against the ledger, honest about what was done."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""`polyclinic audit` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polyclinic.audit import settings
+from polyclinic.audit.settings import Budget
+from polyclinic.cli import run_app
+
+STUDY = """
+[data]
+source = "fundus-phantom"
+size = 28
+samples = 80
+
+[sites]
+partition = "iid"
+count = 2
+
+[model]
+backbone = "lenet5"
+
+[optimizer]
+batch_size = 8
+
+[method]
+name = "fedavg"
+rounds = 1
+
+[engine]
+workers = 1
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    few = Budget(
+        sites=1, releases=1, images=2, update_steps=2, latent_steps=2, projected=4, projection_steps=1, candidates=20
+    )
+    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY)
+    return tmp_path
+
+
+def test_an_audit_prints_verdicts_and_where_pictures_lie(here, capsys):
+    assert run_app(["run", "study.toml", "--set", "audit.keep_parcels=0", "--out", "out", "--quiet"]) == 0
+    assert run_app(["audit", "out"]) == 0
+    captured = capsys.readouterr()
+    assert "gradient-inversion" in captured.out
+    assert "The attacker is granted" in captured.out
+    pictures = [line.split(": ")[1] for line in captured.out.splitlines() if line.endswith(".png")]
+    assert len(pictures) == 2
+    assert all((here / picture).is_file() for picture in pictures)
+    assert "audit: 1 of 1 done" in captured.err
+
+    assert run_app(["audit", "out", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == json.loads((here / "out" / "audit.json").read_text())
+    assert captured.err == ""
+
+    assert run_app(["audit", "out", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["audit", "nowhere"], "nowhere: is not a run folder"),
+        (["audit", "out"], "kept no parcels"),
+        (["audit", "out", "--budget", "huge"], "--budget: no such choice: 'huge'"),
+    ],
+)
+def test_what_cannot_be_audited_gets_one_sentence(here, capsys, arguments, sentence):
+    assert run_app(["run", "study.toml", "--out", "out", "--quiet"]) == 0
+    capsys.readouterr()
+    assert run_app(arguments) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_threat_model_is_checked_when_the_study_is_read(here, capsys):
+    assert run_app(["run", "study.toml", "--set", 'audit.threat_model=["mind-reading"]', "--out", "out"]) == 2
+    assert "audit.threat_model" in capsys.readouterr().err
