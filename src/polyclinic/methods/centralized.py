@@ -1,6 +1,7 @@
 """Centralized: all training images in one place, the mark that federated methods are measured against.
 
-It pools patients' images and so exists in simulation only.
+It pools patients' images and so exists in simulation only. With `images` sites train a generator each and give
+synthetic images instead of their real ones, or besides: the baselines of FedER's Table 2.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local, pooling
+from polyclinic.methods import local, pooling, synthesis
 from polyclinic.methods.method import Method
 
 
 class Centralized(Method):
     name: Literal["centralized"] = "centralized"
+    images: Literal["real", "synthetic", "both"] = Field(
+        "real", description="what the sites give: their images, as many synthetic ones of a generator, or both"
+    )
     steps: int | None = Field(None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
@@ -30,9 +35,16 @@ class Centralized(Method):
             "choose a federated method under differential privacy"
         )
 
+    def needs_generator(self) -> bool:
+        return self.images != "real"
+
+    def check_task(self, task: str) -> None:
+        if self.needs_generator() and task == "segmentation":
+            raise BadInput("method.images: synthetic images have no masks; choose 'real' for segmentation")
+
     def run(self, federation: Federation) -> Weights:
         bench = federation.bench
-        images = pooling.as_part(federation.once("images", lambda: pooling.pool(federation.ask_all("give_all"))))
+        images = pooling.as_part(federation.once("images", lambda: self.collect(federation)))
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             model = bench.load(state.weights)
@@ -46,6 +58,18 @@ class Centralized(Method):
             state.weights = bench.weights()
             federation.evaluate(state.weights)
         return state.weights
+
+    def collect(self, federation: Federation) -> Weights:
+        """What all sites give."""
+        asked = {"real": ["give_all"], "synthetic": ["give_synthetic"], "both": ["give_all", "give_synthetic"]}
+        replies = [reply for operation in asked[self.images] for reply in federation.ask_all(operation)]
+        return pooling.pool(replies)
+
+    @operation("synthetic-images")
+    def give_synthetic(self, site: Site) -> Parcel:
+        """As many synthetic images as the site has real ones."""
+        model, _ = synthesis.train_generator(site)
+        return synthesis.parcel_of(synthesis.draw_buffer(site, model, len(site.data.train)))
 
     @operation("real-images", "labels", "masks", simulation_only=True)
     def give_all(self, site: Site) -> tuple[Parcel, ...]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from polyclinic.data.parts import Part
 from polyclinic.errors import BadInput
+from polyclinic.federation.communication import SENT
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
@@ -57,16 +58,22 @@ class FedER(NodeMethod):
         self.check_nodes(federation)
         self.prepare_nodes(federation)
         if self.mode == "asynchronous":
-            return self.run_asynchronously(federation)
+            self.run_asynchronously(federation)
+        else:
+            self.run_in_step(federation)
+        federation.report("handed_over_per_round", self.handed_over(federation))
+        return {}
+
+    def run_in_step(self, federation: Federation) -> None:
+        """Algorithm 1, federated training."""
         state = federation.state()
         for _ in federation.rounds(self.rounds, state):
             for node, successor in random_ring(federation.sites, federation.rng("ring")):
                 self.pass_on(federation, node, successor)
             federation.ask_all("adapt", only_newest=True)
             federation.evaluate()
-        return {}
 
-    def run_asynchronously(self, federation: Federation) -> Weights:
+    def run_asynchronously(self, federation: Federation) -> None:
         """Every node works through its queue and hands each model to a random other node, with no barrier.
 
         A round is as many turns as there are nodes. Time is counted in the units of `turn_takes`, so that the same
@@ -86,7 +93,6 @@ class FedER(NodeMethod):
                     self.wait(federation, state)
             federation.evaluate()
         federation.report("asynchronous", {"time": state.now, "turns": state.turns})
-        return {}
 
     def begin_turns(self, federation: Federation, state: State, most: int) -> list[str]:
         """Idle nodes with something in their queue start, at most so many; those that did."""
@@ -133,6 +139,14 @@ class FedER(NodeMethod):
     def _prepared(self, federation: Federation) -> Weights:
         replies = federation.ask_all("prepare")
         return {f"{reply.site}/{name}": value for reply in replies for name, value in reply.metrics.items()}
+
+    def handed_over(self, federation: Federation) -> dict[str, dict[str, float]]:
+        """Bytes that each node sent to others in a round, by kind: what Table 7 counts."""
+        sent: dict[str, dict[str, float]] = {node: {} for node in federation.sites}
+        for node, direction, kind, asked, size in federation.communication.rows():
+            if (direction, asked) == (SENT, "hand_over"):
+                sent[node][kind] = size / self.rounds
+        return sent
 
     # --- at a node --------------------------------------------------------------------------------
 

@@ -1,0 +1,450 @@
+"""FedER: the ring, what passes the coordinator, what each variant hands over and trains on, and its equivalences."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import ForkedWorker
+from run_folders import history, result
+from safetensors.torch import load_file
+
+from polyclinic import assembly
+from polyclinic.engines.in_process import InProcess
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.parcel import SEALED
+from polyclinic.methods.feder import FedER, random_ring
+from polyclinic.methods.nodes import mean_prediction
+from polyclinic.methods.synthesis import uniform_labels
+from polyclinic.prediction import load_predictor
+from polyclinic.recorder import Display
+from polyclinic.run import convergence, run
+from polyclinic.study import Study, parse_study
+from polyclinic.tasks import Target
+from polyclinic.training import Workbench
+
+TABLES: dict[str, Any] = {
+    "data": {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2},
+    "sites": {"partition": "label-skew", "count": 3, "target_ks": 0.3},
+    "model": {"backbone": "lenet5"},
+    "optimizer": {"lr": 0.05, "batch_size": 8, "augment": ["flip"]},
+    "evaluation": {"every": 0, "select": "last"},
+    "engine": {"workers": 1, "device": "cpu"},
+    # two steps are enough to see what goes where
+    "generator": {"name": "dcgan", "steps": 2, "batch_size": 8, "width": 2, "latent": 4},
+    "tuning": {"on": False},
+}
+SITES = ("site-1", "site-2", "site-3")
+
+
+def study_of(name: str = "feder", method: dict[str, Any] | None = None, **changes: dict[str, Any]) -> Study:
+    tables = {table: {**settings, **changes.get(table, {})} for table, settings in TABLES.items()}
+    return parse_study({**tables, "method": {"name": name, "rounds": 2, "buffer": 16, **(method or {})}})
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    """A contact sheet takes longer than all the rest."""
+    monkeypatch.setattr("polyclinic.methods.synthesis.contact_sheet", lambda *_: None)
+
+
+@pytest.fixture
+def go(tmp_path, cache):
+    """Runs a tiny study of FedER; each call in a folder of its own."""
+    count = iter(range(100))
+    return lambda *given, **changes: run(study_of(*given, **changes), tmp_path / str(next(count)), cache=cache)
+
+
+def lines_of(run_result, site):
+    return [json.loads(text) for text in (run_result.folder / "ledger" / f"{site}.jsonl").read_text().splitlines()]
+
+
+def kinds_between_sites(run_result):
+    return {line["kind"] for site in SITES for line in lines_of(run_result, site) if line["to"] != "coordinator"}
+
+
+# --- the ring -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 12), st.integers(0, 10**6))
+def test_the_ring_is_one_cycle_through_all_nodes(count, seed):
+    nodes = tuple(f"n{k}" for k in range(count))
+    successor = dict(random_ring(nodes, torch.Generator().manual_seed(seed)))
+    assert sorted(successor) == sorted(successor.values()) == sorted(nodes)
+    assert all(node != other for node, other in successor.items())
+    node, seen = nodes[0], []
+    for _ in nodes:
+        node = successor[node]
+        seen.append(node)
+    assert sorted(seen) == sorted(nodes)
+
+
+def test_the_ring_is_another_one_in_another_round():
+    rings = {tuple(sorted(random_ring(tuple("abcde"), torch.Generator().manual_seed(k)))) for k in range(20)}
+    assert len(rings) > 5
+
+
+def test_each_node_hands_over_once_a_round_to_another_node(go):
+    found = go(method={"rounds": 3})
+    for number in (1, 2, 3):
+        pairs = [
+            (site, line["to"])
+            for site in SITES
+            for line in lines_of(found, site)
+            if line["operation"] == "hand_over" and line["kind"] == "weights" and line["round"] == number
+        ]
+        assert sorted(source for source, _ in pairs) == sorted(target for _, target in pairs) == list(SITES)
+        assert all(source != target for source, target in pairs)
+
+
+# --- what passes the coordinator ------------------------------------------------------------------------
+
+
+def test_nothing_but_sealed_parcels_and_figures_passes_the_coordinator(go, monkeypatch):
+    seen = []
+    call = InProcess.call
+
+    def watched(self, calls):
+        for one, answer in zip(calls, call(self, calls), strict=True):
+            seen.extend((one, parcel) for parcel in one.parcels.values())
+            seen.extend((one, parcel) for parcel in getattr(answer, "parcels", ()))
+            yield answer
+
+    monkeypatch.setattr(InProcess, "call", watched)
+    monkeypatch.setattr(FedER, "more_metrics", lambda *_: {})
+    go(method={"rounds": 1})
+    before_the_end = [(one, parcel) for one, parcel in seen if one.arguments.get("split") != "test"]
+    assert {parcel.kind for _, parcel in before_the_end} == {SEALED, "keys", "metrics", "statistics"}
+    sealed = [parcel for _, parcel in before_the_end if parcel.kind == SEALED]
+    assert {parcel.content for parcel in sealed} == {"weights", "synthetic-images"}
+    assert len(sealed) == 2 * 2 * len(SITES)  # each once out of a site and once into another
+    assert all(set(parcel.tensors) == {"box"} for parcel in sealed)
+
+
+def test_variants_hand_over_what_they_say(go):
+    assert kinds_between_sites(go("feder")) == {"weights", "synthetic-images"}
+    for name in ("feder-a", "feder-b"):
+        found = go(name)
+        assert kinds_between_sites(found) == {"synthetic-images"}
+        assert not any(line["kind"] == "weights" for site in SITES for line in lines_of(found, site))
+        assert "weights" not in found["communication"]["by_kind"]
+
+
+def test_a_buffer_is_drawn_once_and_never_relayed(go):
+    found = go(method={"rounds": 3})
+    digests = {
+        site: {line["digest"] for line in lines_of(found, site) if line["kind"] == "synthetic-images"} for site in SITES
+    }
+    assert all(len(of_site) == 1 for of_site in digests.values())
+    assert len(set.union(*digests.values())) == 3
+
+
+@pytest.mark.parametrize("name", ["feder", "feder-a", "feder-b"])
+def test_what_each_variant_trains_on(go, monkeypatch, name):
+    """FedER-B never touches a real image once its generator is trained: its statistics say so, and it is so."""
+    trained_on = []
+    batches = Workbench.batches
+    monkeypatch.setattr(
+        Workbench,
+        "batches",
+        lambda self, part, rng: (trained_on.append(type(part.images).__name__), batches(self, part, rng))[1],
+    )
+    told = []
+    train = FedER.train
+    monkeypatch.setattr(FedER, "train", lambda self, site, buffer: told.append(train(self, site, buffer)) or told[-1])
+    go(name)
+    real = "memmap"  # a site's own images are mapped from its part; a buffer is an array
+    assert set(trained_on) == ({"ndarray"} if name == "feder-b" else {real})
+    for one in told[3:]:
+        assert one["real_images"] == (0 if name == "feder-b" else one["steps"] * 8)
+        assert one["synthetic_images"] == one["steps"] * (16 if name == "feder-b" else 8)
+
+
+# --- what equals what -----------------------------------------------------------------------------------
+
+
+def test_lambda_one_is_plain_transfer_from_peer_to_peer(go, cache):
+    """Without a buffer in the loss FedER is the hand-written loop: train, pass along the ring, train what came."""
+    found = go(method={"real_share": 1.0})
+    assert found["weights_sha256"] == go(method={"buffer": 0})["weights_sha256"]
+    assert found["weights_sha256"] != go()["weights_sha256"]
+    assert digest_of_ring_by_hand(study_of(), cache) == weights_of(found)
+
+
+def weights_of(found):
+    return {name: tensor.tolist() for name, tensor in found.weights().items()}
+
+
+def digest_of_ring_by_hand(study, cache):
+    from polyclinic.assembly import Assembly
+    from polyclinic.data.parts import open_site, prepare
+    from polyclinic.randomness import torch_rng
+
+    parts = prepare(study.data, study.sites, cache=cache)
+    assembly = Assembly(study, parts, parts.folder)
+    bench, data = assembly.workbench(), {site: open_site(parts.folder, site) for site in parts.names}
+    models = dict.fromkeys(parts.names, assembly.initial_weights())
+    for number in range(study.method.rounds + 1):
+        if number:
+            ring = random_ring(parts.names, torch_rng(study.seed, "coordinator", "ring", number))
+            models = {successor: models[node] for node, successor in ring}
+        for site in parts.names:
+            part = data[site].train
+            optimizer = study.optimizer.make(bench.load(models[site]).parameters(), number)
+            batches = bench.batches(part, torch_rng(study.seed, site, "batches", number))
+            bench.train(batches, bench.steps_in(part), optimizer)
+            models[site] = bench.weights()
+    return {f"{site}/{name}": t.tolist() for site in parts.names for name, t in models[site].items()}
+
+
+def test_asynchronous_nodes_of_equal_speed_take_as_many_turns(go):
+    method = {"mode": "asynchronous", "rounds": 4}
+    even = go(method=method)
+    assert even["asynchronous"]["turns"] == 4 * len(SITES)
+    assert even["rounds"] == 4
+    slow = go(method={**method, "turn_takes": {"site-1": 5.0}})
+    assert slow["asynchronous"]["turns"] == 4 * len(SITES)
+    assert slow["asynchronous"]["time"] > even["asynchronous"]["time"]
+    turns = [sum(line["operation"] == "adapt" for line in lines_of(slow, site)) for site in SITES]
+    assert turns[0] < min(turns[1:])
+
+
+def test_queues_are_worked_through_in_the_order_of_arrival(go, monkeypatch):
+    """Two predecessors can choose one node; what came first is adapted first, and nothing is lost."""
+    taken = []
+    receive, adapt = FedER.receive, FedER.adapt
+
+    def noted(self, site, synthetic_images, weights=None):
+        taken.append(("in", site.name, float(weights["conv1.weight"].sum())))
+        return receive(self, site, synthetic_images, weights)
+
+    def adapting(self, site, only_newest=False):
+        from polyclinic.methods.feder import queue_of
+
+        first = site.state.group(queue_of(site)[0])["weights/conv1.weight"]
+        taken.append(("out", site.name, float(first.sum())))
+        return adapt(self, site, only_newest)
+
+    noted.operation, adapting.operation = receive.operation, adapt.operation
+    monkeypatch.setattr(FedER, "receive", noted)
+    monkeypatch.setattr(FedER, "adapt", adapting)
+    go(method={"mode": "asynchronous", "rounds": 4})
+    for site in SITES:
+        came = [value for what, name, value in taken if (what, name) == ("in", site)]
+        used = [value for what, name, value in taken if (what, name) == ("out", site)]
+        assert used == came[: len(used)]
+
+
+# --- resume, workers ------------------------------------------------------------------------------------
+
+
+class Stop(Display):
+    def __init__(self, after):
+        self.after = after
+
+    def round_done(self, line, rounds):
+        if line["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(go, tmp_path, cache, mode):
+    study = study_of(method={"mode": mode, "rounds": 3})
+    undisturbed = go(method={"mode": mode, "rounds": 3})
+    folder = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        run(study, folder, display=Stop(2), cache=cache)
+    resumed = run(study, folder, resume=True, cache=cache)
+    assert resumed["weights_sha256"] == undisturbed["weights_sha256"]  # though the two have other keys
+    assert history(folder) == history(undisturbed.folder)
+    assert result(folder) == result(undisturbed.folder)
+    for site in SITES:
+        of_content = [
+            [(line["operation"], line["digest"]) for line in lines_of(one, site) if line["kind"] != "keys"]
+            for one in (resumed, undisturbed)
+        ]
+        assert of_content[0] == of_content[1]
+
+
+def test_worker_processes_change_nothing(go, monkeypatch):
+    monkeypatch.setattr(assembly, "WorkerProcess", ForkedWorker)
+    assert go(engine={"workers": 2})["weights_sha256"] == go()["weights_sha256"]
+
+
+# --- networks of their own, the ensemble, the result -----------------------------------------------------
+
+
+def test_nodes_may_have_networks_of_their_own(go):
+    found = go(model={"backbone": "lenet5", "backbones": {"site-2": "small-cnn"}})
+    handed = {(site, line["to"]) for site in SITES for line in lines_of(found, site) if line["kind"] == "weights"}
+    assert handed <= {("site-1", "site-3"), ("site-3", "site-1")}  # models go where they fit, buffers everywhere
+    assert all(any(line["kind"] == "synthetic-images" for line in lines_of(found, site)) for site in SITES)
+    assert found.metrics["across_sites"]["site-2"].keys() == set(SITES)
+    ensemble = load_predictor(found.folder, ensemble=True)
+    assert [type(model).__name__ for model in ensemble.models] == ["LeNet5", "SmallCNN", "LeNet5"]
+    assert found.metrics["ensemble"]["test"]["accuracy"] > 0
+
+
+def test_one_node_or_the_ensemble_predicts(go):
+    found = go("feder-a")
+    images = load_predictor(found.folder, ensemble=True)
+    nodes = [load_predictor(found.folder, site=site) for site in SITES]
+    noise = torch.randint(0, 256, (4, nodes[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
+    together = torch.stack([node.outputs(noise) for node in nodes]).mean(0)
+    assert torch.allclose(images.outputs(noise), together)
+
+
+def test_the_ensemble_is_the_mean_of_probabilities_or_of_values():
+    logits = torch.randn(3, 5, 4)
+    assert torch.allclose(mean_prediction(logits, values=False).softmax(1), logits.softmax(2).mean(0), atol=1e-6)
+    assert torch.allclose(mean_prediction(logits, values=True), logits.mean(0))
+
+
+def test_convergence_is_mean_and_deviation_over_the_models_by_hand():
+    across = {
+        "a": {"a": {"accuracy": 0.9}, "b": {"accuracy": 0.5}},
+        "b": {"a": {"accuracy": 0.7}, "b": {"accuracy": 0.5}},
+    }
+    found = convergence(across)
+    assert found["a"]["accuracy"]["mean"] == pytest.approx(0.8)
+    assert found["a"]["accuracy"]["std"] == pytest.approx(0.02**0.5)  # (0.1² + 0.1²) / (2 - 1)
+    assert found["b"]["accuracy"] == {"mean": 0.5, "std": 0.0}
+
+
+def test_the_result_has_node_performance_convergence_and_figures_of_generators(go):
+    found = go()
+    assert found["model"] == "one of each site"
+    assert set(found.metrics["convergence"]) == set(found.metrics["across_sites"]) == set(SITES)
+    assert set(found["generators"]) == set(SITES)
+    assert set(found.metrics["ensemble"]) == {"test", "per_site"}
+    for kind in ("weights", "synthetic-images"):
+        sent = [line["bytes"] for line in lines_of(found, "site-1") if line["kind"] == kind]
+        assert found["handed_over_per_round"]["site-1"][kind] == sum(sent) / 2
+
+
+def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from polyclinic.generators.sheet import contact_sheet
+    from polyclinic.methods import synthesis
+
+    monkeypatch.setattr(synthesis, "contact_sheet", contact_sheet)
+    images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
+    part = SimpleNamespace(images=images.numpy(), labels=torch.tensor([0, 1, 0, 1, 1]).numpy())
+    site = SimpleNamespace(data=SimpleNamespace(train=part), folder=tmp_path)
+    synthesis._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
+    assert (tmp_path / "synthetic.png").stat().st_size > 1000
+
+
+def test_generators_of_nodes_start_alike_and_learn_their_own_images(go):
+    found = go()
+    states = [load_file(next((found.folder / "sites" / site).glob("state-*.safetensors"))) for site in SITES]
+    name = next(n for n in states[0] if n.startswith("generator/") and "discriminator" in n and "weight" in n)
+    assert not torch.equal(states[0][name], states[1][name])
+
+
+# --- buffers --------------------------------------------------------------------------------------------
+
+
+def test_labels_of_a_buffer_are_drawn_alike_from_the_classes_of_the_site():
+    target = Target(("a", "b", "c"))
+    drawn = uniform_labels(3000, torch.tensor([0] * 99 + [2]).numpy(), target, torch.Generator().manual_seed(0))
+    counts = drawn.bincount(minlength=3).tolist()
+    assert counts[1] == 0
+    assert abs(counts[0] - 1500) < 150
+    values = uniform_labels(3000, torch.rand(5).numpy(), Target((), "years", (20.0, 80.0)), torch.Generator())
+    assert 20 <= values.min() < 25 < 75 < values.max() <= 80
+
+
+def test_eq_5_by_hand(go):
+    """lambda E[own] + (1 - lambda) E[buffer] is the mean over a batch with that share of each."""
+    method = FedER(real_share=0.25)
+    assert (method.joined(8), FedER(real_share=0.5).joined(8), FedER(real_share=1.0).joined(8)) == (24, 8, 0)
+    own, made = torch.rand(8), torch.rand(24)
+    assert torch.cat([own, made]).mean() == pytest.approx(float(0.25 * own.mean() + 0.75 * made.mean()))
+
+
+# --- the baselines of Table 2 -----------------------------------------------------------------------------
+
+
+def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
+    found = {}
+    for images in ("real", "synthetic", "both"):
+        tables = {**TABLES, "method": {"name": "centralized", "images": images, "rounds": 1}}
+        if images == "real":
+            tables = {name: table for name, table in tables.items() if name not in ("tuning", "generator")}
+        found[images] = run(parse_study(tables), tmp_path / images, cache=cache)
+    kinds = {name: {line["kind"] for line in lines_of(one, "site-1")} for name, one in found.items()}
+    assert kinds["real"] == {"real-images", "labels", "metrics"}
+    assert kinds["synthetic"] == {"synthetic-images", "metrics"}
+    assert kinds["both"] == {"real-images", "labels", "synthetic-images", "metrics"}
+    assert len({one["weights_sha256"] for one in found.values()}) == 3
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "message"),
+    [
+        ("feder", {"model": {"backbones": {"site-1": "unet"}}}, "model.backbones: 'unet' of site 'site-1' cannot do"),
+        ("feder", {"method": {"real_share": 0}}, "method.real_share"),
+        ("feder-b", {"method": {"buffer": 0}}, "method.buffer"),
+        ("feder", {"generator": {"name": "gann"}}, "generator.name: no such choice"),
+    ],
+)
+def test_what_cannot_work_is_said_before(given, changes, message):
+    method = changes.pop("method", None)
+    with pytest.raises(BadInput, match=message):
+        study_of(given, method, **changes)
+
+
+def test_networks_that_differ_cannot_be_averaged():
+    tables = {**TABLES, "model": {"backbones": {"site-1": "lenet5"}}, "method": {"name": "fedavg"}}
+    with pytest.raises(
+        BadInput, match=r"model.backbones: 'fedavg' needs the same network at every site; choose one of"
+    ):
+        parse_study({name: table for name, table in tables.items() if name not in ("tuning", "generator")})
+
+
+def test_privacy_and_tuning_say_where_they_cannot_be_had():
+    with pytest.raises(BadInput, match="chooses when to stop training a generator by real images"):
+        parse_study({**study_of().as_tables(), "privacy": {"on": ["classifier"]}})
+    with pytest.raises(BadInput, match="tuning: 'vqvae2' is no GAN"):
+        parse_study({**study_of().as_tables(), "generator": {"name": "vqvae2"}, "tuning": {"alpha": 1}})
+    with pytest.raises(BadInput, match="tuning: 'fedavg' trains no generator"):
+        parse_study({**TABLES, "method": {"name": "fedavg"}, "tuning": {"alpha": 1}})
+
+
+def test_one_site_has_nobody_to_hand_to(tmp_path, cache):
+    study = parse_study({**study_of().as_tables(), "sites": {"partition": "iid", "count": 1}})
+    with pytest.raises(BadInput, match="give it two sites or more"):
+        run(study, tmp_path / "alone", cache=cache)
+
+
+def test_unknown_sites_are_named(go):
+    with pytest.raises(BadInput, match=r"model.backbones: there is no site 'west'"):
+        go(model={"backbones": {"west": "lenet5", "site-1": "small-cnn"}})
+    with pytest.raises(BadInput, match=r"method.turn_takes: there is no site 'west'"):
+        go(method={"turn_takes": {"west": 2.0}})
+
+
+def test_a_node_that_fails_is_left_out_of_its_round(go, monkeypatch):
+    adapt = FedER.adapt
+
+    def failing(self, site, only_newest=False):
+        if site.name == "site-2" and site.round == 1:
+            raise RuntimeError("the scanner is on fire")
+        return adapt(self, site, only_newest)
+
+    failing.operation = adapt.operation
+    monkeypatch.setattr(FedER, "adapt", failing)
+    found = go()
+    assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
+    with pytest.raises(WorkFailed):
+        go(engine={"on_failure": "stop"})
