@@ -125,6 +125,7 @@ class Assembly:
             expected=self.expected,
             replay=self.replaying,
             keeping=Keeping(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
+            defend=self.study.defence,
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
             benches={site: benches[name] for site, name in self.backbones.items()},

@@ -15,6 +15,7 @@ import tomli_w
 import torch
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from polyclinic.audit.defence import Defence
 from polyclinic.audit.settings import Audit
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.partition import PARTITIONS, Sites
@@ -123,6 +124,7 @@ class Study(Settings):
     generator: SerializeAsAny[Generator] = Field(default_factory=VQVAE2)
     tuning: PrivateTuning | None = None
     privacy: Privacy | None = None
+    defence: Defence | None = None
     audit: Audit | None = None
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineTable = Field(default_factory=EngineTable)
@@ -186,6 +188,7 @@ PLAIN: dict[str, type[Settings]] = {
     "replay": Replay,
     "tuning": PrivateTuning,
     "privacy": Privacy,
+    "defence": Defence,
     "audit": Audit,
     "evaluation": Evaluation,
     "engine": EngineTable,

@@ -149,14 +149,16 @@ class SiteHost:
         expected: Mapping[str, Expected],
         replay: Any = None,
         keeping: Keeping | None = None,
+        defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None,
         generator: Any = None,
         tuning: Any = None,
         benches: Mapping[str, Workbench] | None = None,
     ) -> None:
-        """`benches`: the workbenches of sites whose network is not that of `bench`."""
+        """`benches`: the workbenches of sites whose network is not that of `bench`; `defend(parcel, received)`: what
+        leaves instead of a parcel."""
         self.method = method
         self.replay = replay
-        self.keeping = keeping
+        self.keeping, self.defend = keeping, defend
         self.keys = sealed.KeyExchange()
         self.seed = seed
         self.bench = bench
@@ -182,8 +184,10 @@ class SiteHost:
         with _nothing_happened_if_it_fails(site):
             with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
                 payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
-                released = work(site, **payload)
-            return Reply(call.site, self._release(site, call, declared, _parcels(released)))
+                released = _parcels(work(site, **payload))
+            if self.defend:
+                released = tuple(self.defend(parcel, parcels) for parcel in released)
+            return Reply(call.site, self._release(site, call, declared, released))
 
     def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
         """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
