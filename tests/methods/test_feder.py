@@ -17,6 +17,7 @@ from polyclinic import assembly
 from polyclinic.engines.in_process import InProcess
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.parcel import SEALED
+from polyclinic.methods import synthesis
 from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.methods.nodes import mean_prediction
 from polyclinic.methods.synthesis import uniform_labels
@@ -331,7 +332,6 @@ def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypa
     from types import SimpleNamespace
 
     from polyclinic.generators.sheet import contact_sheet
-    from polyclinic.methods import synthesis
 
     monkeypatch.setattr(synthesis, "contact_sheet", contact_sheet)
     images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
@@ -448,3 +448,18 @@ def test_a_node_that_fails_is_left_out_of_its_round(go, monkeypatch):
     assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
     with pytest.raises(WorkFailed):
         go(engine={"on_failure": "stop"})
+
+
+def test_a_generator_is_trained_once_and_used_again(go, monkeypatch):
+    fitted = []
+    fit = synthesis.fit
+    monkeypatch.setattr(synthesis, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
+    plain = go()
+    assert len(fitted) == 3
+    first = go(method={"reuse_generators": True})
+    again = go("feder-a", method={"reuse_generators": True})
+    assert len(fitted) == 6
+    assert first["weights_sha256"] == plain["weights_sha256"]
+    assert again["generators"] == first["generators"]
+    go(method={"reuse_generators": True}, generator={"steps": 3})
+    assert len(fitted) == 9

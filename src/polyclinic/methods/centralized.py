@@ -23,6 +23,9 @@ class Centralized(Method):
     images: Literal["real", "synthetic", "both"] = Field(
         "real", description="what the sites give: their images, as many synthetic ones of a generator, or both"
     )
+    reuse_generators: bool = Field(
+        False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
+    )
     steps: int | None = Field(None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
@@ -68,7 +71,7 @@ class Centralized(Method):
     @operation("synthetic-images")
     def give_synthetic(self, site: Site) -> Parcel:
         """As many synthetic images as the site has real ones."""
-        model, _ = synthesis.train_generator(site)
+        model, _ = synthesis.train_generator(site, reuse=self.reuse_generators)
         return synthesis.parcel_of(synthesis.draw_buffer(site, model, len(site.data.train)))
 
     @operation("real-images", "labels", "masks", simulation_only=True)

@@ -40,6 +40,9 @@ class FedER(NodeMethod):
     local_steps: int | None = Field(
         None, ge=1, description="steps of a node in a round; one pass, floor(|D_k| / b), if not given"
     )
+    reuse_generators: bool = Field(
+        False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
+    )
     mode: Literal["synchronous", "asynchronous"] = Field(
         "synchronous", description="all nodes in step, or each at its own pace, with a queue of what came"
     )
@@ -153,7 +156,7 @@ class FedER(NodeMethod):
     @operation("metrics")
     def prepare(self, site: Site) -> Parcel:
         """Train the generator, draw the buffer once, train the first model. Only figures about images leave."""
-        model, figures = synthesis.train_generator(site)
+        model, figures = synthesis.train_generator(site, reuse=self.reuse_generators)
         site.state.put("generator", model.state())
         site.state.put("buffer", synthesis.draw_buffer(site, model, self.buffer))
         self.train(site, None)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from polyclinic.data.cache import cache_folder, code_digest, digest_of, make_folder
 from polyclinic.data.parts import Part
 from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site
+from polyclinic.federation.site import Site, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
 from polyclinic.generators.sheet import contact_sheet
 from polyclinic.tasks import Target
@@ -21,11 +26,56 @@ SHOWN = 12
 Tensors = Mapping[str, Tensor]
 
 
-def train_generator(site: Site) -> tuple[GeneratorModel, dict[str, float]]:
-    """The study's generator, trained on the site's images: in two phases where the study has [tuning]."""
-    part, rng = site.data.train, site.rng("generator")
+def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel, dict[str, float]]:
+    """The study's generator, trained on the site's images: in two phases where the study has [tuning].
+
+    With `reuse` it is kept in the cache, and taken from there where the very same was trained before.
+    """
+    model = untrained(site)
+    if not reuse:
+        return model, fit(site, model)
+    file = cache_folder(None) / "generators" / f"{fingerprint(site)}.safetensors"
+    make_folder(file.parent)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two runs that want the same one, the second waits for it
+        if file.exists():
+            return model, read_trained(model, file)
+        figures = fit(site, model)
+        numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
+        state = {f"model/{name}": tensor for name, tensor in model.state().items()}
+        write_tensors(file, {**state, **{f"figure/{name}": value for name, value in numbers.items()}})
+    return model, figures
+
+
+def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
+    """Load a generator that was kept, and give the figures of its training."""
+    kept = load_file(file)
+    model.load({name.removeprefix("model/"): t for name, t in kept.items() if name.startswith("model/")})
+    return {name.removeprefix("figure/"): float(t) for name, t in kept.items() if name.startswith("figure/")}
+
+
+def fingerprint(site: Site) -> str:
+    """Of everything that a trained generator depends on."""
+    part, bench = site.data.train, site.bench
+    images = hashlib.sha256(np.ascontiguousarray(part.images).data)
+    images.update(np.ascontiguousarray(part.labels).data)
+    return digest_of(
+        {
+            "generator": site.generator.model_dump(mode="json"),
+            "tuning": site.tuning.model_dump(mode="json") if site.tuning else None,
+            "images": images.hexdigest(),
+            "draws": [site.seed, site.name, site.round],
+            "device": [bench.device.type, bench.precision, torch.__version__, torch.get_num_threads()],
+            "code": code_digest(Path(private_tuning.__file__).parent.glob("*.py")),
+        }
+    )
+
+
+def untrained(site: Site) -> GeneratorModel:
+    """The study's generator as it is in the beginning."""
+    part = site.data.train
     channels, size, _ = part.images.shape[1:]
-    model = site.generator.build(
+    return site.generator.build(
         channels=channels,
         size=size,
         target=site.bench.target,
@@ -33,10 +83,15 @@ def train_generator(site: Site) -> tuple[GeneratorModel, dict[str, float]]:
         device=str(site.bench.device),
         precision=site.bench.precision,
     )
+
+
+def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
+    """Train a generator on the site's images; the figures of its training."""
+    part, rng = site.data.train, site.rng("generator")
     images, labels = np.asarray(part.images), np.asarray(part.labels)
     if site.tuning is None:
-        return model, {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
-    return model, private_tuning.fit(model, images, labels, rng, site.tuning)
+        return {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
+    return private_tuning.fit(model, images, labels, rng, site.tuning)
 
 
 def draw_buffer(site: Site, model: GeneratorModel, count: int) -> dict[str, Tensor]:
