@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
-	$(BIN)/polyclinic compare --methods standalone,fedavg,cwt,fedreplay,centralized --out runs/demo
+	$(BIN)/polyclinic compare examples/hands.toml --methods standalone,fedavg,cwt,cwt-replay,fedreplay,centralized \
+		--out runs/demo
 
 test: $(VENV)/.ready-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
