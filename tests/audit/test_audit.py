@@ -179,7 +179,7 @@ def seen_and_truth(tiny, undisturbed, changes=None):
     tools = Tools(assembly, study.audit.threat, settings.BUDGETS["quick"], Pixels(), 0, "cpu")
     (release,) = releases(folder / "sites" / "site-1" / "kept")
     data = open_site(assembly.parts.folder, "site-1")
-    return Seen("site-1", release.parcels[0], release, tools), release, data
+    return Seen.of("site-1", release, 0, tools), release, data
 
 
 def shuffled(data: SiteData) -> SiteData:
@@ -190,7 +190,7 @@ def shuffled(data: SiteData) -> SiteData:
 
 def test_the_truth_enters_the_scoring_alone(tiny, undisturbed):
     seen, release, data = seen_and_truth(tiny, undisturbed)
-    found = [updates.inverted(seen, Truth("site-1", release, some, 0)) for some in (data, shuffled(data))]
+    found = [updates.inverted(seen, Truth(release.used, some, 0)) for some in (data, shuffled(data))]
     first, second = (one.draw.__self__ for one in found if isinstance(one, Finding))
     assert torch.equal(first.found, second.found)
     assert not torch.equal(first.truth, second.truth)
@@ -201,7 +201,7 @@ def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
     granted = [*Audit().threat_model, Capability.LABELS]
     seen, release, data = seen_and_truth(tiny, undisturbed, {"audit.threat_model": granted})
     plan = updates.Plan(seen)
-    truth = Truth("site-1", release, data, 0)
+    truth = Truth(release.used, data, 0)
     assert plan.settings().label == "known"
     assert plan.knowledge(truth).labels.tolist() == [truth.labels(torch.cat(release.used)).tolist()]
     blind, _, _ = seen_and_truth(tiny, undisturbed)

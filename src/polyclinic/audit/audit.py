@@ -1,4 +1,4 @@
-"""Audits a run: reads its ledgers, takes the parcels that its sites kept, attacks each, writes down what was found."""
+"""Audits a run: attacks the parcels that its sites kept, each with what fits its kind, and writes what was found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,10 @@ from polyclinic.attacks.perceptual import Distance, Pixels, perceptual_distance
 from polyclinic.audit import latents, made, updates
 from polyclinic.audit.case import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.audit.settings import BUDGETS, Audit
+from polyclinic.audit.targets import Lines, Target, read_run, targets
 from polyclinic.audit.words import verdicts
-from polyclinic.data.parts import open_site, prepare
-from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.kept import TELLING, Release, releases
-from polyclinic.federation.ledger import LedgerBroken, verify
-from polyclinic.federation.parcel import Parcel
-from polyclinic.settings import nearest
-from polyclinic.study import Study, load_study
+from polyclinic.data.parts import prepare
+from polyclinic.study import Study
 
 #: (what is being attacked, attacks done, attacks in all)
 Progress = Callable[[str, int, int], None]
@@ -37,25 +32,6 @@ ATTACKS: dict[str, Callable[[Seen, Truth], list[Finding | NotTried]]] = {
     "codes": made.of_codes,
     "synthetic-images": made.of_synthetic_images,
 }
-
-Lines = dict[str, list[dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Target:
-    """One kept parcel of one site."""
-
-    site: str
-    release: Release
-    number: int
-
-    @property
-    def parcel(self) -> Parcel:
-        return self.release.parcels[self.number]
-
-    @property
-    def name(self) -> str:
-        return f"{self.site}, round {self.release.round}, {self.release.operation}: {self.parcel.kind}"
 
 
 def audit(
@@ -87,73 +63,6 @@ def audit(
     return report
 
 
-# --- reading a run ------------------------------------------------------------------------------------
-
-
-def read_run(folder: Path) -> tuple[Study, Lines]:
-    """The study of a run and the lines of its ledgers, whose chains hold."""
-    if not (folder / "study.toml").exists():
-        raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
-    try:
-        lines = {file.stem: verify(file) for file in sorted((folder / "ledger").glob("*.jsonl"))}
-    except LedgerBroken as error:
-        raise WorkFailed(f"the chain is broken: {error}") from None
-    return load_study(folder / "study.toml"), lines
-
-
-def targets(
-    folder: Path, study: Study, lines: Lines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
-) -> list[Target]:
-    """The kept parcels that are to be attacked, each of which is what its ledger says left."""
-    kept = {path.parent.name: releases(path) for path in sorted((folder / "sites").glob("*/kept"))}
-    if not any(kept.values()):
-        raise BadInput(
-            f"{folder}: its sites kept no parcels to attack; run the study with a table [audit], for example "
-            "--set audit.keep_parcels=1"
-        )
-    _check_names("--sites", sites, list(kept))
-    _check_names("--kinds", kinds, list(ATTACKS))
-    found = []
-    for site, release in chosen({s: r for s, r in kept.items() if not sites or s in sites}, budget):
-        check_digests(site, release, lines.get(site, []))
-        numbers = [n for n, parcel in enumerate(release.parcels) if parcel.kind in (kinds or TELLING)]
-        found += [Target(site, release, number) for number in numbers]
-    return found
-
-
-def chosen(kept: Mapping[str, list[Release]], budget: str) -> list[tuple[str, Release]]:
-    """As many sites and releases of each operation as the budget has: sites in order, of releases the last first."""
-    allowed = BUDGETS[budget]
-    by_operation: dict[str, dict[str, list[Release]]] = {}
-    for site, found in kept.items():
-        for release in found:
-            by_operation.setdefault(release.operation, {}).setdefault(site, []).append(release)
-    picked = []
-    for of_sites in by_operation.values():
-        for site in list(of_sites)[: allowed.sites or None]:
-            picked += [(site, release) for release in of_sites[site][: allowed.releases or None]]
-    return picked
-
-
-def check_digests(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
-    """WorkFailed unless the kept files are, byte for byte, what the site's ledger says left."""
-    left = {(line["round"], line["operation"], line["kind"], line["digest"]) for line in lines}
-    for file, parcel, digest in zip(release.files, release.parcels, release.digests, strict=True):
-        if (release.round, release.operation, parcel.kind, digest) not in left:
-            raise WorkFailed(
-                f"site '{site}': {file} is not what its ledger says left; it was changed after it was kept"
-            )
-
-
-def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise BadInput(f"{flag}: no such choice: '{name}'{nearest(name, known)}; choose from {', '.join(known)}")
-
-
-# --- attacking ----------------------------------------------------------------------------------------
-
-
 def tools_for(assembly: Assembly, budget: str, features: str, device: str) -> Tools:
     where = device_of(device)
     distance: Distance = Pixels() if features == "pixels" else perceptual_distance(features, device=where)
@@ -165,8 +74,7 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release, parcel = target.release, target.parcel
-    truth = Truth(target.site, release, open_site(tools.assembly.parts.folder, target.site), tools.seed)
-    results = ATTACKS[parcel.kind](Seen(target.site, parcel, release, tools), truth)
+    results = ATTACKS[parcel.kind](target.seen(tools), target.truth(tools))
     pictures = folder / "sites" / target.site / "audit"
     pictures.mkdir(parents=True, exist_ok=True)
     findings = []
@@ -176,11 +84,11 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
             found.draw(path)
         findings.append(_plain(found, str(path.relative_to(folder)) if found.draw else None))
     return {
-        "site": target.site,
+        "site": target.who,
         "round": release.round,
         "operation": release.operation,
         "kind": parcel.kind,
-        "digest": parcel.digest,
+        "digests": [part.parcels[target.number].digest for part in target.parts.values()],
         "findings": findings,
         "not_tried": [{"attack": r.attack, "why": r.why} for r in results if isinstance(r, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
@@ -204,9 +112,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     return value
-
-
-# --- writing ------------------------------------------------------------------------------------------
 
 
 def head(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any]:

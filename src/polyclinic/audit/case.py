@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,12 +42,25 @@ class Tools:
 
 @dataclass(frozen=True)
 class Seen:
-    """A parcel as its receiver has it: with what left together with it, and what the site had been sent before."""
+    """A parcel as its receiver has it: with what left together with it, and what the site had been sent before.
+
+    `summed`: the parcel is the mean over all sites, the only thing that a secure sum reveals.
+    """
 
     site: str
     parcel: Parcel
-    release: Release
+    together: tuple[Parcel, ...]
+    sent_before: Callable[[str], dict[str, Tensor]]
+    round: int
+    step: int
     tools: Tools
+    summed: bool = False
+
+    @classmethod
+    def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:
+        """A parcel of a kept release, without what only the site knows."""
+        together = tuple(release.parcels)
+        return cls(site, together[number], together, release.received, release.round, release.step, tools)
 
     @property
     def kind(self) -> str:
@@ -55,11 +68,11 @@ class Seen:
 
     def beside(self, kind: str) -> Parcel | None:
         """A parcel that left together with this one."""
-        return self.release.parcel(kind)
+        return next((parcel for parcel in self.together if parcel.kind == kind), None)
 
     def received(self, kind: str) -> dict[str, Tensor]:
         """What the coordinator (or another site) had sent for the operation."""
-        return self.release.received(kind)
+        return self.sent_before(kind)
 
     @cached_property
     def network(self) -> Backbone:
@@ -74,14 +87,16 @@ class Seen:
 class Truth:
     """The site's images, for scoring: those that a release was made of, and those that were held out."""
 
-    def __init__(self, site: str, release: Release, data: SiteData, seed: int) -> None:
-        self.site, self.release, self.data, self.seed = site, release, data, seed
+    def __init__(self, used: Sequence[Tensor], data: SiteData, seed: int) -> None:
+        """`used`: indices of training images by mini-batch; none if the operation took no batches, but all images."""
+        self.data, self.seed = data, seed
+        self._used = list(used)
 
     @cached_property
     def batches(self) -> list[Tensor]:
         """Indices of the site's own images by mini-batch, as used; others' images (FedAvg+Share) are left out."""
         count = len(self.data.train)
-        used = self.release.used or [torch.arange(count)]
+        used = self._used or [torch.arange(count)]
         return [index[index < count] for index in used]
 
     @cached_property
@@ -110,7 +125,7 @@ class Truth:
         return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
 
     def _some(self, available: int, count: int, what: str) -> np.ndarray:
-        return np.sort(numpy_rng(self.seed, self.site, "audit", what).permutation(available)[:count])
+        return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,6 @@ def _mixes(front: nn.Module) -> bool:
 
 
 def _assumed(seen: Seen, cut: str) -> list[str]:
-    if seen.kind == "activations" and seen.release.note["step"] > 0:
-        return [
-            f"the encoder (up to {cut}) is the one of the beginning of the turn, {seen.release.note['step']} steps ago"
-        ]
+    if seen.kind == "activations" and seen.step > 0:
+        return [f"the encoder (up to {cut}) is the one of the beginning of the turn, {seen.step} steps ago"]
     return [f"the encoder (up to {cut}) is the one that the site computed with"]

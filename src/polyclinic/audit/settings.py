@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
 from polyclinic.settings import Settings
+
+#: what a grid compares
+DefenceName = Literal["clip-and-noise", "sparsify", "prune", "quantise", "secure-sum", "deeper-cut"]
 
 
 class Audit(Settings):
@@ -19,6 +23,15 @@ class Audit(Settings):
     threat_model: tuple[Capability, ...] = Field(
         tuple(capability for capability in Capability if capability in RECEIVER),
         description="what the attacker sees, holds and knows: " + ", ".join(Capability),
+    )
+
+    secure_sum: bool = Field(
+        False,
+        description="attack only the mean of all sites' gradients or weights of a round, all that a secure sum reveals",
+    )
+    defences: tuple[DefenceName, ...] = Field(
+        get_args(DefenceName),
+        description="what `polyclinic audit --grid` tries, where it fits: " + ", ".join(get_args(DefenceName)),
     )
 
     @property

@@ -24,37 +24,40 @@ def audit(
     features: str = FEATURES,
     kinds: str = typer.Option("", help="Only parcels of these kinds, with commas between them."),
     sites: str = typer.Option("", help="Only parcels of these sites, with commas between them."),
+    grid: bool = typer.Option(False, "--grid", help="Run and audit the study with each defence: leakage and utility."),
     device: str = typer.Option("auto", help="cpu, cuda, ...; auto takes a GPU where there is one."),
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
     """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel."""
-    from polyclinic.audit.audit import audit as audit_run
     from polyclinic.audit.settings import BUDGETS
 
     if budget not in BUDGETS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
     display = None if quiet or as_json else Display()
+    options: dict[str, Any] = {"budget": budget, "device": device, "progress": display.show if display else None}
+    if not grid:
+        options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites)}
+    report = _report(run, grid, options, display)
+    if as_json:
+        typer.echo(json.dumps(report))
+    elif not quiet:
+        show_grid(report, run) if grid else show(report, run)
+
+
+def _report(run: Path, grid: bool, options: dict[str, Any], display: Display | None) -> dict[str, Any]:
+    from polyclinic.audit.audit import audit as audit_run
+    from polyclinic.audit.grid import grid as grid_of_run
+
     try:
-        report = audit_run(
-            run,
-            budget=budget,
-            features=features,
-            kinds=_names(kinds),
-            sites=_names(sites),
-            device=device,
-            progress=display.show if display else None,
-        )
+        return grid_of_run(run, **options) if grid else audit_run(run, **options)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; what was found so far is in {run / 'audit.json'}", err=True)
+        found = run / ("grid.json" if grid else "audit.json")
+        typer.echo(f"interrupted; what was found so far is in {found}", err=True)
         raise typer.Exit(1) from None
     finally:
         if display:
             display.close()
-    if as_json:
-        typer.echo(json.dumps(report))
-    elif not quiet:
-        show(report, run)
 
 
 def _names(text: str) -> list[str]:
@@ -106,3 +109,33 @@ def show(report: dict[str, Any], run: Path) -> None:
         for picture in verdict.get("pictures", []):
             typer.echo(f"{kind}: {run / picture}")
     typer.echo(f"all evidence, and what was not tried: {run / 'audit.json'}")
+
+
+def show_grid(report: dict[str, Any], run: Path) -> None:
+    """Utility and leakage of each defence."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="what defences cost and what they help against")
+    for column in (
+        "defence",
+        report["metric"],
+        "PSNR, dB",
+        "guess, dB",
+        "recovered",
+        "told",
+        "membership AUC",
+        "leaks",
+    ):
+        table.add_column(column, justify="left" if column in ("defence", "leaks") else "right")
+    for one in report["points"]:
+        figures = [_figure(one[name], digits) for name, digits in (("utility", 3), ("psnr", 1), ("psnr_of_guess", 1))]
+        counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
+        leaks = ", ".join(one["leaks"]) or "no sign"
+        table.add_row(one["defence"], *figures, *counts, _figure(one["membership_auc"], 3), leaks)
+    Console().print(table)
+    typer.echo(f"drawn in {run / 'grid.png'}, figures in {run / 'grid.json'}")
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

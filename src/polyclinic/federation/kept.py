@@ -106,6 +106,11 @@ class Release:
         return int(self.note["round"])
 
     @property
+    def step(self) -> int:
+        """How many releases of the operation the site had in this round before."""
+        return int(self.note["step"])
+
+    @property
     def files(self) -> list[Path]:
         """The parcels, in the order in which they left."""
         return sorted(self.folder.glob("[0-9]*-*.safetensors"))

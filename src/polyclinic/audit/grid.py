@@ -1,0 +1,157 @@
+"""A grid of defences: the same study with each of them, its utility beside what an attack on its parcels recovers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from polyclinic.audit.audit import audit
+from polyclinic.audit.settings import Audit
+from polyclinic.data.picture import FAINT, INK
+from polyclinic.errors import BadInput
+from polyclinic.models import cuts
+from polyclinic.run import run
+from polyclinic.study import Study, load_study, parse_study
+
+#: (what is being done, variations done, variations in all)
+Progress = Callable[[str, int, int], None]
+
+#: settings of each variation of a defence that sites apply to their updates
+ON_UPDATES: dict[str, dict[str, dict[str, Any]]] = {
+    "sparsify": {
+        "10 % of entries": {"defence.name": "sparsify", "defence.keep": 0.1},
+        "1 % of entries": {"defence.name": "sparsify", "defence.keep": 0.01},
+    },
+    "prune": {"90 % pruned": {"defence.name": "prune", "defence.fraction": 0.9}},
+    "quantise": {"8 bits": {"defence.name": "quantise", "defence.bits": 8}},
+    "secure-sum": {"secure sum": {"audit.secure_sum": True}},
+}
+
+
+def grid(
+    folder: str | Path,
+    *,
+    budget: str = "quick",
+    device: str = "auto",
+    progress: Progress | None = None,
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Run and audit the study of a run folder with each defence that fits it; the content of `grid.json`.
+
+    Each variation is a run folder in `grid/`; one that is there already is not run again.
+    """
+    folder = Path(folder)
+    if not (folder / "study.toml").exists():
+        raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
+    study = load_study(folder / "study.toml")
+    wanted = variations(study)
+    report: dict[str, Any] = {"metric": study.task.metric, "better": study.task.better, "points": []}
+    for done, (name, changed) in enumerate(wanted.items()):
+        if progress:
+            progress(name, done, len(wanted))
+        where = folder / "grid" / name.replace(" ", "-").replace("%", "percent")
+        result = run(changed, where, resume=(where / "study.toml").exists(), cache=cache)
+        found = audit(where, budget=budget, device=device, cache=cache)
+        report["points"].append(point(name, study.task.metric, result.values, found))
+        write(report, folder)
+    if progress:
+        progress("done", len(wanted), len(wanted))
+    return report
+
+
+def variations(study: Study) -> dict[str, Study]:
+    """The study without any defence, and with each one that fits its method, by a name of their own."""
+    tables = study.as_tables()
+    privacy = tables.pop("privacy", None)
+    tables.pop("defence", None)
+    plain = parse_study({**tables, "audit": {**tables.get("audit", {}), "keep_parcels": 0, "secure_sum": False}})
+    wanted = (study.audit or Audit()).defences
+    found = {"no defence": plain}
+    if "classifier" in study.method.private_parts:  # its sites release updates
+        for name in wanted:
+            found |= {title: plain.with_settings(settings) for title, settings in _on_updates(name, study).items()}
+        if "clip-and-noise" in wanted:
+            found |= _private(plain, privacy)
+    if "deeper-cut" in wanted and study.method.needs_cut:
+        deeper = [cut for cut in cuts(study.model.backbone) if cut != study.cut]
+        found |= {f"cut at {cut}": plain.with_settings({"model.cut": cut}) for cut in deeper}
+    if len(found) == 1:
+        raise BadInput(f"audit.defences: none of {', '.join(wanted)} fits '{study.method.name}'; choose another method")
+    return found
+
+
+def _on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
+    if name == "secure-sum" and study.method.serial:
+        return {}  # one site after the other: there is nothing to add up
+    return ON_UPDATES.get(name, {})
+
+
+def _private(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study]:
+    """DP-SGD as the study has it, else with the papers' noise; with group norm where batch norm forbids it."""
+    settings = {f"privacy.{name}": value for name, value in (privacy or {"noise": 0.7}).items()}
+    for norm in ({}, {"model.norm": "group"}):
+        try:
+            title = "clip and noise" + (", group norm" if norm else "")
+            return {title: plain.with_settings({**settings, **norm})}
+        except BadInput:
+            continue
+    return {}
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
+def point(name: str, metric: str, result: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """Utility and leakage of one variation: how much better than a guess reconstructions are, and the verdict."""
+    findings = [f for parcel in report["parcels"] for f in parcel["findings"]]
+    images = [f["evidence"] for f in findings if "psnr" in f["evidence"]]
+    told = [f["evidence"]["auc"] for f in findings if "auc" in f["evidence"]]
+    return {
+        "defence": name,
+        "utility": result["metrics"]["test"].get(metric),
+        "psnr": _mean([one["psnr"] for one in images]),
+        "psnr_of_guess": _mean([one["psnr_of_guess"] for one in images]),
+        "recovered": sum(one["recovered"] for one in images),
+        "told": sum(one["told"] for one in images),
+        "images": sum(one["images"] for one in images),
+        "membership_auc": _mean(told),
+        "epsilon": (result.get("privacy") or {}).get("epsilon"),
+        "leaks": sorted({f["attack"] for f in findings if f["leak"]}),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def write(report: Mapping[str, Any], folder: Path) -> None:
+    """`grid.json` and `grid.png` in the run folder."""
+    (folder / "grid.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    draw(report, folder / "grid.png")
+
+
+def draw(report: Mapping[str, Any], path: Path) -> None:
+    """Utility over leakage, one point a defence; to the right of the line an attack beats the best guess."""
+    figure = Figure(figsize=(8, 5), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for one in report["points"]:
+        if one["psnr"] is None or one["utility"] is None:
+            continue
+        x, y = one["psnr"] - one["psnr_of_guess"], one["utility"]
+        colour = "#c0392b" if one["leaks"] else "#4c8fbd"
+        axes.scatter(x, y, s=70, color=colour, zorder=3)
+        axes.annotate(one["defence"], (x, y), xytext=(7, 5), textcoords="offset points", fontsize=9, color=INK)
+    axes.axvline(0, color=FAINT, linestyle="--", linewidth=1)
+    axes.margins(x=0.2, y=0.15)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.set_xlabel("leakage: PSNR of reconstructions above the best guess without the parcel, in dB", color=INK)
+    better = "" if report["better"] == "higher" else " (lower is better)"
+    axes.set_ylabel(f"utility: {report['metric']} on test images{better}", color=INK)
+    axes.set_title("red: the audit found a leak; blue: it found none", fontsize=10, color=INK, loc="left")
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,181 @@
+"""From a run folder to what is attacked: kept parcels that are what the ledgers say left, or several sites' sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyclinic.attacks.defences import secure_sum
+from polyclinic.audit.case import Seen, Tools, Truth
+from polyclinic.audit.settings import BUDGETS
+from polyclinic.data.parts import Part, SiteData, open_site
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.kept import TELLING, Release, releases
+from polyclinic.federation.ledger import LedgerBroken, verify
+from polyclinic.federation.parcel import Parcel
+from polyclinic.settings import nearest
+from polyclinic.study import Study, load_study
+
+Lines = dict[str, list[dict[str, Any]]]
+Kept = Mapping[str, list[Release]]
+
+#: kinds whose mean over sites means something
+SUMMED = ("gradients", "weights")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parcel of one site, or the mean of one parcel of each of several sites (`parts` by site)."""
+
+    parts: Mapping[str, Release]
+    number: int
+
+    @property
+    def site(self) -> str:
+        """Whose parcel it is; the picture of a sum, which shows images of all, lies with the first site's."""
+        return next(iter(self.parts))
+
+    @property
+    def release(self) -> Release:
+        return self.parts[self.site]
+
+    @property
+    def parcel(self) -> Parcel:
+        return self.release.parcels[self.number]
+
+    @property
+    def who(self) -> str:
+        return self.site if len(self.parts) == 1 else f"sum of {len(self.parts)} sites"
+
+    @property
+    def name(self) -> str:
+        return f"{self.who}, round {self.release.round}, {self.release.operation}: {self.parcel.kind}"
+
+    def seen(self, tools: Tools) -> Seen:
+        if len(self.parts) == 1:
+            return Seen.of(self.site, self.release, self.number, tools)
+        mean = mean_of([release.parcels[self.number] for release in self.parts.values()])
+        release = self.release
+        return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, summed=True)
+
+    def truth(self, tools: Tools) -> Truth:
+        opened = [open_site(tools.assembly.parts.folder, site) for site in self.parts]
+        used, start = [], 0
+        for release, data in zip(self.parts.values(), opened, strict=True):
+            batches = Truth(release.used, data, tools.seed).batches
+            used += [index + start for index in batches]
+            start += len(data.train)
+        return Truth(used, opened[0] if len(opened) == 1 else joined(opened), tools.seed)
+
+
+def mean_of(parcels: Sequence[Parcel]) -> Parcel:
+    """What a secure sum reveals of several sites' parcels: their mean, each counted by its number of images."""
+    counts = [int(parcel.metadata.get("samples", 1)) for parcel in parcels]
+    total = sum(counts)
+    scaled = [
+        {name: tensor.double() * count * len(parcels) / total for name, tensor in parcel.tensors.items()}
+        for parcel, count in zip(parcels, counts, strict=True)
+    ]
+    mean = {name: tensor.to(parcels[0].tensors[name].dtype) for name, tensor in secure_sum(scaled).items()}
+    steps = sum(int(parcel.metadata.get("steps", 1)) for parcel in parcels)
+    return Parcel(parcels[0].kind, mean, {"samples": total, "steps": steps})
+
+
+def joined(sites: Sequence[SiteData]) -> SiteData:
+    """All sites' images as if they were one site's."""
+    parts = {}
+    for split in ("train", "validation", "test"):
+        of_sites = [getattr(site, split) for site in sites]
+        arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in ("images", "labels")}
+        parts[split] = Part(**arrays)
+    return SiteData(" and ".join(site.name for site in sites), **parts)
+
+
+# --- reading a run ------------------------------------------------------------------------------------
+
+
+def read_run(folder: Path) -> tuple[Study, Lines]:
+    """The study of a run and the lines of its ledgers, whose chains hold."""
+    if not (folder / "study.toml").exists():
+        raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
+    try:
+        lines = {file.stem: verify(file) for file in sorted((folder / "ledger").glob("*.jsonl"))}
+    except LedgerBroken as error:
+        raise WorkFailed(f"the chain is broken: {error}") from None
+    return load_study(folder / "study.toml"), lines
+
+
+def targets(
+    folder: Path, study: Study, lines: Lines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
+) -> list[Target]:
+    """What is to be attacked; every parcel of it is what its site's ledger says left."""
+    kept = {path.parent.name: releases(path) for path in sorted((folder / "sites").glob("*/kept"))}
+    if not any(kept.values()):
+        raise BadInput(
+            f"{folder}: its sites kept no parcels to attack; run the study with a table [audit], for example "
+            "--set audit.keep_parcels=1"
+        )
+    _check_names("--sites", sites, list(kept))
+    _check_names("--kinds", kinds, list(TELLING))
+    wanted = {site: found for site, found in kept.items() if not sites or site in sites}
+    summed = study.audit is not None and study.audit.secure_sum
+    groups = sums(wanted, budget) if summed else chosen(wanted, budget)
+    found = []
+    for group in groups:
+        for site, release in group.items():
+            check_digests(site, release, lines.get(site, []))
+        parcels = next(iter(group.values())).parcels
+        allowed = [kind for kind in (kinds or TELLING) if not summed or kind in SUMMED]
+        found += [Target(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
+    return found
+
+
+def chosen(kept: Kept, budget: str) -> list[dict[str, Release]]:
+    """As many sites and releases of each operation as the budget has, in order."""
+    allowed = BUDGETS[budget]
+    picked: list[dict[str, Release]] = []
+    for of_sites in by_operation(kept).values():
+        for site in list(of_sites)[: allowed.sites or None]:
+            picked += [{site: release} for release in of_sites[site][: allowed.releases or None]]
+    return picked
+
+
+def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
+    """Releases that several sites kept of the same operation, round and step, as many as the budget has."""
+    found: list[dict[str, Release]] = []
+    for of_sites in by_operation(kept).values():
+        at_once: dict[tuple[int, int], dict[str, Release]] = {}
+        for site, of_site in of_sites.items():
+            for release in of_site:
+                at_once.setdefault((release.round, release.step), {})[site] = release
+        full = [group for group in at_once.values() if len(group) == len(of_sites) > 1]
+        found += full[: BUDGETS[budget].releases or None]
+    if not found:
+        raise BadInput("audit.secure_sum: no operation was done by several sites at once; set it to false")
+    return found
+
+
+def by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
+    groups: dict[str, dict[str, list[Release]]] = {}
+    for site, found in kept.items():
+        for release in found:
+            groups.setdefault(release.operation, {}).setdefault(site, []).append(release)
+    return groups
+
+
+def check_digests(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
+    """WorkFailed unless the kept files are, byte for byte, what the site's ledger says left."""
+    left = {(line["round"], line["operation"], line["kind"], line["digest"]) for line in lines}
+    for file, parcel, digest in zip(release.files, release.parcels, release.digests, strict=True):
+        if (release.round, release.operation, parcel.kind, digest) not in left:
+            raise WorkFailed(f"site '{site}': {file} is not what its ledger says left; it was changed since")
+
+
+def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise BadInput(f"{flag}: no such choice: '{name}'{nearest(name, known)}; choose from {', '.join(known)}")
