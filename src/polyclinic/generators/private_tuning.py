@@ -42,7 +42,8 @@ class PrivateTuning(Settings):
         description="mean over all pairs of a batch, or their sum divided by the batch size, as Eq. 3 is printed",
     )
     patience: int = Field(10_000, ge=1, description="steps without a better Fréchet distance that end the first phase")
-    most_steps: int = Field(100_000, ge=1, description="steps that end a phase in any case")
+    most_steps: int = Field(100_000, ge=1, description="steps that end the first phase in any case")
+    most_tuning_steps: int = Field(100_000, ge=1, description="steps that end the second phase in any case")
     growth: float = Field(
         2.5, ge=1, description="the second phase ends when the Fréchet distance is so many times that of the first"
     )
@@ -192,23 +193,23 @@ def fit(
     images, labels = model.accept_images(images), as_tensor(labels)
     meter = Meter(images, labels, settings, rng, model.device, extractor)
     steps = steps_of(model, images, labels, rng)
-    first = _until_it_stays(model, steps, meter, settings, progress)
+    first = until_it_stays(model, steps, meter, settings, progress)
     found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
     if settings.alpha == 0:
         return found
     loss = privacy_loss(settings, distance_named(settings.distance, model.device))
-    second = _until_it_grows(model, steps, meter, settings, loss, settings.growth * found["phase1_fd"], progress)
+    second = until_it_grows(model, steps, meter, settings, loss, settings.growth * found["phase1_fd"], progress)
     return {**found, "phase2_steps": second, **{f"phase2_{n}": value for n, value in meter.summary(model).items()}}
 
 
-def _until_it_stays(
+def until_it_stays(
     model: GeneratorModel, steps: Steps, meter: Meter, settings: PrivateTuning, progress: Progress | None
 ) -> int:
     """Phase 1: until `patience` steps brought no better distance; the model is then the best one."""
     best, best_at, kept = float("inf"), 0, model.state()
     taken = 0
     while taken < settings.most_steps and taken - best_at < settings.patience:
-        taken += _some_steps(steps, None, settings, taken)
+        taken += _some_steps(steps, None, settings.check_every, settings.most_steps - taken)
         found = meter(model)
         if progress is not None:
             progress("generator, phase 1", taken, settings.most_steps, found)
@@ -218,7 +219,7 @@ def _until_it_stays(
     return taken
 
 
-def _until_it_grows(
+def until_it_grows(
     model: GeneratorModel,
     steps: Steps,
     meter: Meter,
@@ -229,11 +230,11 @@ def _until_it_grows(
 ) -> int:
     """Phase 2: until the distance is beyond `limit`; the model is then the last one within it."""
     kept, taken = model.state(), 0
-    while taken < settings.most_steps:
-        taken += _some_steps(steps, loss, settings, taken)
+    while taken < settings.most_tuning_steps:
+        taken += _some_steps(steps, loss, settings.check_every, settings.most_tuning_steps - taken)
         found = meter(model)
         if progress is not None:
-            progress("generator, phase 2", taken, settings.most_steps, found)
+            progress("generator, phase 2", taken, settings.most_tuning_steps, found)
         if found > limit:
             model.load(kept)
             break
@@ -241,8 +242,8 @@ def _until_it_grows(
     return taken
 
 
-def _some_steps(steps: Steps, loss: ExtraLoss | None, settings: PrivateTuning, taken: int) -> int:
-    count = min(settings.check_every, settings.most_steps - taken)
+def _some_steps(steps: Steps, loss: ExtraLoss | None, wanted: int, left: int) -> int:
+    count = min(wanted, left)
     for _ in range(count):
         steps.step(loss)
     return count

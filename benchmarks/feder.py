@@ -1,0 +1,313 @@
+"""Tables 2 to 7 and Fig. 2 of FedER, on natural sites: every method with the same steps and the same search.
+
+Each method's learning rate is the best of three by validation images of seed 0; then it runs with as many seeds as
+asked for. A first model counts as a round, so FedER has one round less than the others. Every run is a study of its
+own in a folder below --out, and a benchmark that was interrupted goes on where it stopped.
+
+POLYCLINIC_REAL_DATA (or --data) names the folder with fed_isic5_64_jpeg.npz, pneumoniamnist.npz, tb_cxr_64.npz and
+covid_cxr_64.npz; without it, skin phantoms whose sites' cameras differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from feder_data import prepared
+
+from polyclinic.comparison import Entry, run_all
+from polyclinic.study import parse_study
+
+RATES = (1e-4, 3e-4, 1e-3)
+#: what is searched; the others take the rate of the method they are a variant of
+SEARCHED = ("standalone", "centralized", "fedavg", "fedprox", "fedbn", "feder")
+BUFFERS = (0, 128, 256, 1024)
+NODES = (2, 4, 8, 16)
+#: a row of the tables: the method it runs, its settings, and whose learning rate it takes
+ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    **{name: (name, {}, name) for name in SEARCHED},
+    "centralized, synthetic": ("centralized", {"images": "synthetic"}, "centralized"),
+    "centralized, both": ("centralized", {"images": "both"}, "centralized"),
+    "feder-a": ("feder-a", {}, "feder"),
+    "feder-b": ("feder-b", {}, "feder"),
+    "feder, asynchronous": ("feder", {"mode": "asynchronous"}, "feder"),
+    **{f"feder, buffer {size}": ("feder", {"buffer": size}, "feder") for size in BUFFERS},
+}
+SITES_AT_ONCE = 4
+
+
+class Plan:
+    """The studies of one task: real images by source, or phantoms."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.quick = options, options.quick
+        self.out = Path(options.out)
+        self.base = self.images() | {
+            "model": {"backbone": options.backbone},
+            "evaluation": {"every": 1, "select": "best"},
+            "engine": {"device": options.device, "workers": 1},
+            "optimizer": {"name": "adam", "batch_size": 32, "decay_every": 0, "augment": list(self.augmentation)},
+        }
+
+    @property
+    def augmentation(self) -> tuple[str, ...]:
+        return ("flip",) if self.options.task == "chest" else ("flip", "turn")
+
+    def images(self) -> dict[str, Any]:
+        if self.options.data:
+            return prepared(self.options.task, Path(self.options.data), self.options.size, self.out / "images")
+        samples = 120 if self.quick else 900
+        data = {"source": "skin-phantom", "size": self.options.size, "samples": samples, "acquisition": 0.7}
+        return {"data": data | {"test": 0.25}, "sites": {"partition": "iid", "count": 3}}
+
+    @property
+    def generator(self) -> dict[str, Any]:
+        if self.quick:
+            return {
+                "generator": {"name": "dcgan", "width": 4, "latent": 8, "batch_size": 8},
+                "tuning": {"most_steps": 4, "most_tuning_steps": 4, "check_every": 2, "patience": 2, "measured": 20},
+            }
+        steps = self.options.generator_steps
+        phases = {
+            "most_steps": steps,
+            "most_tuning_steps": self.options.tuning_steps,
+            "check_every": max(20, min(steps, self.options.tuning_steps) // 5),
+            "patience": max(1, steps // 2),
+            "measured": self.options.measured,
+        }
+        return {"generator": {"name": "dcgan"}, "tuning": phases}
+
+    def entry(self, row: str, seed: int, lr: float, folder: str | None = None, **changes: Any) -> Entry:
+        """One run: a row of the tables with a seed."""
+        name, settings, _ = ROWS[row]
+        rounds = self.options.rounds - (1 if name.startswith("feder") else 0)
+        method = {"name": name, "rounds": rounds, **settings}
+        tables = {**self.base, "seed": seed, **changes}
+        if name.startswith("feder") or "images" in settings:
+            method["reuse_generators"] = True
+            tables |= self.generator
+            if self.quick and name.startswith("feder"):
+                method.setdefault("buffer", 16)
+        tables["optimizer"] = {**self.base["optimizer"], "lr": lr}
+        label = folder or row.replace(", ", "-").replace(" ", "")
+        return Entry(label, seed, parse_study({**tables, "method": method}), self.out / f"{label}-seed{seed}")
+
+
+def make_generators(plan: Plan) -> list[subprocess.Popen]:
+    """Train the generators of all seeds ahead, each site's in a process of its own; runs take them from the cache."""
+    started = []
+    for seed in range(plan.options.seeds):
+        study = plan.entry("feder", seed, RATES[0]).study
+        ahead = study.with_settings({"method.rounds": 1, "engine.workers": SITES_AT_ONCE, "evaluation.every": 0})
+        file = plan.out / f"generators-seed{seed}.toml"
+        file.write_text(ahead.to_toml(), encoding="utf-8")
+        folder = plan.out / f"generators-seed{seed}"
+        command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(folder), "--resume", "--quiet"]
+        started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+    return started
+
+
+def searched(plan: Plan) -> dict[str, float]:
+    """The best learning rate of each method by validation images; all methods try the same ones, with seed 0."""
+    rates = RATES[1:2] if plan.quick else RATES
+    planned = {
+        (row, lr): plan.entry(row, 0, lr, f"search-{row}-{lr:g}") for row in wanted(plan, SEARCHED) for lr in rates
+    }
+    # FedER last: meanwhile the generators are made
+    go(plan, sorted(planned.values(), key=lambda entry: "feder" in entry.method))
+    best = {}
+    for row in wanted(plan, SEARCHED):
+        scores = {lr: validation_score(planned[row, lr]) for lr in rates}
+        best[row] = max(scores, key=lambda lr: scores[lr])
+    return best
+
+
+def validation_score(entry: Entry) -> float:
+    """The accuracy on validation images of the round that was released."""
+    if entry.result is None:
+        return float("-inf")
+    lines = [json.loads(line) for line in (entry.folder / "history.jsonl").read_text().splitlines()]
+    return max(line["validation"]["pooled"]["accuracy"] for line in lines if line["validation"])
+
+
+def wanted(plan: Plan, rows: Any) -> list[str]:
+    """Those of `rows` that were asked for, or whose learning rate one of them takes."""
+    chosen = plan.options.rows
+    needed = set(ROWS) if chosen is None else set(chosen) | {ROWS[row][2] for row in chosen}
+    return [row for row in rows if row in needed]
+
+
+def go(plan: Plan, entries: list[Entry]) -> None:
+    """Run what is not finished; say so once a minute; give up at the deadline with what there is."""
+    said = time.monotonic()
+
+    def watch(planned: list[Entry]) -> None:
+        nonlocal said
+        if plan.options.seconds and time.monotonic() - plan.options.started > plan.options.seconds:
+            raise TimeoutError
+        if time.monotonic() - said > 60:
+            said = time.monotonic()
+            print(f"{sum(one.result is not None for one in planned)} of {len(planned)} runs are done", flush=True)
+
+    try:
+        failed = run_all(entries, plan.out, plan.options.jobs, watch)
+        for folder, words in failed.items():
+            print(f"{folder.name} failed: {words}", flush=True)
+    except TimeoutError:
+        print("time is up: what is finished is reported", flush=True)
+
+
+# --- figures ------------------------------------------------------------------------------------------
+
+
+def figures(entries: list[Entry]) -> dict[str, Any]:
+    """Of the runs of one row with several seeds: accuracies in percent, mean and standard deviation over seeds."""
+    results = [entry.result for entry in entries if entry.result is not None]
+    if not results:
+        return {"n": 0}
+    found: dict[str, Any] = {"n": len(results)}
+    found["node performance"] = spread([100 * one["metrics"]["mean"]["accuracy"] for one in results])
+    found["on all sites' images"] = spread([100 * one["metrics"]["test"]["accuracy"] for one in results])
+    sites = list(results[0]["metrics"]["per_site"])
+    found["sites"] = {
+        site: spread([100 * one["metrics"]["per_site"][site]["accuracy"] for one in results]) for site in sites
+    }
+    if "convergence" in results[0]["metrics"]:
+        found["node convergence"] = {site: converged(results, site) for site in sites}
+        stds = [of_site["std"] for of_site in found["node convergence"].values()]
+        found["convergence std"] = statistics.fmean(stds)
+    if "ensemble" in results[0]["metrics"]:
+        found["ensemble"] = spread([100 * one["metrics"]["ensemble"]["test"]["accuracy"] for one in results])
+    found["bytes a node sends in a round"] = sent_per_round(results[0])
+    return found
+
+
+def converged(results: list[dict], site: str) -> dict[str, float]:
+    """Table 3: mean and standard deviation over the nodes' models on one site's images, averaged over seeds."""
+    of_site = [one["metrics"]["convergence"][site]["accuracy"] for one in results]
+    return {name: 100 * statistics.fmean(one[name] for one in of_site) for name in ("mean", "std")}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def sent_per_round(result: dict[str, Any]) -> float:
+    """Models and buffers that a node sends in a round, in bytes; what is sent once, before, is spread over them."""
+    kinds = ("weights", "synthetic-images", "real-images", "gradients")
+    sites = result["data"]["counts"]
+    if "handed_over_per_round" in result:
+        return statistics.fmean(sum(of_node.values()) for of_node in result["handed_over_per_round"].values())
+    both = sum(size for kind, size in result["communication"]["by_kind"].items() if kind in kinds)
+    share = result["communication"]["sent_bytes"] / max(1, result["communication"]["total_bytes"])
+    return both * share / len(sites) / result["rounds"]
+
+
+def table(rows: dict[str, Any]) -> None:
+    print(f"{'':26} node perf.     all sites'     ensemble       conv. std   sent/round")
+    for name, row in rows.items():
+        if row["n"] == 0:
+            print(f"{name:26} no finished run")
+            continue
+        values = [row["node performance"], row["on all sites' images"], row.get("ensemble")]
+        cells = [f"{v['mean']:5.1f} ± {v['std']:4.1f}" if v else " " * 12 for v in values]
+        std = f"{row['convergence std']:5.2f}" if "convergence std" in row else "     "
+        print(f"{name:26} {'   '.join(cells)}   {std}   {row['bytes a node sends in a round'] / 1e6:8.2f} MB")
+
+
+# --- Fig. 2 -------------------------------------------------------------------------------------------
+
+
+def scalability(plan: Plan, rates: dict[str, float]) -> dict[str, Any]:
+    """2 to 16 equal nodes on the images of one source (its own split each time), FedER beside FedAvg."""
+    planned = {}
+    for nodes in NODES[:1] if plan.quick else NODES:
+        data, sites = dict(plan.base["data"]), {"partition": "iid", "count": nodes}
+        if plan.options.data:
+            data |= {"keep": {"site": [plan.options.source]}, "site": ""}
+        for row in ("fedavg", "feder"):
+            for seed in range(plan.options.seeds):
+                changes = {"data": data, "sites": sites}
+                planned[nodes, row, seed] = plan.entry(row, seed, rates[row], f"{row}-{nodes}nodes", **changes)
+    go(plan, list(planned.values()))
+    found: dict[str, Any] = {}
+    for nodes, row, _ in planned:
+        entries = [entry for key, entry in planned.items() if key[:2] == (nodes, row)]
+        found.setdefault(str(nodes), {})[row] = figures(entries)
+    return found
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory() as scratch:
+        options.out = options.out or scratch
+        plan = Plan(options)
+        ahead = make_generators(plan) if options.jobs > 2 else []
+        rates = searched(plan)
+        chosen = wanted(plan, ROWS)
+        planned = {
+            row: [plan.entry(row, seed, rates[ROWS[row][2]]) for seed in range(options.seeds)]
+            for row in chosen
+            if ROWS[row][2] in rates
+        }
+        go(plan, [entry for seed in range(options.seeds) for entry in (runs[seed] for runs in planned.values())])
+        found: dict[str, Any] = {
+            "benchmark": "feder",
+            "quick": options.quick,
+            "data": f"{options.task} by source" if options.data else "skin phantoms",
+            "rounds": options.rounds,
+            "seeds": options.seeds,
+            "learning rates": rates,
+            "rows": {row: figures(entries) for row, entries in planned.items()},
+        }
+        for process in ahead:
+            process.wait()
+        table(found["rows"])
+        if options.scalability:
+            found["nodes"] = scalability(plan, rates)
+            for nodes, rows in found["nodes"].items():
+                print(f"{nodes} equal nodes")
+                table(rows)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1))
+    print(json.dumps(found))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few steps on phantoms: does it run?")
+    parser.add_argument("--json", help="write the figures into this file")
+    parser.add_argument("--data", default=os.environ.get("POLYCLINIC_REAL_DATA"), help="folder of the real images")
+    parser.add_argument("--task", choices=("skin", "chest"), default="skin")
+    parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal nodes")
+    parser.add_argument("--rows", type=lambda text: text.split(";"), help="only these rows, separated by ;")
+    parser.add_argument("--scalability", action="store_true", help="Fig. 2 as well")
+    parser.add_argument("--out", help="folder of the runs, to go on later; by default they are thrown away")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--backbone", default="small-cnn")
+    parser.add_argument("--generator-steps", type=int, default=1000, help="at most, in the first phase")
+    parser.add_argument("--tuning-steps", type=int, default=100, help="at most, in the second phase")
+    parser.add_argument("--measured", type=int, default=128, help="images of which the Fréchet distance is measured")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so long, and report what is finished")
+    options = parser.parse_args()
+    options.started = time.monotonic()
+    if options.quick:
+        options.seeds, options.rounds, options.data = 1, 2, None
+        options.size, options.backbone = 28, "lenet5"
+    return options
+
+
+if __name__ == "__main__":
+    main()
