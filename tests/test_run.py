@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from run_folders import assert_same_run, history, ledgers, result
@@ -13,7 +14,7 @@ from polyclinic.federation.ledger import verify
 from polyclinic.federation.parcel import Parcel
 from polyclinic.recorder import Display
 from polyclinic.run import digest_of_weights, run
-from polyclinic.study import load_study
+from polyclinic.study import load_study, parse_study
 
 KEYS = {"method", "seed", "task", "metrics", "heterogeneity", "communication", "privacy", "rounds", "timing"}
 KEYS |= {"environment", "weights_sha256", "failures", "batch_norm"}
@@ -313,3 +314,21 @@ def test_a_run_without_validation_or_evaluation_releases_its_last_model(tiny, tm
 def test_checkpoints_are_not_needed_to_end_well(tiny, tmp_path, fedavg):
     run(tiny("fedavg", {"engine.checkpoint_every": 0}), tmp_path / "run")
     assert_same_run(tmp_path / "run", fedavg.folder)
+
+
+def test_a_run_does_not_go_on_with_other_images(tiny, tmp_path):
+    rng, file = np.random.default_rng(0), tmp_path / "images.npz"
+
+    def write_images():
+        np.savez(file, images=rng.integers(0, 256, (60, 28, 28), dtype=np.uint8), labels=np.arange(60) % 2)
+
+    write_images()
+    tables = tiny("fedavg", rounds=1).as_tables() | {"data": {"source": "npz", "path": str(file), "size": 28}}
+    study = parse_study(tables)
+    run(study, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    run(study, tmp_path / "run", resume=True)
+    (tmp_path / "run" / "result.json").unlink()
+    write_images()
+    with pytest.raises(BadInput, match=r"data: the images are not those that .* was begun with"):
+        run(study, tmp_path / "run", resume=True)

@@ -35,7 +35,7 @@ from polyclinic.recorder import Display, Recorder, mean_of, score
 from polyclinic.study import Study, load_study
 
 #: what a run killed at its very beginning may leave in its folder
-BEFORE_THE_STUDY = {".lock", "study.toml.partial"}
+BEFORE_THE_STUDY = {".lock", "images.json", "images.json.partial", "study.toml.partial"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def run(
         images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
         check_budget(study.privacy, images, study.optimizer.batch_size)
     with locked(folder) as lock, _threads(study.engine.threads):
+        check_same_images(folder, parts.info["digests"])
         write_atomically(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, lock, display)
         write_atomically(finished, json.dumps(values, indent=2) + "\n")
@@ -121,6 +122,17 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
     for setting in ("threads", "device", "precision"):
         if before["engine"][setting] != after["engine"][setting]:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
+
+
+def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
+    """A run goes on with the images it was begun with: note their digests, or BadInput if they are others now."""
+    file = folder / "images.json"
+    if not file.exists():
+        write_atomically(file, json.dumps(digests, indent=1) + "\n")
+    elif json.loads(file.read_text(encoding="utf-8")) != digests:
+        raise BadInput(
+            f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
+        )
 
 
 def _carry_out(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
