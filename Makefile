@@ -9,6 +9,7 @@ demo: $(VENV)/.ready
 	rm -rf runs/demo
 	$(BIN)/polyclinic compare examples/hands.toml --methods standalone,fedavg,cwt,cwt-replay,fedreplay,centralized \
 		--out runs/demo
+	$(BIN)/polyclinic audit runs/demo/fedreplay-seed0  # what its latents and its encoder give away, in pictures
 
 test: $(VENV)/.ready-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
