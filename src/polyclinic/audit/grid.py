@@ -49,18 +49,23 @@ def grid(
         raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
     study = load_study(folder / "study.toml")
     wanted = variations(study)
-    report: dict[str, Any] = {"metric": study.task.metric, "better": study.task.better, "points": []}
+    report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "points": []}
     for done, (name, changed) in enumerate(wanted.items()):
         if progress:
             progress(name, done, len(wanted))
         where = folder / "grid" / name.replace(" ", "-").replace("%", "percent")
         result = run(changed, where, resume=(where / "study.toml").exists(), cache=cache)
         found = audit(where, budget=budget, device=device, cache=cache)
-        report["points"].append(point(name, study.task.metric, result.values, found))
+        report["points"].append(point(name, report["metric"], result.values, found))
         write(report, folder)
     if progress:
         progress("done", len(wanted), len(wanted))
     return report
+
+
+def metric_of(study: Study) -> str:
+    """What utility is measured by: the task's metric, of classes the area under the curve, which needs no threshold."""
+    return "auc" if study.task.name == "classification" else study.task.metric
 
 
 def variations(study: Study) -> dict[str, Study]:
