@@ -89,21 +89,21 @@ def submit(
     from polyclinic.deployment.admin import Administration, Order, Watch
 
     chosen = study_to_send(study, sets, folder)
-    administration = Administration(folder, within)
     order = Order(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
-    job = administration.submit(order)
-    typer.echo(f"submitted '{order.name}' as job {job}")
-    if detach:
-        return
     display = RunDisplay()
-    try:
-        result = Watch(administration, display, typer.echo).run(order, job)
-    except KeyboardInterrupt:
-        typer.echo("the run goes on without you; `polyclinic deploy status` shows it, `submit --resume` watches again")
-        raise typer.Exit(1) from None
-    finally:
-        display.close()
-    show_result(order.name, result, administration, out)
+    with Administration(folder, within) as administration:
+        job = administration.submit(order)
+        typer.echo(f"submitted '{order.name}' as job {job}")
+        if detach:
+            return
+        try:
+            result = Watch(administration, display, typer.echo).run(order, job)
+        except KeyboardInterrupt:
+            typer.echo("the run goes on; `polyclinic deploy status` shows it, `polyclinic deploy fetch` fetches it")
+            raise typer.Exit(1) from None
+        finally:
+            display.close()
+        show_result(order.name, result, administration, out)
 
 
 @app.command("status")
@@ -111,10 +111,10 @@ def status(folder: Path = FOLDER, within: float = WITHIN) -> None:
     """Show who is connected, and how far every run is."""
     from polyclinic.deployment.admin import Administration
 
-    administration = Administration(folder, within)
-    typer.echo(f"connected: {', '.join(administration.connected()) or 'no site'}")
-    for job in administration.jobs():
-        typer.echo(describe(job, administration))
+    with Administration(folder, within) as administration:
+        typer.echo(f"connected: {', '.join(administration.connected()) or 'no site'}")
+        for job in administration.jobs():
+            typer.echo(describe(job, administration))
 
 
 @app.command("logs")
@@ -146,11 +146,11 @@ def fetch(
 
     if out.exists():
         raise BadInput(f"--out {out}: exists already; name a new folder")
-    administration = Administration(folder, within)
-    jobs = administration.jobs()
-    if job is None and not jobs:
-        raise BadInput("there is no job yet; `polyclinic deploy submit` makes one")
-    administration.fetch(job or jobs[0]["job_id"], out)
+    with Administration(folder, within) as administration:
+        jobs = administration.jobs()
+        if job is None and not jobs:
+            raise BadInput("there is no job yet; `polyclinic deploy submit` makes one")
+        administration.fetch(job or jobs[0]["job_id"], out)
     typer.echo(f"wrote {out}")
 
 
@@ -195,14 +195,13 @@ def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
     from polyclinic.errors import WorkFailed
 
     until = time.monotonic() + within
-    while time.monotonic() < until:
-        connected = Administration(folder).connected()
-        if set(names) <= set(connected):
-            typer.echo(f"connected: {', '.join(connected) or 'no site'}")
-            return
-        time.sleep(1)
-    missing = ", ".join(sorted(set(names) - set(connected)))
-    raise WorkFailed(f"{missing}: not connected within {within:g} seconds (--within); `deploy logs` may say why")
+    with Administration(folder) as administration:
+        while (missing := set(names) - set(administration.connected())) and time.monotonic() < until:
+            time.sleep(1)
+    if missing:
+        late = ", ".join(sorted(missing))
+        raise WorkFailed(f"{late}: not connected within {within:g} seconds (--within); `deploy logs` may say why")
+    typer.echo(f"connected: {', '.join(sorted(names)) or 'no site'}")
 
 
 def describe(job: dict[str, Any], administration: Any) -> str:

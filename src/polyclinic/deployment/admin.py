@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polyclinic
 from polyclinic.deployment.at_server import OUTCOME
@@ -25,6 +27,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.recorder import Display
 from polyclinic.study import Study
 
+T = TypeVar("T")
 #: seconds between looks at a running job
 LOOK = 2.0
 #: times in a row that a run is submitted again without having finished another round
@@ -46,8 +49,6 @@ class Order:
     @property
     def least(self) -> int:
         """Sites without which the run cannot go on."""
-        import math
-
         count = len(self.study.sites.site_names())
         return max(1, math.ceil(self.study.engine.quorum * count - 1e-9))
 
@@ -58,65 +59,84 @@ class Administration:
     def __init__(self, folder: Path, within: float = 30.0) -> None:
         self.kit = folder / "admin"
         self.within = within
+        self._server: Any = None
         if not (self.kit / "startup" / "fed_admin.json").is_file():
             raise BadInput(f"{folder}: is no deployment with an admin's kit; `polyclinic deploy init` makes one")
 
-    @contextlib.contextmanager
-    def session(self) -> Iterator[Any]:
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
+    def __enter__(self) -> Administration:
+        return self
 
-        session = None
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it tells its user what it tells its caller
-                session = new_secure_session(ADMIN, str(self.kit), timeout=self.within)
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise WorkFailed(f"no server answers within {self.within:g} seconds (--within): {reason}") from None
-        try:
-            yield session
-        finally:
-            session.close()
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def connected(self) -> list[str]:
         """Names of the sites that are connected now."""
-        with self.session() as session:
-            return sorted(client.name for client in session.get_system_info().client_info)
+        return sorted(client.name for client in self._ask(lambda server: server.get_system_info()).client_info)
 
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs, the latest first."""
-        with self.session() as session:
-            return session.list_jobs(reverse=True)
+        return self._ask(lambda server: server.list_jobs(reverse=True))
 
     def progress(self, job: str) -> dict[str, Any] | None:
-        """How far a running job is, as its coordinator says; None if it does not answer."""
-        with contextlib.suppress(Exception), self.session() as session:
-            return session.do_app_command(job, STATUS, {})
+        """How far a running job is, as its coordinator says; None if it does not answer (yet)."""
+        with contextlib.suppress(WorkFailed):
+            return self._ask(lambda server: server.do_app_command(job, STATUS, {}), attempts=1)
         return None
 
     def submit(self, order: Order) -> str:
         """Submit a run; the job's number."""
-        with tempfile.TemporaryDirectory() as scratch, self.session() as session:
+        with tempfile.TemporaryDirectory() as scratch:
             job = write_job(Path(scratch), "polyclinic", order=order.plain(), least=order.least)
-            return session.submit_job(str(job))
+            self._ask(lambda server: server.get_system_info())  # so that what follows finds the server and is done once
+            return self._ask(lambda server: server.submit_job(str(job)), attempts=1)
 
     def status(self, job: str) -> str:
-        with self.session() as session:
-            return session.get_job_status(job)
+        return self._ask(lambda server: server.get_job_status(job))
 
     def abort(self, job: str) -> None:
-        with self.session() as session:
-            session.abort_job(job)
+        self._ask(lambda server: server.abort_job(job))
 
     def fetch(self, job: str, target: Path) -> Path:
-        """What a job has left to be fetched, put into a new folder."""
-        with tempfile.TemporaryDirectory() as scratch, self.session() as session:
-            with contextlib.redirect_stdout(io.StringIO()):
-                location = Path(session.download_job_result(job, scratch))
+        """What a job has left to be fetched, put into a new folder, and the log of its coordinator."""
+        with tempfile.TemporaryDirectory() as scratch:
+            location = Path(self._ask(lambda server: server.download_job_result(job, scratch)))
             found = next(iter(location.rglob(OUTCOME)), None)
             if found is None:
                 raise WorkFailed(f"job {job} left nothing to fetch; `polyclinic deploy logs server` may say why")
             shutil.copytree(found.parent, target, dirs_exist_ok=True)
+            if (log := found.parent.parent / "log.txt").is_file():
+                shutil.copy(log, target / "server.log")
         return target
+
+    def close(self) -> None:
+        if self._server is not None:
+            with contextlib.suppress(Exception):
+                self._server.close()
+            self._server = None
+
+    def _ask(self, question: Callable[[Any], T], attempts: int = 2) -> T:
+        """An answer of the server; a connection that broke is made again."""
+        for attempt in range(1, attempts + 1):
+            server = self._server or self._connect()
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):  # it tells its user what it tells its caller
+                    return question(server)
+            except Exception as error:
+                self.close()
+                if attempt == attempts:
+                    raise WorkFailed(f"the server refused: {_words(error)}") from None
+        raise AssertionError
+
+    def _connect(self) -> Any:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # a server that is down is one sentence, below
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self._server = new_secure_session(ADMIN, str(self.kit), timeout=self.within)
+        except Exception as error:
+            raise WorkFailed(f"no server answers within {self.within:g} seconds (--within): {_words(error)}") from None
+        return self._server
 
     def outcome(self, job: str) -> Outcome | None:
         """How a job that has ended says it ended; None if it was killed before it could."""
@@ -125,6 +145,10 @@ class Administration:
                 return Outcome.read(self.fetch(job, Path(scratch) / "run") / OUTCOME)
             except WorkFailed:
                 return None
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class Watch:

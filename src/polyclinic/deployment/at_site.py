@@ -19,7 +19,7 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.parts import Parts
 from polyclinic.deployment.site_config import own_data, policy_of
 from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command
 from polyclinic.errors import BadInput
 from polyclinic.federation.site import SiteHost
 from polyclinic.study import parse_study
@@ -32,6 +32,7 @@ def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
             f"this site has polyclinic {polyclinic.__version__} and the coordinator {order['version']}; "
             "install the same version on both"
         )
+    end_with_parent()  # who kills NVFlare's process at a site means the site
     threads = int(order["study"]["engine"]["threads"])
     told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
     return Relay(site, lambda: WorkerProcess(python_command("polyclinic.worker", told), threads=threads))

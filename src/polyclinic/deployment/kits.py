@@ -31,7 +31,7 @@ ADMIN = "admin@polyclinic.org"
 PROJECT = "polyclinic"
 #: what a participant lets the administrator do: run studies, and look; never bring code, never read files
 RIGHTS = {
-    **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
+    **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "app_command"), "any"),
     **dict.fromkeys(("shell_commands", "byoc"), "none"),
 }
 
@@ -133,6 +133,7 @@ def _write_site(kit: Path, name: str, data: Any, parts: Parts | None) -> None:
 
 def _write_server(kit: Path) -> None:
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
+    resources["servers"][0]["heart_beat_timeout"] = 60  # so that nobody counts a dead site among the connected for long
     _write_json(kit / "local" / "resources.json", resources | _classes())
     _write_json(kit / "local" / "authorization.json", _rights())
 

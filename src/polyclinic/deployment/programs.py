@@ -17,7 +17,7 @@ from nvflare.fuel.f3.message import Message
 from polyclinic.engines.nvflare.engine import Send
 from polyclinic.engines.nvflare.job import STATUS, plain
 from polyclinic.engines.nvflare.relay import Relay, refusal
-from polyclinic.engines.worker_process import reason_of
+from polyclinic.engines.worker_process import end_with_parent, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ def run_deployed(order: dict[str, Any], sends: dict[str, Send]) -> None:
     """A job at a real server. A run that stops here may be resumed; why it stopped is in the job's folder."""
     from polyclinic.deployment.at_server import Reach, coordinate
 
+    end_with_parent()  # a server that was killed must not go on writing into the run folder
     context = collab.fl_ctx
     engine, workspace = context.get_engine(), collab.workspace
     reach = Reach(sends, lambda site: is_present(engine.get_cell(), site))

@@ -177,7 +177,8 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes]) -> bytes
         host.restore({name: SitePosition(*position) for name, position in header["positions"].items()})
         return pack({}, [])
     try:
-        host.drop_old_versions({name: SitePosition(*position) for name, position in header["durable"].items()})
+        if header["durable"]:
+            host.drop_old_versions({name: SitePosition(*position) for name, position in header["durable"].items()})
         call = Call.from_bytes(blobs[0])
         reply = host.handle(call)
         position = host.save(call.site)

@@ -1,0 +1,261 @@
+"""Both ends of the wire without NVFlare between them: large calls, lost messages, dead workers, sites that come back."""
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyclinic.engines.nvflare import engine as coordinators_end
+from polyclinic.engines.nvflare import relay as sites_end
+from polyclinic.engines.nvflare.engine import NVFlare, Patience
+from polyclinic.engines.nvflare.job import armoured, plain, write_job
+from polyclinic.engines.nvflare.relay import Relay
+from polyclinic.engines.nvflare.simulator import site_names
+from polyclinic.engines.nvflare.wire import pieces
+from polyclinic.engines.worker_process import WorkerGone
+from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.site import SitePosition
+
+
+class Worker:
+    """A site's child process: sends back what it was sent, and counts up its position."""
+
+    def __init__(self, behave=lambda call: None):
+        self.behave = behave
+        self.restored = None
+        self.position = SitePosition()
+        self.durable = []
+        self.killed = threading.Event()
+
+    def restore(self, positions):
+        [self.position] = positions.values()
+        self.restored = self.position
+
+    def exchange_call(self, data, deadline, durable=None):
+        call = Call.from_bytes(data)
+        self.behave(call)
+        if self.killed.is_set():
+            raise WorkerGone("the site's process died (exit code -9)")
+        if durable:
+            self.durable.append(durable)
+        self.position = SitePosition(self.position.version + 1, self.position.lines + 1)
+        reply = Reply(call.site, tuple(call.parcels.values()))
+        return {"failed": None, "position": list(self.position)}, reply.to_bytes()
+
+    def kill(self):
+        self.killed.set()
+
+
+class Federation:
+    """Sites, each with its relay, and the engine; `wire` may lose messages."""
+
+    def __init__(self, *sites, behave=lambda call: None, patience=None, wire=None):
+        self.workers = {site: [] for site in sites}
+        self.relays = {site: Relay(site, lambda site=site: self._start(site, behave)) for site in sites}
+        self.sent = []
+        self.wire = wire or (lambda site, what: None)
+        self.durable = 0
+        sends = {site: self._sender(site) for site in sites}
+        patience = patience or Patience(None, 0.5)
+        self.engine = NVFlare(sends, patience=patience, simulation=True, durable=self._count)
+
+    def _count(self):
+        self.durable += 1
+
+    def _start(self, site, behave):
+        self.workers[site].append(Worker(behave))
+        return self.workers[site][-1]
+
+    def _sender(self, site):
+        def send(what, payload, timeout):
+            self.sent.append((site, what, len(payload)))
+            self.wire(site, what)
+            answer = self.relays[site].handle(what, payload)
+            self.wire(site, f"answer to {what}")
+            return answer
+
+        return send
+
+    def ask(self, *sites, parcels=None):
+        return list(self.engine.call([Call(site, "train", 1, parcels or {}) for site in sites]))
+
+    def messages(self, site):
+        return [what for of, what, _ in self.sent if of == site]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Small pieces, and no waiting."""
+    for end in (coordinators_end, sites_end):
+        monkeypatch.setattr(end, "PIECE", 1000)
+        monkeypatch.setattr(end, "PATIENCE", 0.1)
+    monkeypatch.setattr(coordinators_end, "pieces", lambda parts: pieces(parts, 1000))
+    monkeypatch.setattr(coordinators_end, "PAUSE", 0.01)
+    monkeypatch.setattr(coordinators_end, "SHORT", 0.1)
+
+
+def weights(size):
+    return {"weights": Parcel("weights", {"w": torch.arange(size, dtype=torch.float32)})}
+
+
+@given(st.lists(st.binary(max_size=30), max_size=6), st.integers(1, 40))
+def test_pieces_are_the_whole(buffers, size):
+    cut = list(pieces(buffers, size))
+    assert b"".join(cut) == b"".join(buffers)
+    assert all(len(piece) == size for piece in cut[:-1])
+    assert all(cut)
+
+
+@pytest.mark.parametrize("size", [1, 100, 250, 5000])
+def test_what_is_sent_arrives_however_large(size):
+    federation = Federation("a", "b")
+    answers = federation.ask("a", "b", parcels=weights(size))
+    assert [answer.site for answer in answers] == ["a", "b"]
+    for answer in answers:
+        assert torch.equal(answer.weights["w"], torch.arange(size, dtype=torch.float32))
+    assert max(length for _, _, length in federation.sent) < 2000
+    large = size >= 250  # its header included
+    assert ("piece" in federation.messages("a"), "take" in federation.messages("a")) == (large, large)
+
+
+def test_answers_are_fetched_one_by_one_as_they_are_taken():
+    """Four models of 200 MB need not lie in the coordinator's memory together."""
+    federation = Federation("a", "b", "c")
+    answers = federation.engine.call([Call(site, "train", 1, weights(5000)) for site in "abc"])
+    next(answers)
+    time.sleep(0.2)
+    assert "take" in federation.messages("a")
+    assert "take" not in federation.messages("b") + federation.messages("c")
+    assert len(list(answers)) == 2
+
+
+def test_long_work_is_waited_for_in_short_messages():
+    federation = Federation("a", behave=lambda call: time.sleep(0.5))
+    assert federation.ask("a")
+    assert federation.messages("a").count("wait") >= 3
+
+
+@pytest.mark.parametrize("lost", ["run", "answer to run", "piece", "answer to piece", "take", "answer to take", "wait"])
+def test_a_lost_message_is_sent_again_and_nothing_is_done_twice(lost):
+    losses = {lost: 2}
+
+    def wire(site, what):
+        if losses.get(what, 0):
+            losses[what] -= 1
+            raise TimeoutError("lost on the way")
+
+    federation = Federation("a", behave=lambda call: time.sleep(0.25), wire=wire)
+    [answer] = federation.ask("a", parcels=weights(1000))
+    assert torch.equal(answer.weights["w"], torch.arange(1000, dtype=torch.float32))
+    assert losses == {lost: 0}
+    assert federation.engine.checkpoint() == {"a": SitePosition(1, 1)}
+
+
+def test_a_dead_worker_is_a_failure_and_the_next_call_starts_another_from_where_the_site_stood():
+    def die_in_the_second_call(call):
+        if call.round == 2 and len(federation.workers["a"]) == 1:
+            federation.workers["a"][0].kill()
+
+    federation = Federation("a", behave=die_in_the_second_call)
+    first, second, third = (list(federation.engine.call([Call("a", "train", r)]))[0] for r in (1, 2, 2))
+    assert first
+    assert isinstance(second, Failure)
+    assert second.reason == "the site's process died (exit code -9)"
+    assert third
+    assert [worker.restored for worker in federation.workers["a"]] == [SitePosition(0, 0), SitePosition(1, 1)]
+
+
+def test_a_site_whose_answer_was_lost_goes_back_to_where_the_coordinator_saw_it():
+    cut = {"off": False}
+
+    def wire(site, what):
+        if cut["off"]:
+            raise TimeoutError("lost on the way")
+        cut["off"] = what == "run" and federation.engine.checkpoint() != {}
+
+    federation = Federation("a", wire=wire)
+    assert federation.ask("a")
+    [failure] = federation.ask("a")
+    assert "no sign of life" in failure.reason
+    assert "engine.silence = 0.5" in failure.reason
+    assert federation.engine.lost == {"a"}
+    [again] = federation.ask("a")
+    assert isinstance(again, Failure)  # still lost, and found out by a short ping
+    assert federation.messages("a")[-1] == "ping"
+    cut["off"] = None
+    federation.wire = lambda site, what: None
+    assert federation.ask("a")
+    assert federation.engine.lost == set()
+    assert federation.workers["a"][-1].restored == SitePosition(1, 1)
+    assert federation.engine.checkpoint() == {"a": SitePosition(2, 2)}
+
+
+def test_the_deadline_is_named_and_work_that_was_given_up_is_ended():
+    federation = Federation("a", behave=lambda call: federation.workers["a"][-1].killed.wait(5), patience=Patience(0.3))
+    [failure] = federation.ask("a")
+    assert failure.reason == "no answer within the deadline (engine.deadline)"
+    federation.workers["a"][0].behave = lambda call: None
+    started = time.monotonic()
+    federation.ask("a")
+    assert time.monotonic() - started < 4
+    assert federation.workers["a"][0].killed.is_set()
+
+
+def test_one_lost_site_does_not_hold_up_the_others():
+    def wire(site, what):
+        if site == "b":
+            raise TimeoutError("lost on the way")
+
+    answers = Federation("a", "b", "c", wire=wire).ask("a", "b", "c")
+    assert [bool(answer) for answer in answers] == [True, False, True]
+
+
+def test_an_absent_site_is_a_failure_at_once():
+    engine = NVFlare({"a": None}, patience=Patience(), simulation=False, durable=lambda: None)
+    [failure] = engine.call([Call("a", "train", 1)])
+    assert failure.reason == "is not connected"
+    assert engine.lost == {"a"}
+
+
+def test_sites_hear_with_the_next_call_what_is_durable():
+    federation = Federation("a")
+    federation.ask("a")
+    federation.engine.prune(federation.engine.checkpoint())
+    assert federation.durable == 1
+    federation.ask("a")
+    federation.ask("a")
+    assert federation.workers["a"][0].durable == [{"a": [1, 1]}]
+
+
+def test_a_site_that_raises_is_a_failure():
+    def wire(site, what):
+        raise RuntimeError("the site has no idea")
+
+    [failure] = Federation("a", wire=wire).ask("a")
+    assert failure.reason == "RuntimeError: the site has no idea"
+
+
+# --- what NVFlare is told -----------------------------------------------------------------------------
+
+
+def test_a_job_brings_no_code(tmp_path):
+    job = write_job(tmp_path, "polyclinic", order={"study": {"x": "{y}"}}, least=2)
+    files = sorted(str(path.relative_to(job)) for path in job.rglob("*") if path.is_file())
+    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
+
+
+def test_an_order_is_not_mistaken_for_variables():
+    order = {"study": {"classes": ["{workspace}", "$x"]}}
+    assert plain(armoured(order)) == order
+    assert not set("{}$") & set(armoured(order))
+
+
+def test_names_that_nvflare_cannot_take_are_translated():
+    assert site_names(("Graz (A)", "wien")) == {"Graz--A-": "Graz (A)", "wien": "wien"}
+    with pytest.raises(BadInput, match="rename some"):
+        site_names(("a b", "a.b"))
