@@ -106,7 +106,7 @@ class StyledConv(nn.Module):
         """Images [B, inputs, H, W] and styles w [B, style]."""
         weight = self.weight * self.scale
         with torch.autocast(x.device.type, enabled=False):  # bf16 would round away what demodulation restores
-            style = self.style(w.float())
+            style = self.style(w.to(self.weight.dtype))
             length = style.square() @ weight.square().sum((2, 3)).T if self.demodulate else None
         y = x * style.to(x.dtype)[:, :, None, None]
         if self.up:  # four pixels out of each: the filter's sum is brought back from one to four

@@ -1,0 +1,206 @@
+"""Privacy-preserving training of GANs: the loss against all pairs, when each phase ends, and what it keeps."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from polyclinic.attacks.features import Extractor
+from polyclinic.attacks.perceptual import Pixels
+from polyclinic.errors import BadInput
+from polyclinic.generators.dcgan import DCGAN
+from polyclinic.generators.private_tuning import (
+    DuelSteps,
+    Meter,
+    PrivateTuning,
+    can_tune,
+    distance_named,
+    fit,
+    mean_pairwise,
+    privacy_loss,
+    steps_of,
+    until_it_grows,
+    until_it_stays,
+)
+from polyclinic.generators.stylegan2 import StyleGAN2
+from polyclinic.generators.vqvae2 import VQVAE2
+from polyclinic.tasks import Target
+
+TWO = Target(("a", "b"))
+TINY = DCGAN(width=2, latent=4, batch_size=8, steps=5)
+#: cheap features: means over a grid of 4x4
+COARSE = Extractor(lambda images: torch.nn.functional.adaptive_avg_pool2d(images[:, :1], 4).flatten(1), "coarse")
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def data(count=24):
+    images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=rng(9))
+    return images, torch.arange(count) % 2
+
+
+def build(settings=TINY):
+    return settings.build(channels=1, size=28, target=TWO, seed=0)
+
+
+# --- the loss of Eq. 3 ----------------------------------------------------------------------------------
+
+
+def test_the_mean_over_all_pairs_from_means_alone():
+    real, made = (torch.randn(n, 5, generator=rng(n), dtype=torch.float64) for n in (4, 6))
+    every = [(a - b).square().sum() for a, b in itertools.product(real, made)]
+    assert torch.allclose(mean_pairwise(real, made), torch.stack(every).mean())
+
+
+@pytest.mark.parametrize("scale", ["mean", "sum"])
+def test_eq_3_and_4_by_hand(scale):
+    real, made = torch.rand(3, 1, 8, 8), torch.rand(3, 1, 8, 8)
+    distance = Pixels()
+    pairs = [float(distance(a[None], b[None])) for a, b in itertools.product(real, made)]
+    loss = privacy_loss(PrivateTuning(alpha=2.0, scale=scale), distance)(real, made)
+    expected = sum(pairs) / 9 if scale == "mean" else sum(pairs) / 3
+    assert float(loss) == pytest.approx(-2 * expected, rel=1e-5)
+
+
+def test_lowering_the_loss_drives_images_apart():
+    real = torch.full((4, 1, 8, 8), 0.5)
+    made = (real + 0.01 * torch.randn(real.shape, generator=rng())).requires_grad_()
+    loss = privacy_loss(PrivateTuning(), Pixels())
+    before = float(loss(real, made).detach())
+    (gradient,) = torch.autograd.grad(loss(real, made), made)
+    assert float(loss(real, made - 10 * gradient).detach()) < before
+    (of_real,) = torch.autograd.grad(loss(real.requires_grad_(), made), real, allow_unused=True)
+    assert of_real is None
+
+
+def test_with_features_of_unit_length_only_the_means_of_batches_count():
+    """What the documentation says of EffLite0: two sets with one mean have one loss, however near their images are."""
+    angles = torch.tensor([0.3, -0.3])
+    near = torch.stack([angles.cos(), angles.sin()], 1)
+    mean = near.mean(0)
+    spread = torch.tensor([[1.0, 0.0], [2 * float(mean[0]) - 1, 0.0]])
+    real = torch.tensor([[1.0, 0.0]])
+    assert torch.allclose(near.mean(0), spread.mean(0), atol=1e-6)
+    lengths = near.square().sum(1).mean() - spread.square().sum(1).mean()
+    assert torch.allclose(mean_pairwise(real, near) - mean_pairwise(real, spread), lengths, atol=1e-6)
+
+
+# --- the phases -----------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A model whose state is how often it was trained, and whose distance is read from a list."""
+
+    def __init__(self, distances):
+        self.distances, self.at, self.losses = distances, 0, []
+
+    def step(self, extra=None):
+        self.at += 1
+        self.losses.append(extra)
+
+    def state(self):
+        return {"at": self.at}
+
+    def load(self, state):
+        self.at = state["at"]
+
+    def meter(self, _):
+        return self.distances[self.at // 10 - 1]
+
+
+TUNING = PrivateTuning(check_every=10, patience=30, most_steps=1000, most_tuning_steps=1000)
+
+
+def test_phase_one_ends_when_nothing_gets_better_and_keeps_the_best():
+    model = Counting([9, 5, 6, 4, 7, 8, 5, 1, 1])
+    assert until_it_stays(model, model, model.meter, TUNING, None) == 70
+    assert model.at == 40  # the fourth measurement, 4, was the best; 30 steps without a better one
+    assert set(model.losses) == {None}
+
+
+def test_phase_one_ends_in_any_case():
+    model = Counting([9 - k / 100 for k in range(200)])
+    assert until_it_stays(model, model, model.meter, TUNING.model_copy(update={"most_steps": 55}), None) == 55
+
+
+def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
+    model, loss = Counting([4, 5, 9.9, 10.1, 3]), object()
+    told = []
+    taken = until_it_grows(model, model, model.meter, TUNING, loss, 10.0, lambda *said: told.append(said))
+    assert (taken, model.at) == (40, 30)
+    assert set(model.losses) == {loss}
+    assert [said[3] for said in told] == [4, 5, 9.9, 10.1]
+
+
+def test_both_phases_of_a_gan_and_what_is_told_about_them():
+    model, (images, labels) = build(), data()
+    settings = TUNING.model_copy(
+        update={"check_every": 2, "most_steps": 4, "most_tuning_steps": 4, "distance": "pixels", "growth": 1e6}
+    )
+    found = fit(model, images, labels, rng(), settings, extractor=COARSE)
+    names = ("steps", "fd", "fd_half", "fd_floor", "kid", "kid_floor")
+    assert set(found) == {f"phase{k}_{name}" for k in (1, 2) for name in names}
+    assert (found["phase1_steps"], found["phase2_steps"]) == (4, 4)
+    assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
+    plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}), extractor=COARSE)
+    assert plain == {name: value for name, value in found.items() if name.startswith("phase1")}
+
+
+def test_the_privacy_loss_moves_a_gan_away_from_its_images():
+    images = torch.full((24, 1, 28, 28), 128, dtype=torch.uint8)
+    labels = torch.arange(24) % 2
+    apart = {}
+    for alpha in (0.0, 2000.0):
+        model = build(TINY.model_copy(update={"lr": 0.01, "average": 0.0}))
+        steps = DuelSteps(model, images, labels, rng())
+        loss = privacy_loss(PrivateTuning(alpha=alpha), Pixels()) if alpha else None
+        for _ in range(30):
+            steps.step(loss)
+        made = model.sample(labels, rng(1)).float() / 255
+        apart[alpha] = float(mean_pairwise(Pixels().embed(images.float() / 255), Pixels().embed(made)))
+    assert apart[2000.0] > 1.3 * apart[0.0]
+
+
+def test_steps_of_a_gan_are_those_of_its_fit():
+    images, labels = data()
+    whole, stepped = build(), build()
+    whole.fit(images, labels, rng(4))
+    steps = steps_of(stepped, images, labels, rng(4))
+    for _ in range(TINY.steps):
+        steps.step()
+    first, second = whole.state(), stepped.state()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_stylegan2_is_tuned_the_same_way():
+    model = build(StyleGAN2(width=2, latent=8, batch_size=8))
+    images, labels = data()
+    settings = TUNING.model_copy(
+        update={"check_every": 1, "most_steps": 1, "most_tuning_steps": 2, "distance": "pixels", "growth": 1e6}
+    )
+    assert fit(model, images, labels, rng(), settings, extractor=COARSE)["phase2_steps"] == 2
+
+
+def test_the_meter_uses_the_same_noise_each_time_and_at_most_so_many_images():
+    images, labels = data()
+    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"), COARSE)
+    model = build()
+    assert meter(model) == meter(model)
+    assert len(meter.real) == 20
+
+
+# --- who can --------------------------------------------------------------------------------------------
+
+
+def test_gans_can_and_others_say_so():
+    assert can_tune(DCGAN())
+    assert can_tune(StyleGAN2())
+    assert not can_tune(VQVAE2())
+    model = VQVAE2(width=8, blocks=1).build(channels=1, size=28, target=TWO, seed=0)
+    with pytest.raises(BadInput, match="is not trained step by step; choose a GAN"):
+        steps_of(model, *data(), rng())
+    assert distance_named("pixels", torch.device("cpu")).name == "pixels"
