@@ -22,7 +22,7 @@ EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
     """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
     chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
-    chosen["generator"] = "vqvae2"
+    chosen["generator"] = "dcgan" if _synthesises(method) else "vqvae2"
     needless = _needless(method)
     seed = Study.model_fields["seed"]
     blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`.", *_setting("seed", seed, 0)]
@@ -45,7 +45,16 @@ def _needless(method: str) -> set[str]:
     registry, key = VARIANTS["method"]
     replays = variant(registry, {key: method}, path="method", key=key).replays  # type: ignore[attr-defined]
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
+    if _synthesises(method):
+        return optional - {"tuning"}
     return optional - {"replay"} if replays else optional | {"generator"}
+
+
+def _synthesises(method: str) -> bool:
+    """Whether sites train a generator and hand out what it makes (FedER)."""
+    registry, key = VARIANTS["method"]
+    kind = variant(registry, {key: method}, path="method", key=key)
+    return kind(name=method).needs_generator()  # type: ignore[attr-defined]
 
 
 def _first_task(source: str) -> str:
