@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from polyclinic.errors import BadInput
+from polyclinic.methods import METHODS
 from polyclinic.settings import Settings, variant
 from polyclinic.study import PLAIN, VARIANTS, Study
 
@@ -52,9 +53,7 @@ def _needless(method: str) -> set[str]:
 
 def _synthesises(method: str) -> bool:
     """Whether sites train a generator and hand out what it makes (FedER)."""
-    registry, key = VARIANTS["method"]
-    kind = variant(registry, {key: method}, path="method", key=key)
-    return kind(name=method).needs_generator()  # type: ignore[attr-defined]
+    return variant(METHODS, {"name": method}, path="method", key="name")(name=method).needs_generator()
 
 
 def _first_task(source: str) -> str:
