@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.products import Down, Up
 from polyclinic.models.norms import norm_layer
 from polyclinic.tasks import Target
 
@@ -56,7 +57,7 @@ class Spectral(nn.Module):
     left: Tensor
     right: Tensor
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+    def __init__(self, layer: nn.Linear | Down) -> None:
         super().__init__()
         self.layer = layer
         rows, columns = layer.weight.flatten(1).shape
@@ -67,10 +68,9 @@ class Spectral(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         weight = self.layer.weight
-        sigma = torch.dot(self.left, torch.mv(weight.flatten(1), self.right))
-        if isinstance(self.layer, nn.Conv2d):
-            kernel, layer = weight / sigma, self.layer
-            return F.conv2d(inputs, kernel, layer.bias, layer.stride, layer.padding)
+        sigma = (self.left * (weight.flatten(1) * self.right).sum(1)).sum()  # no product that autocast would round
+        if isinstance(self.layer, Down):
+            return self.layer.apply_weight(inputs, weight / sigma)
         return F.linear(inputs, weight / sigma, self.layer.bias)
 
 
@@ -105,6 +105,17 @@ class MinibatchSpread(nn.Module):
         return torch.cat([features, channel.expand(-1, 1, *features.shape[2:]).to(features.dtype)], 1)
 
 
+class BatchNorm(nn.BatchNorm2d):
+    """Batch norm in float32, whatever the arithmetic around it: stacked networks know no other."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features.float()).to(features.dtype)
+
+
+def _generating(norm: Literal["batch", "group"], channels: int) -> nn.Module:
+    return BatchNorm(channels) if norm == "batch" else norm_layer("group", channels)
+
+
 class NoiseWithLabel(nn.Module):
     """Noise [B, latent] and labels [B] to the rows that a generator starts from, [B, width].
 
@@ -124,13 +135,13 @@ class NoiseWithLabel(nn.Module):
         return torch.cat([noise, self.label(labels) / LABEL_WIDTH**0.5], 1)
 
 
-def _discriminating(layer: nn.Linear | nn.Conv2d, norm: DiscriminatorNorm) -> nn.Module:
+def _discriminating(layer: nn.Linear | Down, norm: DiscriminatorNorm) -> nn.Module:
     """A hidden layer of a discriminator with its norm."""
     if norm == "spectral":
         return Spectral(layer)
     if norm == "none":
         return layer
-    wide = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+    wide = layer.out_channels if isinstance(layer, Down) else layer.out_features
     return nn.Sequential(layer, norm_layer("group", wide))
 
 
@@ -207,10 +218,10 @@ class ConvGenerator(nn.Module):
         self.first = (widths[0], side, side)
         self.start = NoiseWithLabel(shape.target, shape.latent)
         self.spread = nn.Linear(self.start.width, math.prod(self.first), bias=False)
-        layers: list[nn.Module] = [norm_layer(norm, widths[0]), nn.ReLU()]
+        layers: list[nn.Module] = [_generating(norm, widths[0]), nn.ReLU()]
         for before, after in itertools.pairwise(widths):
-            layers += [nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False), norm_layer(norm, after), nn.ReLU()]
-        layers.append(nn.ConvTranspose2d(widths[-1], shape.channels, 4, 2, 1))
+            layers += [Up(before, after, bias=False), _generating(norm, after), nn.ReLU()]
+        layers.append(Up(widths[-1], shape.channels))
         self.body = nn.Sequential(*layers)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
@@ -233,7 +244,7 @@ class ConvDiscriminator(nn.Module):
         before = shape.channels + (condition == "plane")
         for place, after in enumerate(widths):
             wanted = "none" if norm == "group" and place == 0 else norm  # the first one sees pixels as they are
-            layers += [_discriminating(nn.Conv2d(before, after, 4, 2, 1), wanted), nn.LeakyReLU(SLOPE)]
+            layers += [_discriminating(Down(before, after), wanted), nn.LeakyReLU(SLOPE)]
             before = after
         self.body = nn.Sequential(*layers)
         self.spread = MinibatchSpread() if spread else nn.Identity()

@@ -52,7 +52,10 @@ class Owners:
         *,
         device: str = "cpu",
         precision: str = "fp32",
+        as_products: bool = False,
     ) -> None:
+        """`as_products`: compute convolutions as matrix products, which is faster where tensor cores are."""
+        self.as_products = as_products
         self.settings, self.term, self.federations, self.target = settings, term, list(federations), target
         self.device, self.step_number = torch.device(device), 0
         self.names = [(f, name) for f, one in enumerate(federations) for name in one.owners]
@@ -61,7 +64,8 @@ class Owners:
         self.shape = (held[0].images.shape[1], held[0].images.shape[2])
         self.dice = ManyDice([self._rng(federations[f].seed, name) for f, name in self.names], self.device)
         self.batches = StackedBatches(held, settings.batch_size, settings.balance, self.device)
-        pairs = StackedPairs([self._networks(federations[f].seed) for f, _ in self.names])
+        members = [self._networks(federations[f].seed) for f, _ in self.names]
+        pairs = StackedPairs(members, as_products=as_products)
         self.pairs = pairs
         self.duel = Duel(pairs, settings.phi, device=device, precision=precision, **settings.duel_settings())
         self.central = self._central(precision) if self.count > 1 and any(one.weight for one in federations) else None
@@ -117,7 +121,8 @@ class Owners:
         return nn.ModuleDict(made).to(self.device)
 
     def _central(self, precision: str) -> Central:
-        stacked = Stacked([self._central_network(one.seed) for one in self.federations])
+        networks = [self._central_network(one.seed) for one in self.federations]
+        stacked = Stacked(networks, as_products=self.as_products)
         return Central(
             stacked,
             list(stacked.parameters.values()),

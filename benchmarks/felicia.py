@@ -1,0 +1,178 @@
+"""FELICIA: how fast stacked owners train against one by one, and the paper's three experiments.
+
+    python benchmarks/felicia.py --quick                      # one seed, minutes on a CPU
+    python benchmarks/felicia.py --device cuda --only skin    # three seeds, as docs/felicia.md reports them
+
+Real images come from the folder that POLYCLINIC_REAL_DATA or --data names (mnist.npz, cifar10_subset_jpeg.npz,
+fed_isic5_64_jpeg.npz); without it only the speed is measured, on noise. Figures and rows go to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from felicia_experiments import EXPERIMENTS, Scale, _wait
+
+from polyclinic.generators import GENERATORS
+from polyclinic.generators.central import Central, CentralTerm
+from polyclinic.generators.duel import Dice
+from polyclinic.generators.gan import GAN, GANModel, RealBatches
+from polyclinic.generators.generator import seeded
+from polyclinic.generators.owners import Federated, Images, Owners
+from polyclinic.randomness import torch_rng
+from polyclinic.tasks import Target
+
+QUICK = {
+    "digits": Scale(400, 150, 1, 1, 0, small={"width": 8, "batch_size": 16}),
+    "bias": Scale(400, 120, 1, 1, 120, small={"width": 8, "batch_size": 32}),
+    "skin": Scale(600, 200, 2, 1, 120, small={"width": 8, "batch_size": 32}),
+}
+FULL_STEPS = {"digits": 6000, "bias": 20000, "skin": 20000}
+LOOKS = {"digits": 2, "bias": 3, "skin": 6}
+LEARNER_STEPS = {"digits": 0, "bias": 600, "skin": 200}
+
+
+# --- speed --------------------------------------------------------------------------------------------
+
+
+def speed(device: str, quick: bool) -> list[dict[str, Any]]:
+    """Images per second of K owners and a central discriminator, stacked and one by one, 32 px DCGANs, batch 32."""
+    settings = GENERATORS["dcgan"](width=8 if quick else 16)
+    assert isinstance(settings, GAN)
+    rows = []
+    for count in (2, 4) if quick else (2, 4, 16, 64):
+        held = {f"owner-{k}": _noise(k) for k in range(count)}
+        products = device.startswith("cuda")
+        stacked = Owners(settings, CentralTerm(), [Federated(0, 1.0, held)], TWO, device=device, as_products=products)
+        single = OneByOne(settings, CentralTerm(), held, device)
+        seconds = [_time(step, device, 2 if quick else 10) for step in (stacked.step, single.step)]
+        row = {"owners": count, "stacked_seconds": seconds[0], "one_by_one_seconds": seconds[1]}
+        rows.append({**row, "ratio": round(seconds[1] / seconds[0], 2)})
+        print(f"{count} owners: {row}, {rows[-1]['ratio']} times as fast", flush=True)
+    return rows
+
+
+TWO = Target(classes=("a", "b"))
+
+
+def _noise(k: int) -> Images:
+    pixels = torch.randint(0, 256, (128, 3, 32, 32), generator=torch_rng("speed", k), dtype=torch.uint8)
+    return Images(pixels, torch.arange(128) % 2)
+
+
+def _time(step: Callable[[], Any], device: str, steps: int) -> float:
+    for _ in range(2):
+        step()
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    _wait(device)
+    return round((time.perf_counter() - started) / steps, 5)
+
+
+class OneByOne:
+    """The same steps with a pair of networks for each owner, one after the other, as sites of a federation do them."""
+
+    def __init__(self, settings: GAN, term: CentralTerm, held: dict[str, Images], device: str) -> None:
+        first = next(iter(held.values())).images
+        channels, size = first.shape[1:3]
+        build = {"channels": channels, "size": size, "target": TWO, "seed": 0, "device": device, "precision": "fp32"}
+        self.models = [GANModel(settings, **build) for _ in held]  # type: ignore[arg-type]
+        self.duels = [model.duel() for model in self.models]
+        self.dice = [Dice(torch_rng("dice", k), torch.device(device)) for k in range(len(held))]
+        self.batches = [
+            RealBatches(model, one.images, one.labels, torch_rng("batches", k))
+            for k, (model, one) in enumerate(zip(self.models, held.values(), strict=True))
+        ]
+        shape = settings.shape(channels, size, TWO)
+        network = seeded(lambda: {"central": settings.central(shape, len(held))}, 0)["central"].to(device)
+        self.central = Central.of(network, settings.phi, term, owners=len(held), lr=settings.lr, device=device)
+        self.owner = torch.arange(len(held), device=device).repeat_interleave(settings.batch_size)
+
+    def step(self) -> None:
+        wanted, fakes = [], []
+        for duel, dice, batches in zip(self.duels, self.dice, self.batches, strict=True):
+            real, labels = batches.next()
+            duel.judge(real, labels, labels, dice)
+            wanted.append(labels)
+            fakes.append(duel.make(labels, dice))
+        together = torch.cat([fake.detach() for fake in fakes])
+        self.central.judge(together, self.owner)
+        slopes = self.central.slope(together, self.owner).div(len(fakes[0])).split(len(fakes[0]))
+        for duel, dice, fake, labels, slope in zip(self.duels, self.dice, fakes, wanted, slopes, strict=True):
+            duel.learn(fake, labels, dice, slope)
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    options = _options()
+    if options.device.startswith("cuda"):
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    figures: dict[str, Any] = {"benchmark": "felicia", "quick": options.quick, "device": options.device}
+    if "speed" in options.only:
+        figures["speed"] = speed(options.device, options.quick)
+    for name in (name for name in EXPERIMENTS if name in options.only):
+        if options.data is None:
+            print(f"{name}: needs real images; set POLYCLINIC_REAL_DATA", flush=True)
+            continue
+        found = EXPERIMENTS[name](options.data, _scale(name, options), lambda text, at=name: _say(at, text))
+        figures[name] = _written(name, found, options.out)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed, small networks, minutes on a CPU")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--only", nargs="+", default=["speed", *EXPERIMENTS], choices=["speed", *EXPERIMENTS])
+    parser.add_argument("--data", type=Path, default=_folder(), help="folder with the real images")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=400, help="training stops after so many, looks not counted")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
+    return parser.parse_args()
+
+
+def _folder() -> Path | None:
+    return Path(os.environ["POLYCLINIC_REAL_DATA"]) if os.environ.get("POLYCLINIC_REAL_DATA") else None
+
+
+def _scale(name: str, options: argparse.Namespace) -> Scale:
+    if options.quick:
+        return QUICK[name]
+    return Scale(
+        FULL_STEPS[name], options.seconds, LOOKS[name], options.seeds, LEARNER_STEPS[name], device=options.device
+    )
+
+
+def _say(name: str, text: str) -> None:
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def _written(name: str, found: dict[str, Any], out: Path | None) -> dict[str, Any]:
+    """The plain part of what an experiment found; arrays go to a file beside it."""
+    arrays = {**found.pop("clouds", {}), **found.pop("pictures", {})}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        np.savez_compressed(out / f"{name}.npz", **{key.replace("/", "|"): value for key, value in arrays.items()})
+    return found
+
+
+if __name__ == "__main__":
+    main()
