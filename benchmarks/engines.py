@@ -1,0 +1,141 @@
+"""What an engine costs: the same studies in one process, on Ray and on NVFlare (its simulator), next to a bare loop.
+
+Rounds are taken from the runs' own histories, the first one left out (a process's first call imports and opens files);
+`start` is the rest of a run: starting and ending the engine, the first round, the final test. A message is a call to
+a site and its answer: SplitNN has two a mini-batch, and `message_ms` is what each costs beyond the same run in one
+process. Weights must be the same on all engines, or the benchmark fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from overhead import Case as BareCase
+from overhead import bare_rounds
+
+from polyclinic.run import run
+from polyclinic.study import Study
+
+ENGINES = ("in-process", "ray", "nvflare")
+IMAGES_PER_SITE = 16
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A study whose rounds are timed on every engine."""
+
+    case: str
+    method: str
+    backbone: str
+    sites: int
+    rounds: int
+
+    def study(self, engine: str) -> Study:
+        bare = BareCase(self.case, self.backbone, 32, self.sites, IMAGES_PER_SITE, 8, self.rounds).study()
+        settings: dict[str, Any] = {"method.name": self.method, "method.rounds": self.rounds, "engine.name": engine}
+        if engine == "ray":
+            settings["engine.workers"] = "auto"
+        if self.method == "splitnn":
+            settings["method.local_steps"] = STEPS
+        return bare.with_settings(settings)
+
+    @property
+    def messages(self) -> int:
+        """Calls to sites in a round."""
+        return self.sites * (2 * STEPS + 2 if self.method == "splitnn" else 1)
+
+
+CASES = (
+    Case("a message per mini-batch", "splitnn", "lenet5", sites=2, rounds=4),
+    Case("2 sites, 0.2 MB", "fedavg", "lenet5", sites=2, rounds=8),
+    Case("4 sites, 0.2 MB", "fedavg", "lenet5", sites=4, rounds=8),
+    Case("8 sites, 0.2 MB", "fedavg", "lenet5", sites=8, rounds=8),
+    Case("2 sites, 45 MB", "fedavg", "resnet18", sites=2, rounds=4),
+    Case("4 sites, 45 MB", "fedavg", "resnet18", sites=4, rounds=4),
+)
+QUICK = (
+    Case("a message per mini-batch", "splitnn", "lenet5", sites=2, rounds=2),
+    Case("2 sites, 0.2 MB", "fedavg", "lenet5", sites=2, rounds=3),
+)
+
+
+def measure(case: Case, engine: str, scratch: Path, cache: Path) -> dict[str, Any]:
+    """Seconds of a round and of the start, and the digest of the weights."""
+    study = case.study(engine)
+    folder = scratch / f"{case.method}-{case.backbone}-{case.sites}-{engine}"
+    started = time.perf_counter()
+    result = run(study, folder, cache=cache)
+    whole = time.perf_counter() - started
+    seconds = [json.loads(line)["seconds"] for line in (folder / "history.jsonl").read_text().splitlines()][1:]
+    return {
+        "engine": engine,
+        "round_seconds": round(statistics.median(seconds), 4),
+        "start_seconds": round(whole - sum(seconds), 2),
+        "weights": result["weights_sha256"],
+    }
+
+
+def measure_bare(case: Case, cache: Path) -> float | None:
+    """Seconds of a round of FedAvg in plain PyTorch; None where there is no such loop."""
+    if case.method != "fedavg":
+        return None
+    rounds = bare_rounds(case.study("in-process"), cache)()
+    seconds = []
+    for _ in range(case.rounds):
+        started = time.perf_counter()
+        next(rounds)
+        seconds.append(time.perf_counter() - started)
+    return round(statistics.median(seconds[1:]), 4)
+
+
+def point(case: Case, engines: tuple[str, ...], scratch: Path, cache: Path) -> dict[str, Any]:
+    rows = [measure(case, engine, scratch, cache) for engine in engines]
+    here = rows[0]["round_seconds"]
+    digests = {row.pop("weights") for row in rows}
+    for row in rows:
+        row["message_ms"] = round(1000 * (row["round_seconds"] - here) / case.messages, 2)
+        print(f"{case.case:<26} {row['engine']:<11} {row['round_seconds']:8.3f} s a round", file=sys.stderr)
+    return {
+        "case": case.case,
+        "method": case.method,
+        "backbone": case.backbone,
+        "sites": case.sites,
+        "messages": case.messages,
+        "bare_round_seconds": measure_bare(case, cache),
+        "engines": rows,
+        "same_weights": len(digests) == 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two small cases")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    engines = tuple(name for name in ENGINES if name in {"in-process", *options.engines})
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        points = [point(case, engines, place, place / "cache") for case in (QUICK if options.quick else CASES)]
+    same = all(one["same_weights"] for one in points)
+    figures = {"benchmark": "engines", "quick": options.quick, "same_weights": same, "points": points}
+    text = json.dumps(figures)
+    if options.json:
+        options.json.write_text(text + "\n")
+    print(text)
+    sys.exit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`polyclinic deploy`, as the documentation has it typed: kits, a rehearsal of server and sites, a study, and the end."""
+
+import json
+import socket
+import tomllib
+
+import psutil
+import pytest
+from run_folders import history, ledgers, result
+
+from polyclinic.cli import run_app
+from polyclinic.deployment.processes import Rehearsal
+from polyclinic.engines.nvflare.job import CLASSES
+
+pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def two_sites(tiny, **method):
+    return tiny("fedavg", {"sites.count": 2, "engine.silence": 20.0}, **{"rounds": 2, **method})
+
+
+@pytest.fixture(scope="module")
+def deployment(tiny, tmp_path_factory):
+    """Kits for two sites, made from a study with images."""
+    folder = tmp_path_factory.mktemp("deploy")
+    (folder / "study.toml").write_text(two_sites(tiny).to_toml())
+    out = folder / "deployment"
+    flags = ["--out", str(out), "--port", str(free_port())]
+    assert run_app(["deploy", "init", str(folder / "study.toml"), *flags]) == 0
+    return out
+
+
+# --- kits ---------------------------------------------------------------------------------------------
+
+
+def test_the_study_that_is_sent_knows_no_place_of_images(deployment):
+    tables = tomllib.loads((deployment / "study.toml").read_text())
+    assert tables["data"]["source"] == "at-sites"
+    assert tables["data"]["dataset"] == "fundus-phantom"
+    assert tables["data"]["classes"] == ["healthy", "diseased"]
+    assert "samples" not in tables["data"]
+    assert tables["sites"]["names"] == ["site-1", "site-2"]
+    assert str(deployment) not in (deployment / "study.toml").read_text()
+
+
+@pytest.mark.parametrize("kit", ["server", "sites/site-1", "sites/site-2"])
+def test_kits_let_nobody_bring_code_or_read_files(deployment, kit):
+    local = deployment / kit / "local"
+    resources = json.loads((local / "resources.json").read_text())
+    assert resources["class_allow_list"] == list(CLASSES)
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    rights = json.loads((local / "authorization.json").read_text())["permissions"]
+    assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
+    assert list(rights) == ["project_admin"]
+
+
+def test_kits_keep_their_keys_to_themselves(deployment):
+    for key in deployment.rglob("*.key"):
+        assert key.stat().st_mode & 0o077 == 0
+    assert (deployment / "authority").stat().st_mode & 0o077 == 0
+    names = {path.name for path in (deployment / "sites" / "site-1" / "data").iterdir()}
+    assert names == {"site-1"}
+
+
+def test_a_sites_log_does_not_go_to_the_server(deployment):
+    resources = json.loads((deployment / "sites" / "site-1" / "local" / "resources.json").read_text())
+    assert resources["allow_log_streaming"] is False
+    assert "site_log_streamer" not in {one["id"] for one in resources["components"]}
+
+
+def test_kits_for_hospitals_have_a_policy_and_a_place_for_their_data(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(
+        '[data]\nsource = "at-sites"\ndataset = "chest"\nclasses = ["clear", "pneumonia"]\n'
+        '[sites]\npartition = "column"\nnames = ["graz", "wien"]\n[method]\nname = "fedavg"\n'
+    )
+    assert run_app(["deploy", "init", str(study), "--out", str(tmp_path / "d"), "--server", "fl.example.org"]) == 0
+    local = tmp_path / "d" / "sites" / "graz" / "local"
+    assert tomllib.loads((local / "site.toml").read_text())["datasets"] == {
+        "chest": {"source": "folder", "path": "/data/chest"}
+    }
+    policy = tomllib.loads((local / "policy.toml").read_text())
+    assert policy["min_cohort"] == 10
+    assert {"real-images", "labels", "masks"}.isdisjoint(policy["kinds"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["init", "{study}", "--out", "{deployment}"], "is not empty; name a new folder"),
+        (["init", "{study}", "--set", "sites.names=['a b']", "--set", "sites.count=1"], "sites"),
+        (["up", "-d", "{deployment}"], "--here: only a rehearsal starts everybody"),
+        (["up", "--here", "-d", "{empty}"], "is no deployment"),
+        (["up", "--here", "nobody", "-d", "{deployment}"], "nobody: no such participant"),
+        (["start", "{empty}"], "is no kit of a server or site"),
+        (["submit", "{study}", "-d", "{empty}"], "no such file"),
+        (["submit", "{study}", "--set", "data.size=32", "-d", "{deployment}"], "at 28 px"),
+        (["logs", "site-1", "-d", "{deployment}"], "has it been started here?"),
+        (["fetch", "--out", "{deployment}", "-d", "{deployment}"], "exists already"),
+    ],
+)
+def test_mistakes_are_one_sentence(deployment, tmp_path, capsys, arguments, words):
+    places = {"study": deployment.parent / "study.toml", "deployment": deployment, "empty": tmp_path}
+    assert run_app(["deploy", *(argument.format(**places) for argument in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_server_that_is_not_there_is_one_sentence(deployment, capsys):
+    assert run_app(["deploy", "status", "-d", str(deployment), "--within", "1"]) == 1
+    assert "no server answers within 1 seconds (--within)" in capsys.readouterr().err
+
+
+# --- a rehearsal --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsal(deployment):
+    """Server and sites, running; ended by their numbers whatever happens."""
+    for attempt in range(2):  # a machine under load may take longer than it is given
+        if run_app(["deploy", "up", "--here", "-d", str(deployment), "--within", "120"]) == 0:
+            break
+        assert attempt == 0, (deployment / "server" / "console.log").read_text()[-2000:]
+    started = list(Rehearsal(deployment).running().values())
+    tree = [one for pid in started for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
+    try:
+        yield deployment
+    finally:
+        run_app(["deploy", "down", "-d", str(deployment)])
+        for process in tree:
+            if process.is_running():
+                process.kill()
+
+
+def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsal, tmp_path, capsys):
+    study = two_sites(tiny)
+    submitted = ["deploy", "submit", str(rehearsal.parent / "study.toml"), "-d", str(rehearsal)]
+    assert run_app([*submitted, "--out", str(tmp_path / "run")]) == 0
+    expected = undisturbed(study).folder
+    assert result(tmp_path / "run")["weights_sha256"] == result(expected)["weights_sha256"]
+    assert history(tmp_path / "run") == history(expected)
+    assert result(tmp_path / "run")["metrics"] == result(expected)["metrics"]
+    # what left a site is on record at the site, to the same byte, and nowhere else
+    for site in ("site-1", "site-2"):
+        there = rehearsal / "sites" / site / "runs" / "fedavg-seed0"
+        assert ledgers(there) == {f"{site}.jsonl": (expected / "ledger" / f"{site}.jsonl").read_bytes()}
+    assert not (tmp_path / "run" / "ledger").exists()
+
+    assert run_app(["deploy", "status", "-d", str(rehearsal)]) == 0
+    status = capsys.readouterr().out
+    assert "connected: site-1, site-2" in status
+    assert "FINISHED" in status
+    assert run_app(["deploy", "logs", "site-1", "-d", str(rehearsal)]) == 0
+    assert "site-1" in capsys.readouterr().out

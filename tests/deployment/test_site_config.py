@@ -1,0 +1,160 @@
+"""What a site says about itself: where its images are, and what may leave. Mistakes are one sentence with the file."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import polyclinic
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.deployment.at_site import deployed_host, relay_of
+from polyclinic.deployment.site_config import own_data, policy_of
+from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call
+from polyclinic.federation.gate import GateRefused
+from polyclinic.study import Study
+
+SITES = ["north", "south"]
+
+
+def sent(**changes):
+    """A study as a coordinator sends it."""
+    tables = {
+        "data": {"source": "at-sites", "dataset": "lesions", "size": 16, "classes": ["benign", "odd", "malignant"]},
+        "sites": {"partition": "column", "names": SITES},
+        "model": {"backbone": "lenet5"},
+        "optimizer": {"batch_size": 4},
+        "method": {"name": "fedavg", "rounds": 1},
+        "engine": {"device": "cpu"},
+    }
+    for path, value in changes.items():
+        table, _, name = path.partition("__")
+        tables[table][name] = value
+    return Study(**tables)
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """The kit of a site with its own folder of images: 20 benign and 20 malignant ones, in the site's own order."""
+    rng = np.random.default_rng(0)
+    for name in ("malignant", "benign"):
+        folder = tmp_path / "scans" / name
+        folder.mkdir(parents=True)
+        for k in range(20):
+            Image.fromarray(rng.integers(0, 255, (20, 20), dtype=np.uint8)).save(folder / f"{k}.png")
+    local = tmp_path / "kit" / "local"
+    local.mkdir(parents=True)
+    (local / "site.toml").write_text('[datasets.lesions]\nsource = "folder"\npath = "../../scans"\n')
+    (local / "policy.toml").write_text('kinds = ["weights", "metrics", "statistics"]\nmin_cohort = 10\n')
+    return tmp_path / "kit"
+
+
+def host_of(kit, study, site="north", run="first"):
+    told = {"study": study.as_tables(), "run": run, "site": site, "kit": str(kit)}
+    return deployed_host(json.loads(json.dumps(told)))
+
+
+def train(host, **arguments):
+    weights = host.bench.initial if hasattr(host.bench, "initial") else host.bench.weights()
+    from polyclinic.federation.parcel import Parcel
+
+    return host.handle(Call("north", "train", 1, {"weights": Parcel("weights", weights)}, arguments))
+
+
+def test_a_site_opens_its_own_images_and_numbers_classes_as_the_study_does(kit, tmp_path):
+    data = own_data(kit / "local" / "site.toml", sent().data, "north", tmp_path / "cache")
+    counts = {split: len(getattr(data, split)) for split in ("train", "validation", "test")}
+    assert sum(counts.values()) == 40
+    assert set(data.train.labels.tolist()) == {0, 2}  # benign and malignant; this site has nothing odd
+
+
+def test_a_deployed_site_works_and_keeps_its_ledger_to_itself(kit):
+    reply = train(host_of(kit, sent()))
+    assert reply.parcel("weights").metadata["samples"] > 20
+    assert (kit / "runs" / "first" / "ledger" / "north.jsonl").exists()
+    assert (kit / "runs" / "first" / "sites" / "north" / "noise.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ('kinds = ["metrics"]', "the site's policy does not let this kind out"),
+        ("min_cohort = 1000", "patients are behind it, and the site's policy wants 1000"),
+        ("max_bytes = 1000", "bytes would have left this site, and its policy allows 1000"),
+        ("max_epsilon = 1.0", "differential privacy does not cover this"),
+    ],
+)
+def test_the_sites_policy_holds_whatever_the_coordinator_asks(kit, policy, reason):
+    """The study's own table [policy] lets everything out; the site's file is what counts."""
+    (kit / "local" / "policy.toml").write_text(policy)
+    with pytest.raises(GateRefused, match=reason):
+        train(host_of(kit, sent()))
+
+
+def test_a_byte_budget_holds_over_runs(kit):
+    size = len(train(host_of(kit, sent())).parcels[0].encoded)
+    (kit / "local" / "policy.toml").write_text(f"max_bytes = {size + 100}\n")
+    with pytest.raises(GateRefused, match="bytes would have left"):
+        train(host_of(kit, sent(), run="second"))
+
+
+def test_pooling_images_is_refused_at_a_real_site(kit):
+    study = sent(method__name="centralized")
+    (kit / "local" / "policy.toml").write_text('kinds = ["real-images", "labels", "weights", "metrics"]\n')
+    host = host_of(kit, study)
+    with pytest.raises(GateRefused, match="simulation only"):
+        host.handle(Call("north", "give_all", 0, {}, {}))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("site.toml", "[datasets.lesion]\nsource = 'folder'", "no table [datasets.lesions] (did you mean 'lesion'?)"),
+        ("site.toml", "[datasets.lesions]\nsource = 'foldr'", "datasets.lesions.source: no such choice: 'foldr'"),
+        ("site.toml", "[datasets.lesions]\nsource = 'folder'\npath = 'gone'", "data.path: there is nothing at"),
+        ("site.toml", "[datasets.lesions\n", "site.toml: cannot be read"),
+        ("site.toml", None, "site.toml: no such file"),
+        ("policy.toml", 'kinds = ["wheights"]', "policy.toml: kinds.0: must be"),
+        ("policy.toml", "deployed = false", "'deployed' is not a setting"),
+        ("policy.toml", "min_cohorts = 3", "policy.toml: min_cohorts: no such setting (did you mean 'min_cohort'?)"),
+    ],
+)
+def test_mistakes_in_a_sites_files_are_named(kit, file, text, words):
+    path = kit / "local" / file
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(BadInput) as error:
+        host_of(kit, sent())
+    assert words in str(error.value)
+
+
+def test_a_class_that_nobody_knows_is_named(kit):
+    with pytest.raises(BadInput, match="'benign' is none of the study's classes, malignant, odd"):
+        host_of(kit, sent(data__classes=["malignant", "odd"]))
+
+
+def test_a_study_with_data_of_its_own_is_refused(kit):
+    study = Study(**{**sent().as_tables(), "data": {"source": "fundus-phantom", "samples": 40, "size": 28}})
+    with pytest.raises(BadInput, match="must be 'at-sites'"):
+        host_of(kit, study)
+
+
+def test_a_study_for_other_sites_is_refused(kit):
+    with pytest.raises(BadInput, match="is not for 'west'"):
+        host_of(kit, sent(), site="west")
+
+
+def test_a_run_cannot_leave_its_folder(kit):
+    with pytest.raises(BadInput):
+        host_of(kit, sent(), run="../../elsewhere")
+
+
+def test_another_version_of_the_package_is_refused():
+    order = {"version": "0.0.1", "study": sent().as_tables(), "run": "a", "resume": False}
+    with pytest.raises(BadInput, match=f"this site has polyclinic {polyclinic.__version__} and the coordinator 0.0.1"):
+        relay_of(order, "north", None)
+
+
+def test_images_at_sites_cannot_be_loaded_here():
+    with pytest.raises(BadInput, match="polyclinic deploy"):
+        AtSites().load()
