@@ -23,7 +23,7 @@ from overhead import Case as BareCase
 from overhead import bare_rounds
 
 from polyclinic.run import run
-from polyclinic.study import Study
+from polyclinic.study import Study, parse_study
 
 ENGINES = ("in-process", "ray", "nvflare")
 IMAGES_PER_SITE = 16
@@ -41,13 +41,11 @@ class Case:
     rounds: int
 
     def study(self, engine: str) -> Study:
-        bare = BareCase(self.case, self.backbone, 32, self.sites, IMAGES_PER_SITE, 8, self.rounds).study()
-        settings: dict[str, Any] = {"method.name": self.method, "method.rounds": self.rounds, "engine.name": engine}
-        if engine == "ray":
-            settings["engine.workers"] = "auto"
-        if self.method == "splitnn":
-            settings["method.local_steps"] = STEPS
-        return bare.with_settings(settings)
+        tables = BareCase(self.case, self.backbone, 32, self.sites, IMAGES_PER_SITE, 8, self.rounds).study().as_tables()
+        steps = {"local_steps": STEPS} if self.method == "splitnn" else {}
+        tables["method"] = {"name": self.method, "rounds": self.rounds, **steps}
+        tables["engine"] |= {"name": engine, **({"workers": "auto"} if engine == "ray" else {})}
+        return parse_study(tables)
 
     @property
     def messages(self) -> int:

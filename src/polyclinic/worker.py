@@ -9,8 +9,8 @@ from polyclinic.engines.worker_process import serve
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
     if "kit" in told:  # at a real institution
-        from polyclinic.deployment.at_site import deployed_host
+        from polyclinic.deployment.at_site import deployed_host, discreet
 
-        serve(lambda: deployed_host(told))
+        serve(lambda: deployed_host(told), discreet(told["kit"]))
     else:
         serve(lambda: host_from(sys.argv[1]))

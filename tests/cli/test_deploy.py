@@ -1,4 +1,4 @@
-"""`polyclinic deploy`, as the documentation has it typed: kits, a rehearsal of server and sites, a study, and the end."""
+"""`polyclinic deploy`, as its page has it typed: kits, a rehearsal of server and sites, a study, and the end."""
 
 import json
 import socket

@@ -8,8 +8,8 @@ from PIL import Image
 
 import polyclinic
 from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.deployment.at_site import deployed_host, relay_of
-from polyclinic.deployment.site_config import own_data, policy_of
+from polyclinic.deployment.at_site import deployed_host, discreet, relay_of
+from polyclinic.deployment.site_config import own_data
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
 from polyclinic.federation.gate import GateRefused
@@ -126,6 +126,14 @@ def test_mistakes_in_a_sites_files_are_named(kit, file, text, words):
     with pytest.raises(BadInput) as error:
         host_of(kit, sent())
     assert words in str(error.value)
+
+
+def test_a_site_tells_the_coordinator_what_its_gate_refused_and_nothing_about_its_files(kit):
+    tell = discreet(str(kit))
+    assert tell(GateRefused("the policy says no")) == "the policy says no"
+    told = tell(FileNotFoundError("/data/thorax/patient_0815.dcm"))
+    assert told == "FileNotFoundError at the site; the reason is in failures.log of its kit"
+    assert "patient_0815" in (kit / "failures.log").read_text()
 
 
 def test_a_class_that_nobody_knows_is_named(kit):

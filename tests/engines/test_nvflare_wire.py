@@ -1,4 +1,4 @@
-"""Both ends of the wire without NVFlare between them: large calls, lost messages, dead workers, sites that come back."""
+"""Both ends of the wire without NVFlare between them: large calls, lost messages, dead workers, sites come back."""
 
 import threading
 import time
@@ -81,8 +81,8 @@ class Federation:
 
         return send
 
-    def ask(self, *sites, parcels=None):
-        return list(self.engine.call([Call(site, "train", 1, parcels or {}) for site in sites]))
+    def ask(self, *sites, parcels=None, round=1):
+        return list(self.engine.call([Call(site, "train", round, parcels or {}) for site in sites]))
 
     def messages(self, site):
         return [what for of, what, _ in self.sent if of == site]
@@ -162,7 +162,7 @@ def test_a_dead_worker_is_a_failure_and_the_next_call_starts_another_from_where_
             federation.workers["a"][0].kill()
 
     federation = Federation("a", behave=die_in_the_second_call)
-    first, second, third = (list(federation.engine.call([Call("a", "train", r)]))[0] for r in (1, 2, 2))
+    first, second, third = (federation.ask("a", round=r)[0] for r in (1, 2, 2))
     assert first
     assert isinstance(second, Failure)
     assert second.reason == "the site's process died (exit code -9)"

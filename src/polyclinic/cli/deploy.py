@@ -207,8 +207,12 @@ def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
 def describe(job: dict[str, Any], administration: Any) -> str:
     """One line about a job."""
     text = f"{job['job_id']}  {job['status']}"
-    told = administration.progress(job["job_id"]) if job["status"] == "RUNNING" else None
-    if told:
+    if job["status"] != "RUNNING":
+        return text
+    told = administration.progress(job["job_id"])
+    if told is None:
+        text += "  (gives no answer: it is starting, or was lost with its server)"
+    else:
         done = (told["last"] or {}).get("round", 0)
         text += f"  {told['run']}: {done} of {told['rounds']} rounds"
         text += f", lost: {', '.join(told['lost'])}" if told["lost"] else ""

@@ -7,6 +7,8 @@ own business.
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.parts import Parts
 from polyclinic.deployment.site_config import own_data, policy_of
 from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command
+from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command, reason_of
 from polyclinic.errors import BadInput
+from polyclinic.federation.gate import GateRefused
+from polyclinic.federation.parcel import ParcelRejected
 from polyclinic.federation.site import SiteHost
 from polyclinic.study import parse_study
 
@@ -36,6 +40,22 @@ def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
     threads = int(order["study"]["engine"]["threads"])
     told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
     return Relay(site, lambda: WorkerProcess(python_command("polyclinic.worker", told), threads=threads))
+
+
+def discreet(kit: str) -> Callable[[BaseException], str]:
+    """What a deployed site tells of its failures: what its gate refused, in the gate's words, and nothing else.
+
+    Any other reason may name files or patients; it is written to `failures.log` in the site's kit.
+    """
+
+    def tell(error: BaseException) -> str:
+        if isinstance(error, GateRefused | ParcelRejected):
+            return reason_of(error)
+        with (Path(kit) / "failures.log").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason_of(error)}\n")
+        return f"{type(error).__name__} at the site; the reason is in failures.log of its kit"
+
+    return tell
 
 
 def deployed_host(told: dict[str, Any]) -> SiteHost:

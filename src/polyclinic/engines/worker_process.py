@@ -153,10 +153,11 @@ def _wait(readable: list[IO[bytes]], writable: list[IO[bytes]], until: float | N
 # --- inside the worker --------------------------------------------------------------------------------
 
 
-def serve(host: SiteHost | Callable[[], SiteHost]) -> None:
+def serve(host: SiteHost | Callable[[], SiteHost], tell: Callable[[BaseException], str] = reason_of) -> None:
     """Answer calls on standard input until it ends. Nothing else may write to standard output.
 
-    Where the host cannot be made, that is the answer to whatever comes first.
+    Where the host cannot be made, that is the answer to whatever comes first. `tell` says what went wrong in words that
+    may leave this process.
     """
     end_with_parent()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -165,14 +166,14 @@ def serve(host: SiteHost | Callable[[], SiteHost]) -> None:
         host = host() if callable(host) else host
     except Exception as error:
         read_frame(sys.stdin.buffer)
-        write_frame(answers, pack({"failed": reason_of(error), "position": None}, []))
+        write_frame(answers, pack({"failed": tell(error), "position": None}, []))
         return
     while (message := read_frame(sys.stdin.buffer)) is not None:
         header, blobs = unpack(message)
-        write_frame(answers, _answer(host, header, blobs))
+        write_frame(answers, _answer(host, header, blobs, tell))
 
 
-def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes]) -> bytes:
+def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes], tell: Callable[[BaseException], str]) -> bytes:
     if header["do"] == "restore":
         host.restore({name: SitePosition(*position) for name, position in header["positions"].items()})
         return pack({}, [])
@@ -183,7 +184,7 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes]) -> bytes
         reply = host.handle(call)
         position = host.save(call.site)
     except Exception as error:
-        return pack({"failed": reason_of(error), "position": None}, [])
+        return pack({"failed": tell(error), "position": None}, [])
     return pack({"failed": None, "position": position}, [reply.to_bytes()])
 
 

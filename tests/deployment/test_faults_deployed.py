@@ -1,0 +1,97 @@
+"""kill -9 of a site's child process, of a site, and of the server, in the middle of a deployed run."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from processes import wait_for
+from run_folders import history, ledgers, result
+
+from polyclinic.deployment.processes import Rehearsal
+
+pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def polyclinic(*arguments, background=False):
+    command = [sys.executable, "-m", "polyclinic", *map(str, arguments)]
+    if background:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def deployment(tiny, tmp_path):
+    study = tiny(
+        "fedavg", {"engine.silence": 8.0, "engine.quorum": 0.6}, rounds=40, local_steps=60
+    )  # a second or so a round
+    (tmp_path / "study.toml").write_text(study.to_toml())
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    folder = tmp_path / "deployment"
+    polyclinic("deploy", "init", tmp_path / "study.toml", "--out", folder, "--port", port)
+    try:
+        polyclinic("deploy", "up", "--here", "-d", folder)
+        yield folder
+    finally:
+        polyclinic("deploy", "down", "-d", folder)
+
+
+def rounds(deployment):
+    path = deployment / "server" / "runs" / "fedavg-seed0" / "history.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_round(deployment, number):
+    wait_for(lambda: len(rounds(deployment)) >= number, seconds=240)
+
+
+def child_of(site, deployment):
+    """The process in which a site trains."""
+    tree = psutil.Process(Rehearsal(deployment).running()[site]).children(recursive=True)
+    return next(one for one in tree if "polyclinic.worker" in one.cmdline())
+
+
+def test_child_site_and_server_are_killed_and_the_run_ends_well(deployment, tiny, undisturbed, tmp_path):
+    submit = ["deploy", "submit", tmp_path / "study.toml", "-d", deployment, "--out", tmp_path / "run"]
+    watching = polyclinic(*submit, background=True)
+    wait_for_round(deployment, 2)
+
+    child_of("site-1", deployment).kill()
+    wait_for(lambda: any("site-1" in line["failed"] for line in rounds(deployment)), seconds=60)
+    [died] = [line["failed"]["site-1"] for line in rounds(deployment) if "site-1" in line["failed"]]
+    assert "the site's process died (exit code -9)" in died
+
+    os.kill(Rehearsal(deployment).running()["site-2"], signal.SIGKILL)
+    wait_for(lambda: rounds(deployment)[-1]["failed"].keys() == {"site-2"}, seconds=120)
+    assert "engine.silence = 8" in rounds(deployment)[-1]["failed"]["site-2"]
+    polyclinic("deploy", "up", "--here", "site-2", "-d", deployment)
+    missed = len(rounds(deployment))
+    wait_for(lambda: len(rounds(deployment)) > missed + 1 and not rounds(deployment)[-1]["failed"], seconds=240)
+
+    os.kill(Rehearsal(deployment).running()["server"], signal.SIGKILL)
+    finished = len(rounds(deployment))
+    assert finished < 40
+    output, _ = watching.communicate(timeout=120)
+    assert watching.returncode == 1
+    assert "site-2: back again" in output
+    assert "no server answers" in output
+    time.sleep(1)
+    polyclinic("deploy", "up", "--here", "-d", deployment)
+    kept = rounds(deployment)
+    polyclinic(*submit, "--resume")
+    assert len(history(tmp_path / "run")) == 40
+    assert [line["total_bytes"] for line in rounds(deployment)[: finished - 1]] == [
+        line["total_bytes"] for line in kept[: finished - 1]
+    ]  # finished rounds were not done again
+    failures = {line["site"] for line in result(tmp_path / "run")["failures"]}
+    assert failures == {"site-1", "site-2"}
+    for site in ("site-1", "site-2", "site-3"):
+        assert ledgers(deployment / "sites" / site / "runs" / "fedavg-seed0")
