@@ -38,8 +38,25 @@ def print_result(result: Result) -> None:
     carried = human_bytes(result["communication"]["total_bytes"])
     selected = result["selected"]
     console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
+    if found := result.values.get("replay"):
+        console.print(replay_sentence(found), soft_wrap=True)
     if result["privacy"]:
         console.print(privacy_sentence(result["privacy"]), soft_wrap=True)
+
+
+def replay_sentence(found: Mapping[str, float]) -> str:
+    """How well images came back, how many codes they used, and what a probe could tell."""
+    words = []
+    if "psnr" in found:
+        words.append(f"replayed images came back at {found['psnr']:.1f} dB")
+    if used := {n.removeprefix("code_usage_"): v for n, v in found.items() if n.startswith("code_usage_")}:
+        words.append(f"codes in use: {', '.join(f'{share:.0%} ({level})' for level, share in used.items())}")
+    if "real_or_replayed_auc" in found:
+        words.append(f"a probe tells real from replayed with an AUC of {found['real_or_replayed_auc']:.3f}")
+    if "which_site_accuracy" in found:
+        chance = f"{found['which_site_chance']:.0%} by chance"
+        words.append(f"and which site made one in {found['which_site_accuracy']:.0%} of cases ({chance})")
+    return "; ".join(words)
 
 
 def privacy_sentence(privacy: Mapping[str, Any]) -> str:

@@ -1,0 +1,17 @@
+"""Sentences under the table of a run."""
+
+from polyclinic.cli.tables import replay_sentence
+
+
+def test_a_replay_is_put_into_words():
+    found = {"psnr": 31.44, "code_usage_top": 0.93, "code_usage_bottom": 1.0, "real_or_replayed_auc": 0.9991}
+    assert replay_sentence(found) == (
+        "replayed images came back at 31.4 dB; codes in use: 93% (top), 100% (bottom); "
+        "a probe tells real from replayed with an AUC of 0.999"
+    )
+    probed = found | {"which_site_accuracy": 0.264, "which_site_chance": 0.25}
+    assert replay_sentence(probed).endswith("and which site made one in 26% of cases (25% by chance)")
+
+
+def test_what_was_not_measured_is_not_mentioned():
+    assert replay_sentence({}) == ""
