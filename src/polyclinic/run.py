@@ -160,6 +160,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         checkpoint_every=study.engine.checkpoint_every,
         observer=recorder,
         backbones=assembly.backbones,
+        generator=study.generator,
     )
     started = time.perf_counter()
     try:

@@ -141,7 +141,7 @@ class Study(Settings):
         method = tables.get("method")
         if isinstance(method, Method) and method.needs_generator():
             tables.setdefault("generator", DCGAN())
-            if can_tune(tables["generator"]):
+            if method.tunes_generator and can_tune(tables["generator"]):
                 tables.setdefault("tuning", PrivateTuning())
         return tables
 
@@ -375,7 +375,7 @@ def check_tuning(study: Study) -> None:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
     if study.tuning is None or not study.tuning.on:
         return
-    if not study.method.needs_generator():
+    if not study.method.needs_generator() or not study.method.tunes_generator:
         raise BadInput(f"tuning: '{study.method.name}' trains no generator that way; take the table out")
     if not can_tune(study.generator):
         raise BadInput(f"tuning: '{study.generator.name}' is no GAN; set tuning.on = false, or choose a GAN")

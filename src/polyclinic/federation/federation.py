@@ -76,6 +76,7 @@ class Federation:
         checkpoint_every: int = 1,
         observer: Any = None,
         backbones: Mapping[str, str] | None = None,
+        generator: Any = None,
     ) -> None:
         self.engine = engine
         self.sites = sites
@@ -87,6 +88,7 @@ class Federation:
         self.initial_weights = initial_weights
         self.bench = bench
         self.backbones = dict(backbones or {})
+        self.generator = generator  #: the study's table of that name
         self.observer = observer
         self._checkpoint = checkpoint
         self._expected = expected

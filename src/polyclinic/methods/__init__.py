@@ -18,6 +18,7 @@ from polyclinic.methods.feder_b import FedERB
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
+from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.method import Method
 from polyclinic.methods.splitnn import SplitNN
 from polyclinic.methods.standalone import Standalone
@@ -39,6 +40,7 @@ METHODS: dict[str, type[Method]] = {
     "feder": FedER,
     "feder-a": FedERA,
     "feder-b": FedERB,
+    "felicia": Felicia,
 }
 
 __all__ = ["METHODS", "Method"]

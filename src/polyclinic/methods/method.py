@@ -44,6 +44,8 @@ class Method(Settings):
     private_parts: ClassVar[tuple[str, ...]] = ()
     #: whether sites may have different networks (`model.backbones`)
     mixes_backbones: ClassVar[bool] = False
+    #: trains its generator in the phases of `[tuning]`, where it trains one
+    tunes_generator: ClassVar[bool] = True
     #: whether it cuts the network and so needs `model.cut`
     needs_cut: ClassVar[bool] = False
 

@@ -1,0 +1,280 @@
+"""FELICIA across sites: what leaves an owner, what equals what, both schedules, privacy, resume, what is released."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.federation import Federation, Interrupted
+from polyclinic.federation.site import SitePosition, read_state
+from polyclinic.generators.duel import Dice
+from polyclinic.generators.gan import RealBatches
+from polyclinic.generators.utility import Learnt, gated, helped
+from polyclinic.methods.felicia import Felicia, _share
+from polyclinic.methods.owner import NETWORKS
+from polyclinic.privacy.record import EVERYTHING
+from polyclinic.randomness import torch_rng
+from polyclinic.run import Result, run
+from polyclinic.study import Study
+from polyclinic.tasks import Target
+
+GAN = {"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8}
+QUICK = {"steps": 2, "rounds": 2, "learner_steps": 2, "images": 12}
+SKIN = {"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2}
+
+
+@pytest.fixture
+def felicia(tiny):
+    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
+        return tiny("felicia", {**SKIN, **GAN, **(settings or {})}, **{**QUICK, **method})
+
+    return make
+
+
+def ledger(result: Result, site: str) -> list[dict[str, Any]]:
+    text = (result.folder / "ledger" / f"{site}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def gan_of(folder: Path, site: str) -> dict[str, torch.Tensor]:
+    """The GAN that a finished run's site keeps."""
+    manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text())
+    return read_state(folder, site, SitePosition(*manifest["sites"][site])).group(NETWORKS)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- what leaves --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "local"])
+def test_only_synthetic_images_leave_and_scores(felicia, undisturbed, schedule):
+    result = undisturbed(felicia(schedule=schedule, exchange_every=1))
+    for site in ("site-1", "site-2"):
+        lines = ledger(result, site)
+        trained = [line for line in lines if line["kind"] != "metrics"]
+        assert {line["kind"] for line in trained} == {"synthetic-images"}
+        assert len(trained) == 4  # one for each of two steps of two rounds
+        assert {line["operation"] for line in lines if line["kind"] == "metrics"} <= {"weigh", "evaluate", "mark"}
+    sent = result["communication"]["by_operation"]
+    down = result["communication"]["by_kind"]
+    assert {"gradients" if schedule == "synchronous" else "generator", "synthetic-images"} <= down.keys()
+    assert sent["begin" if schedule == "synchronous" else "train_apart"] > 2 * 8 * 3 * 28 * 28 * 4
+
+
+def test_a_policy_that_lets_out_nothing_but_synthetic_images_and_scores_is_enough(felicia, tmp_path):
+    study = felicia({"policy.kinds": ["synthetic-images", "metrics"]}, rounds=1)
+    assert run(study, tmp_path / "run")["failures"] == []
+
+
+def test_bytes_of_a_step_are_those_of_images_up_and_slopes_down(felicia, undisturbed):
+    pixels = 8 * 3 * 28 * 28
+    kinds = undisturbed(felicia())["communication"]["by_kind"]
+    steps = 2 * 2 * 2  # sites, rounds, steps
+    assert kinds["gradients"] == pytest.approx(steps * pixels * 4, rel=0.01)
+    assert kinds["synthetic-images"] == pytest.approx(steps * pixels * 4, rel=0.01)
+    small = undisturbed(felicia(wire="small"))["communication"]["by_kind"]
+    assert small["gradients"] == pytest.approx(steps * pixels * 2, rel=0.02)
+    assert small["synthetic-images"] < kinds["synthetic-images"] / 3
+
+
+def test_the_central_discriminator_sees_what_left_and_nothing_else(felicia, tmp_path, monkeypatch):
+    """Everything it is ever given is an image that some site's gate let out before."""
+    released, seen = set(), []
+    whole = Felicia.gathered
+
+    def watch(self, federation, replies):
+        released.update(image.numpy().tobytes() for reply in replies for image in reply.synthetic_images["images"])
+        fakes, owner = whole(self, federation, replies)
+        seen.extend(image.numpy().tobytes() for image in fakes)
+        return fakes, owner
+
+    monkeypatch.setattr(Felicia, "gathered", watch)
+    study = felicia(rounds=1)
+    run(study, tmp_path / "run")
+    assert seen
+    assert set(seen) <= released
+    parts = prepare(study.data, study.sites)
+    real = {
+        (np.asarray(image, dtype=np.float32) / 127.5 - 1).tobytes()
+        for site in parts.names
+        for image in open_site(parts.folder, site).train.images
+    }
+    assert not real & set(seen)
+
+
+# --- what equals what ---------------------------------------------------------------------------------
+
+
+def local_gan(study: Study, name: str) -> dict[str, torch.Tensor]:
+    """An owner's GAN trained by a loop of its own, without a federation."""
+    parts = prepare(study.data, study.sites)
+    part = open_site(parts.folder, name).train
+    target = Target(classes=tuple(parts.info["classes"]))
+    model = study.generator.build(channels=3, size=28, target=target, seed=study.seed)
+    duel = model.duel()
+    for number in (1, 2):
+        rng = torch_rng(study.seed, name, "gan", number)
+        batches, dice = (
+            RealBatches(model, np.asarray(part.images), np.asarray(part.labels), rng),
+            Dice(rng, model.device),
+        )
+        for _ in range(2):
+            real, labels = batches.next()
+            duel.judge(real, labels, labels, dice)
+            duel.learn(duel.make(labels, dice), labels, dice)
+    return model.state()
+
+
+@pytest.mark.parametrize("name", ["gan", "dcgan"])
+def test_with_lambda_0_owners_are_local_gans_bit_for_bit(felicia, undisturbed, name):
+    study = felicia({"generator.name": name}, weight=0.0)
+    result = undisturbed(study)
+    assert "synthetic-images" not in result["communication"]["by_kind"]
+    for site in ("site-1", "site-2"):
+        assert same(gan_of(result.folder, site), local_gan(study, site))
+
+
+def test_a_central_term_that_does_not_act_yet_changes_no_bit_though_images_travel(felicia, undisturbed):
+    alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia(weight=3.0, warm_up=100))
+    assert joined["communication"]["by_kind"]["synthetic-images"] > 0
+    for site in ("site-1", "site-2"):
+        assert same(gan_of(alone.folder, site), gan_of(joined.folder, site))
+
+
+def test_a_central_term_that_acts_changes_both_owners(felicia, undisturbed):
+    alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia(weight=3.0))
+    for site in ("site-1", "site-2"):
+        assert not same(gan_of(alone.folder, site), gan_of(joined.folder, site))
+
+
+def test_one_owner_has_no_central_term(felicia, undisturbed):
+    results = [undisturbed(felicia({"sites.count": 1}, weight=weight)) for weight in (0.0, 5.0)]
+    assert same(*(gan_of(result.folder, "site-1") for result in results))
+    assert results[1]["communication"]["by_kind"].keys() == {"metrics"}
+
+
+def test_schedules_agree_where_the_central_discriminator_stands_still(felicia, undisturbed):
+    """With D_p frozen and one exchange a step both lower the same loss; only draws and rounding differ by schedule."""
+    study = {"frozen": 100, "rounds": 1, "steps": 1}
+    both = [undisturbed(felicia(schedule=s, exchange_every=1, **study)) for s in ("synchronous", "local")]
+    states = [gan_of(result.folder, "site-1") for result in both]
+    moved = [{n: t for n, t in state.items() if n.startswith("generator.")} for state in states]
+    largest = max((moved[0][n] - moved[1][n]).abs().max().item() for n in moved[0])
+    assert 0 < largest < 2.1 * 2e-4  # Adam's first step moves every weight by the learning rate, whatever the draws
+
+
+@pytest.mark.parametrize("settings", [{"towards": "other"}, {"shared_noise": True}, {"frozen": 1}, {"wire": "small"}])
+def test_options_of_the_papers_change_the_result(felicia, undisturbed, settings):
+    plain, other = undisturbed(felicia()), undisturbed(felicia(**settings))
+    assert not same(gan_of(plain.folder, "site-1"), gan_of(other.folder, "site-1"))
+
+
+def test_three_owners_and_a_wasserstein_gan(felicia, tmp_path):
+    settings = {"sites.count": 3, "generator.name": "wgan-gp", "generator.critic_steps": 2}
+    result = run(felicia(settings, rounds=1, weight=1.0), tmp_path / "run")
+    assert result["failures"] == []
+    assert set(result.metrics["diets"]) == {"site-1", "site-2", "site-3"}
+
+
+def test_every_image_sent_is_seen_once_and_each_owner_in_every_step():
+    owner = torch.tensor([0] * 6 + [1] * 6)
+    shares = [_share(owner, place, 3) for place in range(3)]
+    assert torch.stack(shares).sum(0).tolist() == [1] * 12
+    assert all(owner[share].bincount().tolist() == [2, 2] for share in shares)
+
+
+# --- resume, failures, bad input ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "local"])
+def test_a_resumed_run_ends_with_the_same_bits(felicia, undisturbed, tmp_path, monkeypatch, schedule):
+    study = felicia(schedule=schedule, exchange_every=1)
+    whole = undisturbed(study)
+    saved = Federation.save
+
+    def stop_after_the_first_round(self):
+        saved(self)
+        if self.round == 1:
+            raise Interrupted
+
+    monkeypatch.setattr(Federation, "save", stop_after_the_first_round)
+    with pytest.raises(Interrupted):
+        run(study, tmp_path / "run")
+    monkeypatch.undo()
+    resumed = run(study, tmp_path / "run", resume=True)
+    for site in ("site-1", "site-2"):
+        assert same(gan_of(whole.folder, site), gan_of(resumed.folder, site))
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["worth"] == whole["worth"]
+
+
+def test_a_generator_without_a_discriminator_is_refused(tiny, tmp_path):
+    with pytest.raises(BadInput, match="felicia trains GANs"):
+        run(tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK), tmp_path / "run")
+
+
+def test_tuning_is_not_for_it(felicia):
+    with pytest.raises(BadInput, match="take the table out"):
+        felicia({"tuning.on": True})
+    assert felicia().tuning is None
+
+
+# --- privacy ------------------------------------------------------------------------------------------
+
+
+def test_with_privacy_images_are_covered_and_the_account_grows(felicia, undisturbed):
+    private = {"privacy.on": ["generator"], "generator.labels": "even", "generator.critic_steps": 2}
+    result = undisturbed(felicia(private))
+    lines = [line for line in ledger(result, "site-1") if line["kind"] == "synthetic-images"]
+    assert [line["privacy"]["steps"] for line in lines] == [2, 4, 6, 8]
+    assert lines[0]["privacy"]["covers"] == ["images made by the generator"]
+    assert lines[-1]["privacy"]["epsilon"] > lines[0]["privacy"]["epsilon"] > 0
+    assert result["privacy"]["covers"] != [EVERYTHING]  # its scores come from networks that saw real images
+    with pytest.raises(BadInput, match=r"generator\.labels"):
+        felicia({"privacy.on": ["generator"]})
+
+
+# --- what it is worth ---------------------------------------------------------------------------------
+
+
+def test_the_result_says_what_each_diet_is_worth_in_all_and_by_subgroup(felicia, undisturbed):
+    result = undisturbed(felicia(weigh_every=1))
+    assert [line["round"] for line in result["worth"]] == [1, 2]
+    figures = result["worth"][-1]["sites"]["site-1"]
+    assert {f"{split}_{diet}" for split in ("validation", "test") for diet in ("real", "synthetic", "augmented")} <= (
+        figures.keys()
+    )
+    assert 0 <= figures["coverage"] <= 1
+    of_site = result.metrics["diets"]["site-1"]
+    assert set(of_site["real"]["subgroups"]) == {"nevus", "benign-keratosis", "melanoma", "basal-cell-carcinoma"}
+    chosen = of_site["released"]
+    assert chosen == ("augmented" if figures["validation_augmented"] > figures["validation_real"] else "real")
+    for site in ("site-1", "site-2"):
+        assert (result.folder / "sites" / site / "samples.png").stat().st_size > 1000
+    released = result.metrics["across_sites"]["site-1"]
+    pooled = of_site[chosen]["test"]["accuracy"]
+    counts = result["data"]["counts"]
+    weights = [counts[site]["test"] for site in released]
+    assert pooled == pytest.approx(np.average([released[site]["accuracy"] for site in released], weights=weights))
+
+
+def test_the_gate_asks_validation_and_needs_its_margin():
+    found = {"real": Learnt({}, 0.80), "synthetic": Learnt({}, 0.99), "augmented": Learnt({}, 0.82)}
+    assert helped(found)
+    assert gated(found) == "augmented"
+    assert gated(found, margin=0.03) == "real"
+
+
+def test_an_owner_can_release_one_diet_always(felicia, undisturbed):
+    diets = undisturbed(felicia(release="synthetic")).metrics["diets"]
+    assert {of_site["released"] for of_site in diets.values()} == {"synthetic"}
