@@ -79,7 +79,7 @@ class Plan:
         phases = {
             "most_steps": steps,
             "most_tuning_steps": self.options.tuning_steps,
-            "check_every": max(20, min(steps, self.options.tuning_steps) // 5),
+            "check_every": self.options.check_every,
             "patience": max(1, steps // 2),
             "measured": self.options.measured,
         }
@@ -297,7 +297,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--backbone", default="small-cnn")
     parser.add_argument("--generator-steps", type=int, default=1000, help="at most, in the first phase")
     parser.add_argument("--tuning-steps", type=int, default=100, help="at most, in the second phase")
-    parser.add_argument("--measured", type=int, default=128, help="images of which the Fréchet distance is measured")
+    parser.add_argument("--check-every", type=int, default=100, help="steps between two measurements of it")
+    parser.add_argument("--measured", type=int, default=128, help="images for it")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long, and report what is finished")
