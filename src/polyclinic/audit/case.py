@@ -44,7 +44,7 @@ class Tools:
 class Seen:
     """A parcel as its receiver has it: with what left together with it, and what the site had been sent before.
 
-    `summed`: the parcel is the mean over all sites, the only thing that a secure sum reveals.
+    `sites`: the parcel is the mean over so many sites, the only thing that a secure sum reveals.
     """
 
     site: str
@@ -54,7 +54,7 @@ class Seen:
     round: int
     step: int
     tools: Tools
-    summed: bool = False
+    sites: int = 1
 
     @classmethod
     def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:

@@ -55,7 +55,8 @@ def grid(
             progress(name, done, len(wanted))
         where = folder / "grid" / name.replace(" ", "-").replace("%", "percent")
         result = run(changed, where, resume=(where / "study.toml").exists(), cache=cache)
-        found = audit(where, budget=budget, device=device, cache=cache)
+        names = list(result["data"]["counts"])
+        found = audit(where, budget=budget, sites=names, device=device, cache=cache)
         report["points"].append(point(name, report["metric"], result.values, found))
         write(report, folder)
     if progress:

@@ -60,7 +60,7 @@ class Target:
             return Seen.of(self.site, self.release, self.number, tools)
         mean = mean_of([release.parcels[self.number] for release in self.parts.values()])
         release = self.release
-        return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, summed=True)
+        return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
 
     def truth(self, tools: Tools) -> Truth:
         opened = [open_site(tools.assembly.parts.folder, site) for site in self.parts]
@@ -123,7 +123,7 @@ def targets(
     _check_names("--kinds", kinds, list(TELLING))
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
     summed = study.audit is not None and study.audit.secure_sum
-    groups = sums(wanted, budget) if summed else chosen(wanted, budget)
+    groups = sums(wanted, budget) if summed else chosen(wanted, budget, every_site=bool(sites))
     found = []
     for group in groups:
         for site, release in group.items():
@@ -134,12 +134,12 @@ def targets(
     return found
 
 
-def chosen(kept: Kept, budget: str) -> list[dict[str, Release]]:
-    """As many sites and releases of each operation as the budget has, in order."""
+def chosen(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Release]]:
+    """As many sites (all, where they were asked for by name) and releases of each operation as the budget has."""
     allowed = BUDGETS[budget]
     picked: list[dict[str, Release]] = []
     for of_sites in by_operation(kept).values():
-        for site in list(of_sites)[: allowed.sites or None]:
+        for site in list(of_sites)[: None if every_site else allowed.sites or None]:
             picked += [{site: release} for release in of_sites[site][: allowed.releases or None]]
     return picked
 

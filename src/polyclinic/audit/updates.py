@@ -65,14 +65,14 @@ class Plan:
         self.images = self._images_of_gradient() if seen.kind == "gradients" else size * self.steps
         self.sgd = optimizer.name == "sgd" or seen.kind == "gradients"  # whose steps are the coordinator's
         # several sites' steps are no steps after each other; their gradients are one gradient
-        as_made = self.sgd and (seen.kind == "gradients" or not seen.summed)
+        as_made = self.sgd and (seen.kind == "gradients" or seen.sites == 1)
         self.exact = as_made and self.images <= seen.tools.budget.images
         self.looked_for = self.images if self.exact else min(self.images, seen.tools.budget.images)
 
     def _images_of_gradient(self) -> int:
         study = self.seen.tools.assembly.study
         mini = getattr(study.method, "batch", "full") == "mini"
-        return min(study.optimizer.batch_size, self.samples) if mini else self.samples
+        return self.seen.sites * min(study.optimizer.batch_size, self.samples) if mini else self.samples
 
     @property
     def assumed(self) -> list[str]:

@@ -117,22 +117,12 @@ def show_grid(report: dict[str, Any], run: Path) -> None:
     from rich.table import Table
 
     table = Table(title="what defences cost and what they help against")
-    for column in (
-        "defence",
-        report["metric"],
-        "PSNR, dB",
-        "guess, dB",
-        "recovered",
-        "told",
-        "membership AUC",
-        "leaks",
-    ):
-        table.add_column(column, justify="left" if column in ("defence", "leaks") else "right")
+    for column in ("defence", report["metric"], "PSNR", "guess", "recovered", "told", "leaks"):
+        table.add_column(column, justify="left" if column in ("defence", "leaks") else "right", overflow="fold")
     for one in report["points"]:
         figures = [_figure(one[name], digits) for name, digits in (("utility", 3), ("psnr", 1), ("psnr_of_guess", 1))]
         counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
-        leaks = ", ".join(one["leaks"]) or "no sign"
-        table.add_row(one["defence"], *figures, *counts, _figure(one["membership_auc"], 3), leaks)
+        table.add_row(one["defence"], *figures, *counts, "yes" if one["leaks"] else "no sign")
     Console().print(table)
     typer.echo(f"drawn in {run / 'grid.png'}, figures in {run / 'grid.json'}")
 
