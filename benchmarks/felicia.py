@@ -10,6 +10,7 @@ fed_isic5_64_jpeg.npz); without it only the speed is measured, on noise. Figures
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -128,8 +129,8 @@ def main() -> None:
         if options.data is None:
             print(f"{name}: needs real images; set POLYCLINIC_REAL_DATA", flush=True)
             continue
-        found = EXPERIMENTS[name](options.data, _scale(name, options), lambda text, at=name: _say(at, text))
-        figures[name] = _written(name, found, options.out)
+        say, save = functools.partial(_say, name), functools.partial(_written, name, out=options.out)
+        figures[name] = save(EXPERIMENTS[name](options.data, _scale(name, options), say, save))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(figures))
@@ -142,7 +143,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=["speed", *EXPERIMENTS], choices=["speed", *EXPERIMENTS])
     parser.add_argument("--data", type=Path, default=_folder(), help="folder with the real images")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=400, help="training stops after so many, looks not counted")
+    parser.add_argument("--seconds", type=float, default=400, help="an experiment stops after so many")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
     return parser.parse_args()
@@ -166,12 +167,13 @@ def _say(name: str, text: str) -> None:
 
 def _written(name: str, found: dict[str, Any], out: Path | None) -> dict[str, Any]:
     """The plain part of what an experiment found; arrays go to a file beside it."""
-    arrays = {**found.pop("clouds", {}), **found.pop("pictures", {})}
+    arrays = {**found.get("clouds", {}), **found.get("pictures", {})}
+    plain = {key: value for key, value in found.items() if key not in ("clouds", "pictures")}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (out / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         np.savez_compressed(out / f"{name}.npz", **{key.replace("/", "|"): value for key, value in arrays.items()})
-    return found
+    return plain
 
 
 if __name__ == "__main__":
