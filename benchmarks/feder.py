@@ -101,7 +101,7 @@ class Plan:
         return Entry(label, seed, parse_study({**tables, "method": method}), self.out / f"{label}-seed{seed}")
 
 
-def make_generators(plan: Plan) -> list[subprocess.Popen]:
+def make_generators(plan: Plan) -> None:
     """Train the generators of all seeds ahead, each site's in a process of its own; runs take them from the cache."""
     started = []
     for seed in range(plan.options.seeds):
@@ -112,7 +112,9 @@ def make_generators(plan: Plan) -> list[subprocess.Popen]:
         folder = plan.out / f"generators-seed{seed}"
         command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(folder), "--resume", "--quiet"]
         started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-    return started
+    for process in started:
+        process.wait()
+    print(f"{time.monotonic() - plan.options.started:.0f} s: generators are trained", flush=True)
 
 
 def searched(plan: Plan) -> dict[str, float]:
@@ -121,8 +123,7 @@ def searched(plan: Plan) -> dict[str, float]:
     planned = {
         (row, lr): plan.entry(row, 0, lr, f"search-{row}-{lr:g}") for row in wanted(plan, SEARCHED) for lr in rates
     }
-    # FedER last: meanwhile the generators are made
-    go(plan, sorted(planned.values(), key=lambda entry: "feder" in entry.method))
+    go(plan, list(planned.values()))
     best = {}
     for row in wanted(plan, SEARCHED):
         scores = {lr: validation_score(planned[row, lr]) for lr in rates}
@@ -250,7 +251,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         options.out = options.out or scratch
         plan = Plan(options)
-        ahead = make_generators(plan) if options.jobs > 2 else []
+        if options.jobs > 2:
+            make_generators(plan)
         rates = searched(plan)
         chosen = wanted(plan, ROWS)
         planned = {
@@ -268,8 +270,6 @@ def main() -> None:
             "learning rates": rates,
             "rows": {row: figures(entries) for row, entries in planned.items()},
         }
-        for process in ahead:
-            process.wait()
         table(found["rows"])
         if options.scalability:
             found["nodes"] = scalability(plan, rates)
