@@ -21,7 +21,8 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     found = patches @ _kernel(weight).T
     if bias is not None:
         found = found + bias.to(found.dtype)
-    return found.transpose(1, 2).reshape(len(images), len(weight), rows, columns)
+    # group norm under vmap knows no other layout
+    return found.transpose(1, 2).reshape(len(images), len(weight), rows, columns).contiguous()
 
 
 def spread_out(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
