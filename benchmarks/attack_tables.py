@@ -266,7 +266,8 @@ def main() -> None:
         print(f"{data}: another image at random gives {baselines[data]['ours']}")
         for what in configurations(data, options):
             count = min(len(images), 20) if what.network == "ResNet-18" else len(images)
-            torch.backends.cuda.matmul.allow_tf32 = what.network == "ResNet-18"  # its size asks for it
+            tf32 = what.network == "ResNet-18"  # its size asks for it; L-BFGS would lose its way
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             rows.append(row_of(data, what, attack(what, images[:count], labels[:count] % CLASSES, options)))
             show(rows[-1])
             figures = figures_of(rows, baselines, options)

@@ -91,3 +91,9 @@ def test_no_held_out_images_are_said():
 def test_a_picture_is_drawn(tmp_path, in_order):
     recovery(TRUTH, TRUTH, HELD_OUT, in_order=in_order).draw(tmp_path / "found.png")
     assert (tmp_path / "found.png").stat().st_size > 1000
+
+
+def test_fewer_true_images_than_were_searched_for():
+    found = recovery(torch.cat([noise("more", 2), TRUTH[:3]]), TRUTH[:3], HELD_OUT, in_order=False)
+    assert len(found.truth) == 3
+    assert bool(found.recovered.all())

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyclinic.attacks import initialisation, labels
 from polyclinic.attacks.networks import ready
 from polyclinic.attacks.objective import FixedLabels, FreeLabels, Objective
-from polyclinic.attacks.search import Found, search
+from polyclinic.attacks.search import Found, search, tensor_cores
 from polyclinic.attacks.simulation import LocalTraining, Loss, Simulation, cross_entropy
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
@@ -73,7 +73,8 @@ class Inversion:
         """The reconstruction of all parcels, `at_once` of them in a batch."""
         size = self.settings.at_once
         groups = [range(i, min(i + size, len(parcels))) for i in range(0, len(parcels), size)]
-        parts = [self._of_group([parcels[row] for row in rows], rows) for rows in groups]
+        with tensor_cores(self.settings.precision == "tf32"):
+            parts = [self._of_group([parcels[row] for row in rows], rows) for rows in groups]
         fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return Reconstruction(**fields, threat_model=str(self.settings))
 

@@ -1,7 +1,7 @@
 """Convolution and batch norm for many targets at once: the same numbers as torch's, with derivatives made for `vmap`.
 
 Convolution: under `vmap` torch computes the weight gradients of N targets as a convolution in N groups, which is slow
-on a GPU. Here a convolution and all its derivatives are batched matrix products of what each output pixel sees.
+on a GPU. Here they are one batched matrix product of what each output pixel sees.
 Batch norm: the second derivative of torch's under `vmap` is wrong (by 1e-3 of its size, torch 2.13), and an attack
 needs exactly that one.
 """
@@ -81,14 +81,50 @@ class Window(NamedTuple):
         return (side + 2 * self.padding[axis] - self.kernel[axis]) // self.stride[axis] + 1
 
 
+class _Convolve(torch.autograd.Function):
+    """Images [B, C, H, W] and weights [O, C, k, k] to [B, O, H', W'].
+
+    What all targets' shared weights allow stays one large convolution; only the weights' gradients, which are each
+    target's own, are a batched product of columns.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
+        return F.conv2d(images, weight, None, window.stride, window.padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, weight, ctx.window = inputs
+        ctx.save_for_backward(images, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (gradient,) = gradients
+        images, weight = ctx.saved_tensors
+        of_images = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_images = _transposed(gradient, weight, images.shape[-2:], ctx.window)
+        if ctx.needs_input_grad[1]:
+            columns = _Columns.apply(images, ctx.window)
+            of_weight = (gradient.transpose(0, 1).flatten(1) @ columns.mT).reshape(weight.shape)
+        return of_images, of_weight, None
+
+
+def _transposed(gradient: Tensor, weight: Tensor, size: torch.Size, window: Window) -> Tensor:
+    """The gradient with respect to the images, which are [.., *size]."""
+    given, (kernel, stride, padding) = gradient.shape[-2:], window
+    extra = [size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
+    return F.conv_transpose2d(gradient, weight, None, stride, padding, extra)
+
+
 class ManyTargetsConv2d(nn.Conv2d):
     """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        places = [window.output(side, axis) for axis, side in enumerate(input.shape[-2:])]
-        output = self.weight.flatten(1) @ _Columns.apply(input, window)
-        output = output.reshape(self.out_channels, len(input), *places).transpose(0, 1)
+        output = _Convolve.apply(input, self.weight, window)
         return output if self.bias is None else output + self.bias[:, None, None]
 
     @staticmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -74,6 +75,20 @@ def search(
             return found
         rows = rows[~left]
         batch.keep((~left).nonzero()[:, 0])
+
+
+@contextlib.contextmanager
+def tensor_cores(allowed: bool) -> Iterator[None]:
+    """Whether a GPU may round factors of products to 11 bits inside (TF32).
+
+    Torch does so in convolutions unless told otherwise, and L-BFGS then ends far from where float32 would get.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 class _Batch:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from scipy import stats
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -95,15 +96,16 @@ def recovery(
     in_order: bool,
     augmentation: tuple[str, ...] = (),
 ) -> Recovery:
-    """Score found images [M, C, H, W] against the true ones [N, C, H, W], N >= M, all in [0, 1].
+    """Score found images [M, C, H, W] against the true ones [N, C, H, W], all in [0, 1].
 
-    In order, found image i is true image i. Otherwise M of the candidates are chosen so that the total error is least.
+    In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
     A study that augments may have used an image mirrored or turned: the orientation of least error counts.
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])
-    rows = torch.arange(len(found)) if in_order else _assigned(errors)
-    truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in enumerate(rows.tolist())])
+    rows, index = _in_order(found) if in_order else _assigned(errors)
+    truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
+    found = found[rows]
     guess = best_guess(truth, held_out)
     error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
     told = told_in_order(found, truth, held_out) if in_order else told_apart(found, candidates, held_out)
@@ -125,10 +127,14 @@ def _errors(found: Tensor, candidates: Tensor, orientations: tuple[int, ...]) ->
     return best.values, torch.tensor(orientations)[best.indices]
 
 
-def _assigned(errors: Tensor) -> Tensor:
-    from scipy.optimize import linear_sum_assignment
+def _in_order(found: Tensor) -> tuple[list[int], list[int]]:
+    return list(range(len(found))), list(range(len(found)))
 
-    return torch.from_numpy(linear_sum_assignment(errors.numpy())[1])
+
+def _assigned(errors: Tensor) -> tuple[list[int], list[int]]:
+    """Which found image belongs to which candidate; as many pairs as the smaller set has."""
+    rows, columns = linear_sum_assignment(errors.numpy())
+    return rows.tolist(), columns.tolist()
 
 
 def _psnr(error: Tensor) -> Tensor:

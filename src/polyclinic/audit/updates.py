@@ -34,6 +34,8 @@ def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
     parameters = dict(seen.network.named_parameters())
     if not parameters.keys() <= seen.received("weights").keys():
         return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
+    if not len(truth.used):
+        return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = Plan(seen)
     settings, knowledge = plan.settings(), plan.knowledge(truth)
     missing = settings.needs - seen.tools.threat.granted
