@@ -14,7 +14,7 @@ from polyclinic.generators.duel import Dice
 from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.stylegan2_augmentation import augmented, recoloured
 from polyclinic.generators.stylegan2_discriminator import GROUP, Spread
-from polyclinic.generators.stylegan2_layers import Conv, Linear, StyledConv, blur, doubled, halved
+from polyclinic.generators.stylegan2_layers import Conv, Finish, Linear, StyledConv, blur, doubled, filtered
 from polyclinic.generators.stylegan2_networks import Shape, StyleGenerator
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.tasks import Target
@@ -51,9 +51,36 @@ def test_blur_is_the_filter_1_3_3_1():
 
 def test_sizes_change_by_two_and_flat_images_stay_flat():
     flat = torch.ones(1, 1, 8, 8)
-    assert halved(flat).shape == (1, 1, 4, 4)
-    assert torch.allclose(halved(flat)[..., 1:-1, 1:-1], torch.ones(1, 1, 2, 2))
+    half = Conv(1, 1, 1, down=True)
+    with torch.no_grad():
+        half.weight.fill_(1.0)
+    assert half(flat).shape == (1, 1, 4, 4)
+    assert torch.allclose(half(flat)[..., 1:-1, 1:-1], torch.ones(1, 1, 2, 2))
     assert torch.allclose(doubled(flat), torch.ones(1, 1, 16, 16))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_filter_inside_the_weights_is_the_filter_before_them(kernel):
+    """What a GPU computes and what a CPU computes, borders included."""
+    x, weight, padding = noise(2, 3, 8, 8), noise(4, 3, kernel, kernel), 1 + kernel // 2
+    before = F.conv2d(blur(x, padding, padding), weight, stride=2)
+    assert torch.allclose(F.conv2d(x, filtered(weight), stride=2, padding=padding), before)
+
+
+def test_a_filter_inside_the_weights_is_the_filter_after_an_enlarging_convolution():
+    x, weight = noise(2, 3, 6, 6), noise(3, 4, 3, 3)
+    after = blur(F.conv_transpose2d(x, weight, stride=2), 1, 1)
+    assert torch.allclose(F.conv_transpose2d(x, filtered(weight), stride=2, padding=2), after)
+
+
+def test_factors_bias_noise_and_activation_by_hand():
+    layer = Finish(2)
+    with torch.no_grad():
+        layer.bias.copy_(torch.tensor([0.5, -0.5]).reshape(2, 1, 1))
+        layer.amount.fill_(0.25)
+    x, factors, grain = torch.randn(3, 2, 4, 4), torch.rand(3, 2, 1, 1), torch.randn(3, 1, 4, 4)
+    expected = math.sqrt(2) * F.leaky_relu(x * factors + 0.25 * grain + layer.bias, 0.2)
+    assert torch.allclose(layer(x, factors, grain), expected, atol=1e-6)
 
 
 def test_doubling_is_the_same_filter_away_from_the_border():
@@ -73,7 +100,8 @@ def test_weighting_channels_is_weighting_weights():
         weight = layer.weight * layer.scale * scale[None, :, None, None]
         weight = weight / (weight.square().sum((1, 2, 3), keepdim=True) + 1e-8).sqrt()
         expected.append(F.conv2d(image[None], weight, padding=1))
-    assert torch.allclose(layer(x, w), torch.cat(expected), atol=1e-7)
+    made, factors = layer(x, w)
+    assert torch.allclose(made * factors, torch.cat(expected), atol=1e-7)
 
 
 def test_demodulation_keeps_the_variance_whatever_the_style():
@@ -81,7 +109,8 @@ def test_demodulation_keeps_the_variance_whatever_the_style():
     x = torch.randn(16, 32, 16, 16, generator=rng())
     layer.requires_grad_(False)
     for size in (0.1, 1.0, 10.0):
-        out = layer(x, size * torch.randn(16, 4, generator=rng(2)))
+        made, factors = layer(x, size * torch.randn(16, 4, generator=rng(2)))
+        out = made * factors
         assert 0.8 < float(out[..., 2:-2, 2:-2].var()) < 1.2
 
 
@@ -90,7 +119,7 @@ def test_an_enlarging_convolution_doubles_the_side_and_keeps_the_mean():
     with torch.no_grad():
         layer.weight.fill_(1.0)
         layer.style.weight.zero_()
-    out = layer(torch.ones(1, 1, 6, 6), torch.zeros(1, 2))
+    out, _ = layer(torch.ones(1, 1, 6, 6), torch.zeros(1, 2))
     assert out.shape == (1, 1, 12, 12)
     assert torch.allclose(out[..., 3:-3, 3:-3], torch.full((1, 1, 6, 6), 9 * layer.scale), atol=1e-5)
 
@@ -98,17 +127,26 @@ def test_an_enlarging_convolution_doubles_the_side_and_keeps_the_mean():
 def test_layers_learn_at_one_speed():
     wide, narrow = Linear(400, 3), Linear(4, 3)
     for layer in (wide, narrow):
-        out = layer(torch.randn(2000, layer.weight.shape[1], generator=rng()))
+        out = layer(torch.randn(2000, layer.weight.shape[1], generator=rng())).detach()
         assert 0.6 < float(out.std()) < 1.6
-        assert 0.7 < float(layer.weight.std()) < 1.3
+        assert 0.7 < float(layer.weight.detach().std()) < 1.3
     assert Conv(3, 4, 3, down=True)(torch.zeros(1, 3, 8, 8)).shape == (1, 4, 4, 4)
 
 
 def test_the_spread_of_a_batch_by_hand():
     x = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 2, 3, 3)
     plane = Spread()(x)[:, -1]
-    groups = torch.arange(8.0).reshape(GROUP, 2)
-    assert torch.allclose(plane[:, 0, 0], groups.var(0, unbiased=False).sqrt().repeat(GROUP), atol=1e-4)
+    groups = torch.arange(8.0).reshape(2, GROUP)
+    assert torch.allclose(plane[:, 0, 0], groups.var(1, unbiased=False).sqrt().repeat_interleave(GROUP), atol=1e-4)
+
+
+def test_real_and_made_images_judged_in_one_pass_are_judged_alone():
+    model = build()
+    judge = model.networks["discriminator"]
+    real, made = torch.randn(8, 1, 32, 32, generator=rng()), torch.randn(8, 1, 32, 32, generator=rng(1))
+    labels = torch.arange(8) % 2
+    together = judge(torch.cat([made, real]), labels.repeat(2))
+    assert torch.allclose(together, torch.cat([judge(made, labels), judge(real, labels)]), atol=1e-5)
 
 
 def test_every_layer_gets_its_style():
@@ -139,12 +177,12 @@ def test_the_same_draws_give_the_same_bits_and_leave_torch_alone():
     states = []
     for _ in range(2):
         before = torch.random.get_rng_state()
-        model = build(steps=6)
+        model = build(steps=3)
         model.fit(images, labels, rng(3))
         assert torch.equal(torch.random.get_rng_state(), before)
         states.append(model.state())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    other = build(steps=6)
+    other = build(steps=3)
     other.load(states[0])
     assert torch.equal(other.sample(labels, rng(5)), model.sample(labels, rng(5)))
     assert not torch.equal(other.sample(labels, rng(6)), model.sample(labels, rng(5)))
@@ -321,7 +359,7 @@ def test_differential_privacy_is_refused_with_the_reason_and_found_in_the_networ
     model = build()
     assert any("Spread" in reason for reason in obstacles(model.networks["discriminator"]))
     judge = model.networks["discriminator"]
-    assert mixes_samples(lambda_module(lambda x: judge(x, torch.zeros(len(x)))[:, None]), torch.randn(8, 1, 32, 32))
+    assert mixes_samples(lambda_module(lambda x: judge(x, torch.zeros(len(x)))[:, None]), torch.randn(4, 1, 32, 32))
     with pytest.raises(BadInput, match="StyleGAN2's discriminator"):
         model.fit(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.zeros(8), rng(), private={"generator": None})
 

@@ -18,11 +18,14 @@ from polyclinic.generators.duel import Dice
 def augmented(images: Tensor, p: float, dice: Dice) -> Tensor:
     """Images [B, C, H, W] in [-1, 1], each change made with probability p; has gradients for the generator.
 
-    Pixels beyond the border are those of the image mirrored there.
+    Pixels beyond the border are those of the image mirrored there. `dice` draws on the CPU, where a hundred tiny
+    matrices are made sooner than on a GPU.
     """
     if p <= 0:
         return images
-    moves, colours = _moves(images, p, dice), _colours(images, p, dice)
+    moves, colours = (
+        made.to(images.device, non_blocking=True) for made in (_moves(images, p, dice), _colours(images, p, dice))
+    )
     grid = F.affine_grid(moves[:, :2], list(images.shape), align_corners=False)
     moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
     return recoloured(moved, colours)
@@ -97,7 +100,7 @@ def recoloured(images: Tensor, matrix: Tensor) -> Tensor:
 
 def _colours(images: Tensor, p: float, dice: Dice) -> Tensor:
     """A 4x4 matrix for each image: brightness, contrast, inverted luma, hue and saturation."""
-    count, device = len(images), images.device
+    count, device = len(images), dice.device
     draw = Draws(count, p, dice)
     matrix = torch.eye(4, device=device).repeat(count, 1, 1)
     matrix[:, :3, 3] = draw.chosen(0.2 * dice.normal(count), 0.0)[:, None]

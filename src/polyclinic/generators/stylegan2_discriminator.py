@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.generators.labels import LabelEmbedding
-from polyclinic.generators.stylegan2_layers import EPS, Conv, Linear, activate, unit
+from polyclinic.generators.stylegan2_layers import EPS, GAIN, Conv, Linear, activate, unit
 from polyclinic.generators.stylegan2_networks import FIRST_SIDE, Shape
 
 #: images whose spread is taken together
@@ -21,16 +21,17 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.conv, self.reduce = Conv(inputs, inputs, 3), Conv(inputs, outputs, 3, down=True)
-        self.shortcut = Conv(inputs, outputs, 1, down=True, bias=False)
+        self.conv = Conv(inputs, inputs, 3, gain=GAIN)
+        # the sum of two has twice the variance of one: both are scaled by the root of a half
+        self.reduce = Conv(inputs, outputs, 3, down=True, gain=GAIN * math.sqrt(0.5))
+        self.shortcut = Conv(inputs, outputs, 1, down=True, bias=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = activate(self.reduce(activate(self.conv(x))), gain=1.0)
-        return h + self.shortcut(x) * math.sqrt(0.5)
+        return activate(self.reduce(activate(self.conv(x)))) + self.shortcut(x)
 
 
 class Spread(nn.Module):
-    """Adds a channel: the standard deviation over a few images of the batch, one number for each group.
+    """Adds a channel: the standard deviation over GROUP images that follow each other, one number for each group.
 
     It lets the discriminator notice images that are all alike. It also makes the gradient of one image depend on
     others, so that a network with this layer cannot be trained with differential privacy.
@@ -41,9 +42,9 @@ class Spread(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
         size = math.gcd(batch, GROUP)
-        groups = x.float().reshape(size, batch // size, channels, height, width)
-        spread = (groups.var(0, unbiased=False) + EPS).sqrt().mean((1, 2, 3))
-        plane = spread.repeat(size)[:, None, None, None].expand(-1, 1, height, width)
+        groups = x.float().reshape(batch // size, size, channels, height, width)
+        spread = (groups.var(1, unbiased=False) + EPS).sqrt().mean((1, 2, 3))
+        plane = spread.repeat_interleave(size)[:, None, None, None].expand(-1, 1, height, width)
         return torch.cat([x, plane.to(x.dtype)], 1)
 
 
@@ -54,11 +55,11 @@ class Discriminator(nn.Module):
         super().__init__()
         sides = shape.sides[::-1]
         widths = [shape.wide(side) for side in sides]
-        self.from_image = Conv(shape.channels, widths[0], 1)
+        self.from_image = Conv(shape.channels, widths[0], 1, gain=GAIN)
         self.blocks = nn.ModuleList(Block(*pair) for pair in itertools.pairwise(widths))
         self.spread = Spread()
-        self.last = Conv(widths[-1] + 1, widths[-1], 3)
-        self.dense = Linear(widths[-1] * FIRST_SIDE**2, widths[-1])
+        self.last = Conv(widths[-1] + 1, widths[-1], 3, gain=GAIN)
+        self.dense = Linear(widths[-1] * FIRST_SIDE**2, widths[-1], gain=GAIN)
         self.score = Linear(widths[-1], shape.latent)
         self.label = LabelEmbedding(shape.target, shape.latent)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.generators.labels import LabelEmbedding
-from polyclinic.generators.stylegan2_layers import Linear, Noise, StyledConv, activate, doubled, unit
+from polyclinic.generators.stylegan2_layers import GAIN, Finish, Linear, StyledConv, activate, doubled, unit
 from polyclinic.tasks import Target
 
 FIRST_SIDE = 4
@@ -54,7 +54,7 @@ class Mapping(nn.Module):
         self.label = LabelEmbedding(shape.target, shape.latent)
         widths = [2 * shape.latent] + [shape.latent] * shape.mapping_layers
         pairs = itertools.pairwise(widths)
-        self.layers = nn.ModuleList(Linear(inputs, outputs, speed=self.SPEED) for inputs, outputs in pairs)
+        self.layers = nn.ModuleList(Linear(inputs, outputs, speed=self.SPEED, gain=GAIN) for inputs, outputs in pairs)
         self.register_buffer("mean", torch.zeros(shape.latent))
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
@@ -75,10 +75,8 @@ class Block(nn.Module):
         super().__init__()
         self.first = first
         if not first:
-            self.enlarge = StyledConv(inputs, outputs, 3, shape.latent, up=True)
-            self.enlarge_noise, self.enlarge_bias = Noise(), nn.Parameter(torch.zeros(outputs, 1, 1))
-        self.conv = StyledConv(outputs, outputs, 3, shape.latent)
-        self.noise, self.bias = Noise(), nn.Parameter(torch.zeros(outputs, 1, 1))
+            self.enlarge, self.enlarged = StyledConv(inputs, outputs, 3, shape.latent, up=True), Finish(outputs)
+        self.conv, self.finish = StyledConv(outputs, outputs, 3, shape.latent), Finish(outputs)
         self.to_image = StyledConv(outputs, shape.channels, 1, shape.latent, demodulate=False)
         self.image_bias = nn.Parameter(torch.zeros(shape.channels, 1, 1))
 
@@ -88,9 +86,9 @@ class Block(nn.Module):
         """Three styles (two at the first size): for each convolution, and for the image."""
         *of_convs, of_image = styles
         if not self.first:
-            x = activate(self.enlarge_noise(self.enlarge(x, of_convs[0]), noises[0]) + self.enlarge_bias)
-        x = activate(self.noise(self.conv(x, of_convs[-1]), noises[-1]) + self.bias)
-        made = self.to_image(x, of_image).float() + self.image_bias
+            x = self.enlarged(*self.enlarge(x, of_convs[0]), noises[0])
+        x = self.finish(*self.conv(x, of_convs[-1]), noises[-1])
+        made = self.to_image(x, of_image)[0].float() + self.image_bias
         return x, made if image is None else doubled(image) + made
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.stylegan2_augmentation import augmented
+from polyclinic.generators.stylegan2_discriminator import GROUP
 from polyclinic.generators.stylegan2_networks import StyleGenerator
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Steps:
         self.judge: Callable = self.discriminator
         if settings.compile:
             self.synthesise, self.judge = torch.compile(self.synthesise), torch.compile(self.judge)
+        self.of_average = [networks["average"].state_dict()[name] for name in self.generator.state_dict()]
+        self.to_follow = list(self.generator.state_dict().values())
         path = PATH_EVERY if settings.path_weight else 0
         self.of_generator = _adam(self.generator, settings.lr, path)
         self.of_discriminator = _adam(self.discriminator, settings.lr, R1_EVERY)
@@ -79,21 +82,22 @@ class Steps:
 
     def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None) -> None:
         """The generator: made images should be taken for real ones."""
-        with self._only(self.of_generator):
-            fake = self.make(labels)
-            loss = F.softplus(-self._scores(fake, labels)).mean()
-            self.loss = loss.detach()
-            if extra is not None:
-                loss = loss + extra((real + 1) / 2, ((fake + 1) / 2).clamp(0, 1))
-            loss.backward()
+        fake = self.make(labels)
+        loss = F.softplus(-self._scores(fake, labels)).mean()
+        self.loss = loss.detach()
+        if extra is not None:
+            loss = loss + extra((real + 1) / 2, ((fake + 1) / 2).clamp(0, 1))
+        _descend(self.of_generator, loss)
 
     def _tell_apart(self, real: Tensor, labels: Tensor) -> None:
-        """The discriminator: real from made."""
+        """The discriminator: real from made, in one pass (the spread of a batch is taken of images of one kind)."""
+        usable = len(real) // GROUP * GROUP or len(real)
+        real, labels = real[:usable], labels[:usable]
         with torch.no_grad():
             fake = self.make(labels)
-        with self._only(self.of_discriminator):
-            of_fake, of_real = self._scores(fake, labels), self._scores(real, labels)
-            (F.softplus(of_fake).mean() + F.softplus(-of_real).mean()).backward()
+        scores = self._scores(torch.cat([fake, real]), torch.cat([labels, labels]))
+        of_fake, of_real = scores.split(usable)
+        _descend(self.of_discriminator, F.softplus(of_fake).mean() + F.softplus(-of_real).mean())
         self._signs.append(of_real.detach().sign().mean())
 
     # --- regularisers ---------------------------------------------------------------------------------
@@ -101,26 +105,25 @@ class Steps:
     def _flatten(self, real: Tensor, labels: Tensor) -> None:
         """R1: the discriminator's slope at real images, as it sees them, should vanish."""
         seen = self._look(real).detach().requires_grad_()
-        with self._only(self.of_discriminator):
-            with self._autocast():
-                scores = self.discriminator(seen, labels)
-            (slope,) = torch.autograd.grad(scores.float().sum(), seen, create_graph=True)
-            penalty = slope.square().sum((1, 2, 3)).mean()
-            (self.gamma(len(real)) / 2 * R1_EVERY * penalty).backward()
+        with self._autocast():
+            scores = self.discriminator(seen, labels)
+        (slope,) = torch.autograd.grad(scores.float().sum(), seen, create_graph=True)
+        penalty = slope.square().sum((1, 2, 3)).mean()
+        _descend(self.of_discriminator, self.gamma(len(real)) / 2 * R1_EVERY * penalty)
 
     def _even_out(self, labels: Tensor) -> None:
         """Path length: a step in the styles should change any image by as much, whatever the style and direction."""
         some = labels[: max(1, len(labels) // 2)]
-        with self._only(self.of_generator):
-            styles = self.styles(some)
-            with self._autocast():
-                images = self.generator.synthesis(styles, self.noises(len(some)))
-            direction = self.dice.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
-            (slope,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
-            lengths = slope.float().square().sum(2).mean(1).sqrt()
-            mean = self.controls.get_buffer("path_length")
-            mean.lerp_(lengths.detach().mean(), PATH_MEMORY)
-            (self.settings.path_weight * PATH_EVERY * (lengths - mean).square().mean()).backward()
+        styles = self.styles(some)
+        with self._autocast():
+            images = self.generator.synthesis(styles, self.noises(len(some)))
+        direction = self.dice.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
+        (slope,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
+        lengths = slope.float().square().sum(2).mean(1).sqrt()
+        mean = self.controls.get_buffer("path_length")
+        mean.lerp_(lengths.detach().mean(), PATH_MEMORY)
+        penalty = (lengths - mean).square().mean()
+        _descend(self.of_generator, self.settings.path_weight * PATH_EVERY * penalty)
 
     def gamma(self, batch: int) -> float:
         """Weight of R1: the one chosen, or what suits the size of images and batch."""
@@ -143,8 +146,7 @@ class Steps:
         """Move the averaged generator; at first faster, as an average over much says little in the beginning."""
         half_life = min(self.settings.average_images, 0.05 * batch * max(1, self.taken))
         weight = 1 - 0.5 ** (batch / max(half_life, 1e-8))
-        average, now = self.networks["average"].state_dict(), self.generator.state_dict()
-        torch._foreach_lerp_(list(average.values()), [now[name] for name in average], weight)
+        torch._foreach_lerp_(self.of_average, self.to_follow, weight)
 
     # --- making and looking ---------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class Steps:
 
     def _look(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, enabled=False):
-            seen = augmented(images.float(), self.p, self.dice)
+            seen = augmented(images.float(), self.p, self.coin)
         return seen.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else seen
 
     def _autocast(self) -> contextlib.AbstractContextManager:
@@ -192,18 +194,17 @@ class Steps:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    @contextlib.contextmanager
-    def _only(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """A step of one of the two: gradients reach only its weights."""
-        mine = [self.generator, self.discriminator]
-        for network, own in zip(mine, (self.of_generator, self.of_discriminator), strict=True):
-            network.requires_grad_(own is optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        yield
-        optimizer.step()
+
+def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """A step of one of the two: gradients reach its weights and no others."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward(inputs=optimizer.param_groups[0]["params"])
+    optimizer.step()
 
 
 def _adam(network: nn.Module, lr: float, every: int) -> torch.optim.Adam:
     """Adam that takes one more step in `every` for the regulariser, and so is slowed as much."""
     share = every / (every + 1) if every else 1.0
-    return torch.optim.Adam(network.parameters(), lr * share, betas=(BETAS[0] ** share, BETAS[1] ** share), eps=1e-8)
+    parameters = list(network.parameters())
+    betas = (BETAS[0] ** share, BETAS[1] ** share)
+    return torch.optim.Adam(parameters, lr * share, betas=betas, eps=1e-8, fused=parameters[0].is_cuda)
