@@ -248,6 +248,20 @@ def stepping(**settings):
     return model.begin(images, torch.arange(16) % 2, rng())
 
 
+def test_a_gpu_computes_the_same(monkeypatch):
+    """With the filters inside the weights, as on a GPU: images, scores, and steps with all regularisers."""
+    model, labels = build(), torch.arange(4) % 2
+    w, seen = torch.randn(4, 8, generator=rng()), torch.randn(4, 1, 32, 32, generator=rng())
+    judge = model.networks["discriminator"]
+    here = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
+    monkeypatch.setattr("polyclinic.generators.stylegan2_layers.folds", lambda x: True)
+    there = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(here, there, strict=True))
+    steps = stepping()
+    steps.step()
+    assert all(bool(tensor.isfinite().all()) for tensor in steps.networks.state_dict().values())
+
+
 def test_regularisers_act_now_and_then(monkeypatch):
     steps, acted = stepping(), []
     monkeypatch.setattr(steps, "_flatten", lambda *_: acted.append(("r1", steps.taken)))

@@ -54,6 +54,11 @@ def filtered(weight: Tensor) -> Tensor:
     return F.conv2d(flat, kernel, padding=3).reshape(*weight.shape[:2], weight.shape[2] + 3, weight.shape[3] + 3)
 
 
+def folds(x: Tensor) -> bool:
+    """Whether the filter goes into the weights for such an input."""
+    return x.is_cuda
+
+
 def doubled(x: Tensor) -> Tensor:
     """Images of twice the side, filtered: between two pixels three quarters of the nearer and one of the farther."""
     return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
@@ -94,7 +99,7 @@ class Conv(nn.Module):
         if not self.down:
             return F.conv2d(x, weight, bias, padding=self.kernel // 2)
         padding = 1 + self.kernel // 2
-        if x.is_cuda:
+        if folds(x):
             return F.conv2d(x, filtered(weight), bias, stride=2, padding=padding)
         return F.conv2d(blur(x, padding, padding), weight, bias, stride=2)
 
@@ -131,7 +136,7 @@ class StyledConv(nn.Module):
             return F.conv2d(x, self.weight, padding=self.kernel // 2)
         # four pixels out of each: the filter's sum is brought back from one to four
         weight = self.weight.transpose(0, 1) * 4
-        if x.is_cuda:
+        if folds(x):
             return F.conv_transpose2d(x, filtered(weight), stride=2, padding=2)
         return blur(F.conv_transpose2d(x, weight, stride=2), 1, 1)
 
