@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from polyclinic.cli.run import SET
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 
 app = typer.Typer(help="Run studies across institutions (NVFlare).", no_args_is_help=True)
 
@@ -43,15 +43,23 @@ def init(
 
 @app.command("start")
 def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as its institution got it.")) -> None:
-    """Start one participant here, in the foreground, until Ctrl-C."""
-    from polyclinic.deployment.processes import Participant
+    """Start one participant here, in the foreground, until Ctrl-C or the end of this process."""
+    import signal
+
+    from polyclinic.deployment.processes import Participant, end_tree
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
 
     process = Participant.of(kit).start()
+    signal.signal(signal.SIGTERM, interrupt)  # a service manager ends it so
     try:
-        raise typer.Exit(process.wait())
+        code = process.wait()
     except KeyboardInterrupt:
-        process.terminate()
-        raise typer.Exit(process.wait()) from None
+        code = 0
+    finally:
+        end_tree(process.pid)
+    raise typer.Exit(code)
 
 
 @app.command("up")
@@ -101,6 +109,8 @@ def submit(
         except KeyboardInterrupt:
             typer.echo("the run goes on; `polyclinic deploy status` shows it, `polyclinic deploy fetch` fetches it")
             raise typer.Exit(1) from None
+        except WorkFailed as error:
+            raise WorkFailed(f"{error}; finished rounds are kept, add --resume to continue '{order.name}'") from None
         finally:
             display.close()
         show_result(order.name, result, administration, out)
@@ -192,7 +202,6 @@ def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
     import time
 
     from polyclinic.deployment.admin import Administration
-    from polyclinic.errors import WorkFailed
 
     until = time.monotonic() + within
     with Administration(folder) as administration:

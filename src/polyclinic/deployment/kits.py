@@ -9,6 +9,8 @@ DEPLOYMENT/authority/        the key that signed the kits' certificates: keep it
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -92,7 +94,8 @@ def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> 
     participants += [{"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"}]
     project = {"api_version": 3, "name": PROJECT, "participants": participants, "builders": _builders()}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        Provisioner(scratch, prepare_builders(project)).provision(prepare_project(project))
+        with contextlib.redirect_stdout(io.StringIO()):  # it names a folder that will not stay
+            Provisioner(scratch, prepare_builders(project)).provision(prepare_project(project))
         made = Path(scratch) / PROJECT
         kits = made / "prod_00"
         (folder / "sites").mkdir()

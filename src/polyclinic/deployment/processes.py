@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -114,19 +115,9 @@ class Rehearsal:
 
     def down(self, names: list[str], patience: float = 20.0) -> list[str]:
         """End those that run (all, or the named ones) and everything they started; sites first."""
-        import psutil
-
         running = self.running()
         chosen = [name for name in reversed(list(running)) if not names or name in names]
-        trees = []
-        for name in chosen:
-            process = psutil.Process(running[name])
-            trees += [*process.children(recursive=True), process]
-            process.terminate()
-        _, left = psutil.wait_procs(trees, timeout=patience)
-        for process in left:
-            process.kill()
-        psutil.wait_procs(left, timeout=5)
+        end_tree(*(running[name] for name in chosen), patience=patience)
         self._note({name: one for name, one in self._noted().items() if name not in chosen})
         return chosen
 
@@ -149,6 +140,23 @@ class Rehearsal:
         partial = self.folder / f"{RUNNING}.partial"
         partial.write_text(json.dumps(processes, indent=1), encoding="utf-8")
         partial.replace(self.folder / RUNNING)
+
+
+def end_tree(*pids: int, patience: float = 20.0) -> None:
+    """End processes and all that they started: politely, and after `patience` seconds not."""
+    import psutil
+
+    tree: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            tree += [*process.children(recursive=True), process]
+            process.terminate()
+    _, left = psutil.wait_procs(tree, timeout=patience)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
 
 
 def _started(pid: int) -> float | None:
