@@ -186,7 +186,7 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     GENERATORS["planted"] = Planted
-    names = ["overfitted", "mirrored", "honest", *(["vqvae2"] if options.vqvae2 else [])]
+    names = options.only or ["overfitted", "mirrored", "honest", *(["vqvae2"] if options.vqvae2 else [])]
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         for name in names:
@@ -207,6 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="keep the runs here")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--features", default="pixels", help="what images are compared by: see `polyclinic audit`")
+    parser.add_argument("--only", nargs="+", choices=("overfitted", "mirrored", "honest", "vqvae2"))
     parser.add_argument("--vqvae2", action="store_true", help="overfit a VQ-VAE-2 with its prior, too")
     parser.add_argument("--epochs", type=int, default=400, help="of the VQ-VAE-2; twice as many of its prior")
     parser.add_argument("--threads", type=int, default=2)

@@ -208,19 +208,20 @@ def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
 
 def configurations(data: str, options: argparse.Namespace) -> Iterator[Configuration]:
     if not options.resnet_only:
-        yield from of_lenet(data, options.quick)
+        yield from of_lenet(data, options)
     if options.resnet or options.resnet_only:
-        for start in STARTS:
+        for start in options.starts:
             for distance in ("Eucl", "AG"):
                 yield Configuration(start, distance, 1e-3, "ResNet-18")
 
 
-def of_lenet(data: str, quick: bool) -> Iterator[Configuration]:
+def of_lenet(data: str, options: argparse.Namespace) -> Iterator[Configuration]:
+    quick = options.quick
     widths = (
         (200, 1000) if quick else (*WIDTHS, 2000) if data == "cifar" else WIDTHS if data == "chest" else (200, 1000)
     )
     for lr in (0.1, 1.0):
-        for start in STARTS:
+        for start in options.starts:
             yield Configuration(start, "Eucl", lr)
             yield Configuration(start, "AG", lr)
             for width in widths if lr == 0.1 else (200, 1000):
@@ -295,6 +296,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="8 images, 20 steps, two values of lambda²")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--data", nargs="+", choices=("chest", "cifar", "mnist"), default=["chest"])
+    parser.add_argument("--starts", nargs="+", choices=tuple(STARTS), default=list(STARTS))
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--images", type=int, help="targets; 100 if not given (8 with --quick)")
     parser.add_argument("--steps", type=int, help="steps of L-BFGS, each of up to 20 iterations; 100 (20 with --quick)")
