@@ -220,10 +220,12 @@ def of_lenet(data: str, options: argparse.Namespace) -> Iterator[Configuration]:
     widths = (
         (200, 1000) if quick else (*WIDTHS, 2000) if data == "cifar" else WIDTHS if data == "chest" else (200, 1000)
     )
-    for lr in (0.1, 1.0):
+    for lr in (0.1, 1.0):  # what all tables have comes first
         for start in options.starts:
             yield Configuration(start, "Eucl", lr)
             yield Configuration(start, "AG", lr)
+    for lr in (0.1, 1.0):
+        for start in options.starts:
             for width in widths if lr == 0.1 else (200, 1000):
                 yield Configuration(start, str(width), lr)
 
