@@ -24,6 +24,7 @@ from typing import Any
 from feder_data import prepared
 
 from polyclinic.comparison import Entry, run_all
+from polyclinic.run import run
 from polyclinic.study import parse_study
 
 RATES = (1e-4, 3e-4, 1e-3)
@@ -63,7 +64,8 @@ class Plan:
 
     def images(self) -> dict[str, Any]:
         if self.options.data:
-            return prepared(self.options.task, Path(self.options.data), self.options.size, self.out / "images")
+            options = self.options
+            return prepared(options.task, Path(options.data), options.size, options.most, self.out / "images")
         samples = 120 if self.quick else 900
         data = {"source": "skin-phantom", "size": self.options.size, "samples": samples, "acquisition": 0.7}
         return {"data": data | {"test": 0.25}, "sites": {"partition": "iid", "count": 3}}
@@ -76,6 +78,8 @@ class Plan:
                 "tuning": {"most_steps": 4, "most_tuning_steps": 4, "check_every": 2, "patience": 2, "measured": 20},
             }
         steps = self.options.generator_steps
+        if not self.options.tuning_steps:
+            return {"generator": {"name": "dcgan", "steps": steps}, "tuning": {"on": False}}
         phases = {
             "most_steps": steps,
             "most_tuning_steps": self.options.tuning_steps,
@@ -119,7 +123,7 @@ def make_generators(plan: Plan) -> None:
 
 def searched(plan: Plan) -> dict[str, float]:
     """The best learning rate of each method by validation images; all methods try the same ones, with seed 0."""
-    rates = RATES[1:2] if plan.quick else RATES
+    rates = RATES[1:2] if plan.quick else plan.options.rates
     planned = {
         (row, lr): plan.entry(row, 0, lr, f"search-{row}-{lr:g}") for row in wanted(plan, SEARCHED) for lr in rates
     }
@@ -159,6 +163,11 @@ def go(plan: Plan, entries: list[Entry]) -> None:
             print(f"{sum(one.result is not None for one in planned)} of {len(planned)} runs are done", flush=True)
 
     try:
+        if plan.options.jobs == 1:  # in this process, which need not start anew for each
+            for entry in entries:
+                watch(entries)
+                run(entry.study, entry.folder, resume=True)
+            return
         failed = run_all(entries, plan.out, plan.options.jobs, watch)
         for folder, words in failed.items():
             print(f"{folder.name} failed: {words}", flush=True)
@@ -296,7 +305,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--backbone", default="small-cnn")
     parser.add_argument("--generator-steps", type=int, default=1000, help="at most, in the first phase")
-    parser.add_argument("--tuning-steps", type=int, default=100, help="at most, in the second phase")
+    parser.add_argument(
+        "--tuning-steps", type=int, default=100, help="at most, in the second phase; 0: plain training, no phases"
+    )
+    parser.add_argument("--most", type=int, default=700, help="images of a class that a site has at most")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates that are tried")
     parser.add_argument("--check-every", type=int, default=100, help="steps between two measurements of it")
     parser.add_argument("--measured", type=int, default=128, help="images for it")
     parser.add_argument("--device", default="cpu")

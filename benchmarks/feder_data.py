@@ -17,15 +17,16 @@ from polyclinic.randomness import numpy_rng
 
 #: sources of Fed-ISIC2019 with enough melanomas to speak of (vidir_molemax has 24 of 3,954)
 SKIN_SITES = ("vidir_modern", "rosendahl", "vienna_dias", "msk4")
-MOST_OF_A_CLASS = 700
+#: images of a class that a site has at most, unless another number is given
+MOST = 700
 
 
-def skin(folder: Path, size: int) -> dict[str, np.ndarray]:
+def skin(folder: Path, size: int, most: int = MOST) -> dict[str, np.ndarray]:
     """Melanoma or not, by source: fed_isic5_64_jpeg.npz. Groups are lesions, where they are known."""
     pack = np.load(folder / "fed_isic5_64_jpeg.npz")
     names = pack["site_names"].astype(str)
     labels, sites = (pack["labels"] == 0).astype(np.int64), names[pack["site"]]
-    chosen = balanced(labels, sites, SKIN_SITES)
+    chosen = balanced(labels, sites, SKIN_SITES, most)
     lesions = pack["lesion"][chosen].astype(np.int64)
     patient = np.where(lesions < 0, -1 - chosen, lesions)  # an unknown lesion is one of its own
     data, ends = pack["jpeg"], pack["jpeg_off"]
@@ -34,7 +35,7 @@ def skin(folder: Path, size: int) -> dict[str, np.ndarray]:
     return {"images": images, "labels": labels[chosen], "site": sites[chosen], "patient": patient}
 
 
-def chest(folder: Path, size: int) -> dict[str, np.ndarray]:
+def chest(folder: Path, size: int, most: int = MOST) -> dict[str, np.ndarray]:
     """Finding or none, by source: children of Guangzhou (pneumonia), a tuberculosis collection, NIH ChestX-ray8."""
     lungs = np.load(folder / "pneumoniamnist.npz")
     guangzhou = [np.concatenate([lungs[f"{s}_{what}"] for s in ("train", "val", "test")]) for what in _PARTS]
@@ -48,7 +49,7 @@ def chest(folder: Path, size: int) -> dict[str, np.ndarray]:
     }
     found: dict[str, list] = {"images": [], "labels": [], "site": [], "patient": []}
     for place, (site, (images, labels, patient)) in enumerate(by_site.items()):
-        chosen = balanced(labels, np.full(len(labels), site), (site,))
+        chosen = balanced(labels, np.full(len(labels), site), (site,), most)
         found["images"].append(np.stack([_resized(images[i], size) for i in chosen]))
         found["labels"].append(labels[chosen].astype(np.int64))
         found["site"].append(np.full(len(chosen), site))
@@ -63,13 +64,13 @@ def _resized(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC))
 
 
-def balanced(labels: np.ndarray, sites: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Indices of images, at each of these sites as many of class 1 as of class 0, at most MOST_OF_A_CLASS."""
+def balanced(labels: np.ndarray, sites: np.ndarray, names: tuple[str, ...], most: int = MOST) -> np.ndarray:
+    """Indices of images, at each of these sites as many of class 1 as of class 0, at most `most` of each."""
     chosen = []
     for name in names:
         rng = numpy_rng(0, "balanced", name)
         classes = [rng.permutation(np.flatnonzero((sites == name) & (labels == k))) for k in (0, 1)]
-        count = min(MOST_OF_A_CLASS, *map(len, classes))
+        count = min(most, *map(len, classes))
         chosen += [some[:count] for some in classes]
     return np.sort(np.concatenate(chosen))
 
@@ -78,11 +79,11 @@ MAKERS = {"skin": skin, "chest": chest}
 CLASSES = {"skin": ("other", "melanoma"), "chest": ("no finding", "finding")}
 
 
-def prepared(task: str, folder: Path, size: int, out: Path) -> dict[str, Any]:
+def prepared(task: str, folder: Path, size: int, most: int, out: Path) -> dict[str, Any]:
     """The `[data]` and `[sites]` tables of a study of this task; writes its images into `out`."""
-    file = out / f"{task}-{size}.npz"
+    file = out / f"{task}-{size}-{most}.npz"
     if not file.exists():
         out.mkdir(parents=True, exist_ok=True)
-        np.savez(file, label_names=np.array(CLASSES[task]), **MAKERS[task](folder, size))
+        np.savez(file, label_names=np.array(CLASSES[task]), **MAKERS[task](folder, size, most))
     data = {"source": "npz", "path": str(file), "size": size, "validation": 0.15, "test": 0.25}
     return {"data": data, "sites": {"partition": "column"}}
