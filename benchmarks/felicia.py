@@ -10,6 +10,7 @@ fed_isic5_64_jpeg.npz); without it only the speed is measured, on noise. Figures
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -32,14 +33,17 @@ from polyclinic.generators.owners import Federated, Images, Owners
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 
+#: in a hurry, on a CPU: one seed, small networks, 32 px; the rows in docs/felicia.md name what they changed
 QUICK = {
-    "digits": Scale(400, 150, 1, 1, 0, small={"width": 8, "batch_size": 16}),
-    "bias": Scale(400, 120, 1, 1, 120, small={"width": 8, "batch_size": 32}),
-    "skin": Scale(600, 200, 2, 1, 120, small={"width": 8, "batch_size": 32}),
+    "digits": Scale(1000, 1200, 2, 1, (0.0, 3.0), (0, 10, 25, 50), small={"width": 8}),
+    "bias": Scale(1600, 1200, 2, 1, (0.0, 3.0), (0.02,), 300, small={"width": 12}),
+    "skin": Scale(1600, 1200, 4, 1, (0.0, 3.0), (), 200, size=32, small={"width": 12}),
 }
-FULL_STEPS = {"digits": 6000, "bias": 20000, "skin": 20000}
-LOOKS = {"digits": 2, "bias": 3, "skin": 6}
-LEARNER_STEPS = {"digits": 0, "bias": 600, "skin": 200}
+FULL = {
+    "digits": Scale(6000, 1200, 2, 3, (0.0, 1.0, 3.0), (0, 5, 10, 20, 35, 50)),
+    "bias": Scale(8000, 1200, 3, 3, (0.0, 1.0, 3.0), (0.02, 0.1, 0.5, 0.9, 0.98), 600),
+    "skin": Scale(8000, 1200, 8, 3, (0.0, 1.0, 3.0, 5.0, 7.0, 10.0), (), 200),
+}
 
 
 # --- speed --------------------------------------------------------------------------------------------
@@ -143,8 +147,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=["speed", *EXPERIMENTS], choices=["speed", *EXPERIMENTS])
     parser.add_argument("--data", type=Path, default=_folder(), help="folder with the real images")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=400, help="an experiment stops after so many")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, help="an experiment stops after so many")
+    parser.add_argument("--steps", type=int, help="steps of every generator")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--lambdas", type=float, nargs="+")
+    parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses of bias")
     parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
     return parser.parse_args()
 
@@ -154,11 +161,16 @@ def _folder() -> Path | None:
 
 
 def _scale(name: str, options: argparse.Namespace) -> Scale:
-    if options.quick:
-        return QUICK[name]
-    return Scale(
-        FULL_STEPS[name], options.seconds, LOOKS[name], options.seeds, LEARNER_STEPS[name], device=options.device
-    )
+    wanted = {
+        "steps": options.steps,
+        "seconds": options.seconds,
+        "seeds": options.seeds,
+        "weights": options.lambdas and tuple(options.lambdas),
+        "points": options.points and tuple(options.points),
+        "device": options.device,
+    }
+    base = (QUICK if options.quick else FULL)[name]
+    return dataclasses.replace(base, **{key: value for key, value in wanted.items() if value is not None})
 
 
 def _say(name: str, text: str) -> None:

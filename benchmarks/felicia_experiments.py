@@ -46,8 +46,11 @@ class Scale:
     seconds: float
     looks: int  #: moments at which what the generators make is judged
     seeds: int
-    learner_steps: int
+    weights: tuple[float, ...]  #: lambdas; 0 is the local GAN
+    points: tuple[float, ...] = ()  #: alphas in per cent, or shares of the rare sub-group
+    learner_steps: int = 0
     device: str = "cpu"
+    size: int | None = None  #: side of the images, if it is not to be the study's
     small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator in a hurry
 
     def looks_at(self, trained: float) -> int:
@@ -193,8 +196,7 @@ SHOWN = 2000  # images of each generator, as in Fig. 5
 def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:
     """Digit four in two clusters, alpha % exchanged: coverage of held-out fours by each owner's made ones."""
     material = Material("digits", data, {"per_class": None, "keep": {"labels": [DIGIT]}})
-    alphas = (0, 10, 25, 50) if scale.seeds < 3 else (0, 5, 10, 20, 35, 50)
-    weights = (0.0, 1.0) if scale.seeds < 3 else (0.0, 1.0, 3.0)
+    alphas, weights = scale.points, scale.weights
     plan = [(seed, alpha, weight) for seed in range(scale.seeds) for alpha in alphas for weight in weights]
     federations, views = [], {}
     for seed in range(scale.seeds):
@@ -358,8 +360,7 @@ def real_only(
 def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:
     """Cats and dogs against deer and horses; the share of horses at the first owner varies, as beta does in Fig. 6."""
     material = Material("bias", data)
-    shares = (0.02,) if scale.seeds < 3 else (0.02, 0.1, 0.5, 0.9, 0.98)
-    weights = (0.0, 1.0) if scale.seeds < 3 else (0.0, 1.0, 3.0)
+    shares, weights = scale.points, scale.weights
     plan, federations, validation, exams = [], [], [], {}
     for seed in range(scale.seeds):
         test = material.splits(seed)["test"]
@@ -377,8 +378,7 @@ def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
 
 def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:
     """Skin lesions: 300 + 300 images with 10 melanomas at hospital 1; lambda varies as in Figs. 8-10."""
-    material = Material("skin", data, scale_of_skin(scale))
-    weights = (0.0, 1.0, 3.0) if scale.seeds < 3 else (0.0, 1.0, 3.0, 5.0, 7.0, 10.0)
+    material, weights = Material("skin", data, {"size": scale.size} if scale.size else None), scale.weights
     plan, federations, validation, exams = [], [], [], {}
     for seed in range(scale.seeds):
         test = held_out(material, seed)
@@ -391,10 +391,6 @@ def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
             federations.append(Federated(seed, weight, held))
             validation.append(material.images(sites["hospital-1"]["validation"]))
     return worth(material, scale, plan, federations, "hospital-1", validation, exams, 200, say, save)
-
-
-def scale_of_skin(scale: Scale) -> dict[str, Any]:
-    return {"size": 32} if scale.seeds < 3 else {}
 
 
 def held_out(material: Material, seed: int) -> np.ndarray:

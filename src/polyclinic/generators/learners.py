@@ -22,7 +22,7 @@ from polyclinic.generators.products import Down
 from polyclinic.generators.stack import Stacked
 from polyclinic.training import augment
 
-CHUNK = 2**15  # images of all learners together that are scored at a time
+CHUNK_PIXELS = 2**22  # of all learners' images together that are scored at a time
 CHECKS = 5
 
 
@@ -121,7 +121,7 @@ class Taught:
 def _logits(stacked: Stacked, sets: list[Tensor]) -> Tensor:
     """Each classifier on a set of its own; sets are equally large."""
     stacked.layout.eval()
-    size = max(1, CHUNK // len(sets))
+    size = max(1, CHUNK_PIXELS // sets[0].shape[-1] ** 2 // len(sets))
     device = next(iter(stacked.tensors.values())).device
     found = []
     for start in range(0, len(sets[0]), size):

@@ -1,0 +1,71 @@
+"""The benchmark of FELICIA runs, keeps what it found at every look, and its figures can be drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def call(script: str, *options: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(BENCHMARKS / script), *options]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def fours(folder: Path) -> None:
+    """An archive like MNIST's with nothing but strokes of two slants, all called four."""
+    rng = np.random.default_rng(0)
+    images = np.zeros((120, 28, 28), np.uint8)
+    for number, image in enumerate(images):
+        for row in range(6, 22):
+            slant = (row - 14) // 3 if number % 2 else (14 - row) // 3
+            image[row, 13 + slant : 16 + slant] = 150 + rng.integers(100)
+    labels = np.full(120, 4)
+    np.savez(
+        folder / "mnist.npz",
+        train_images=images[:90],
+        train_labels=labels[:90],
+        test_images=images[90:],
+        test_labels=labels[90:],
+    )
+
+
+def test_digits_from_end_to_end(tmp_path):
+    fours(tmp_path)
+    out = tmp_path / "out"
+    options = ["--quick", "--only", "digits", "--data", str(tmp_path), "--out", str(out), "--json"]
+    grid = ["--steps", "4", "--points", "0", "25", "--lambdas", "0", "1", "--seeds", "2"]
+    done = call("felicia.py", *options, str(tmp_path / "all.json"), *grid)
+    printed, written = json.loads(done.stdout.splitlines()[-1]), json.loads((tmp_path / "all.json").read_text())
+    assert printed == written
+    found = json.loads((out / "digits.json").read_text())
+    assert found == written["digits"]
+    assert found["training"]["owners"] == 16
+    assert found["training"]["images_per_owner"] == 4 * 32
+    assert {(row["seed"], row["alpha"], row["lambda"], row["owner"]) for row in found["rows"]} == {
+        (seed, alpha, weight, owner)
+        for seed in (0, 1)
+        for alpha in (0, 25)
+        for weight in (0, 1)
+        for owner in ("site-1", "site-2")
+    }
+    assert all(0 <= row["coverage"] <= 1 for row in found["rows"])
+    tables = call("felicia_figures.py", str(out)).stdout
+    assert "coverage, local GAN | coverage, FELICIA, λ = 1" in tables
+    assert all((out / name).stat().st_size > 5000 for name in ("digits.png", "digits_coverage.png", "digits_sheet.png"))
+
+
+def test_speed_needs_no_images():
+    found = json.loads(call("felicia.py", "--quick", "--only", "speed").stdout.splitlines()[-1])
+    assert [row["owners"] for row in found["speed"]] == [2, 4]
+    assert all(row["stacked_seconds"] > 0 and row["one_by_one_seconds"] > 0 for row in found["speed"])
