@@ -1,0 +1,70 @@
+"""FedER's benchmarks: sites are balanced, figures are those of arithmetic by hand, and the benchmarks run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import feder  # noqa: E402
+from feder_data import balanced  # noqa: E402
+
+
+def test_sites_have_as_many_of_either_class():
+    labels = np.array([0] * 90 + [1] * 10 + [0] * 5 + [1] * 50)
+    sites = np.array(["a"] * 100 + ["b"] * 55)
+    chosen = balanced(labels, sites, ("a", "b"), most=8)
+    for site, each in (("a", 8), ("b", 5)):
+        here = chosen[sites[chosen] == site]
+        assert np.bincount(labels[here]).tolist() == [each, each]
+    assert np.array_equal(chosen, balanced(labels, sites, ("a", "b"), most=8))
+
+
+class Finished:
+    def __init__(self, result):
+        self.result = result
+
+
+def result(accuracy, stds):
+    scores = {"accuracy": accuracy}
+    return {
+        "metrics": {
+            "mean": scores,
+            "test": scores,
+            "per_site": {"a": scores, "b": scores},
+            "convergence": {site: {"accuracy": {"mean": accuracy, "std": s}} for site, s in stds.items()},
+        },
+        "handed_over_per_round": {"a": {"weights": 100, "synthetic-images": 50}, "b": {"weights": 100}},
+        "data": {"counts": {"a": 1, "b": 1}},
+    }
+
+
+def test_figures_are_means_over_seeds_by_hand():
+    runs = [Finished(result(0.8, {"a": 0.02, "b": 0.04})), Finished(result(0.9, {"a": 0.0, "b": 0.02})), Finished(None)]
+    found = feder.figures(runs)
+    assert found["n"] == 2
+    assert found["node performance"]["mean"] == pytest.approx(85.0)
+    assert found["node performance"]["std"] == pytest.approx(50**0.5)
+    assert found["node convergence"]["a"]["std"] == pytest.approx(1.0)
+    assert found["convergence std"] == pytest.approx(2.0)
+    assert found["bytes a node sends in a round"] == 125
+    assert feder.figures([Finished(None)]) == {"n": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("feder", ("--rows", "feder;fedavg;centralized, synthetic")), ("feder_privacy", ()), ("stylegan2", ())],
+)
+def test_a_benchmark_ends_in_one_line_of_json(tmp_path, name, options):
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed == json.loads((tmp_path / "found.json").read_text())
+    assert printed["benchmark"] == name
