@@ -81,7 +81,7 @@ def test_sites_that_take_turns_have_no_sum(tiny, undisturbed):
 def test_defences_that_fit_the_method(tiny):
     plain = tiny("fedavg", {"model.backbone": "small-cnn"})
     assert list(variations(plain)) == [
-        "no defence", "10 % of entries", "1 % of entries", "90 % pruned", "8 bits", "secure sum",
+        "no defence", "sparsified to 10 %", "sparsified to 1 %", "90 % pruned", "8 bits", "secure sum",
         "clip and noise, group norm",
     ]  # fmt: skip
     private = tiny("cwt", {"privacy.noise": 1.3, "audit.defences": ["clip-and-noise", "secure-sum"]})

@@ -20,11 +20,13 @@ from polyclinic.study import Study, load_study, parse_study
 #: (what is being done, variations done, variations in all)
 Progress = Callable[[str, int, int], None]
 
+LEAKS, HOLDS = "#c0392b", "#4c8fbd"
+
 #: settings of each variation of a defence that sites apply to their updates
 ON_UPDATES: dict[str, dict[str, dict[str, Any]]] = {
     "sparsify": {
-        "10 % of entries": {"defence.name": "sparsify", "defence.keep": 0.1},
-        "1 % of entries": {"defence.name": "sparsify", "defence.keep": 0.01},
+        "sparsified to 10 %": {"defence.name": "sparsify", "defence.keep": 0.1},
+        "sparsified to 1 %": {"defence.name": "sparsify", "defence.keep": 0.01},
     },
     "prune": {"90 % pruned": {"defence.name": "prune", "defence.fraction": 0.9}},
     "quantise": {"8 bits": {"defence.name": "quantise", "defence.bits": 8}},
@@ -142,22 +144,23 @@ def write(report: Mapping[str, Any], folder: Path) -> None:
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Utility over leakage, one point a defence; to the right of the line an attack beats the best guess."""
-    figure = Figure(figsize=(8, 5), layout="constrained", facecolor="white")
+    """Utility over leakage, a numbered point for each defence; right of the line an attack beats the best guess."""
+    figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    for one in report["points"]:
+    for number, one in enumerate(report["points"], 1):
         if one["psnr"] is None or one["utility"] is None:
             continue
         x, y = one["psnr"] - one["psnr_of_guess"], one["utility"]
-        colour = "#c0392b" if one["leaks"] else "#4c8fbd"
-        axes.scatter(x, y, s=70, color=colour, zorder=3)
-        axes.annotate(one["defence"], (x, y), xytext=(7, 5), textcoords="offset points", fontsize=9, color=INK)
+        colour = LEAKS if one["leaks"] else HOLDS
+        axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=f"{number}  {one['defence']}")
+        axes.text(x, y, str(number), color="white", fontsize=9, ha="center", va="center", zorder=4)
     axes.axvline(0, color=FAINT, linestyle="--", linewidth=1)
-    axes.margins(x=0.2, y=0.15)
+    axes.margins(x=0.08, y=0.12)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.set_xlabel("leakage: PSNR of reconstructions above the best guess without the parcel, in dB", color=INK)
     better = "" if report["better"] == "higher" else " (lower is better)"
     axes.set_ylabel(f"utility: {report['metric']} on test images{better}", color=INK)
     axes.set_title("red: the audit found a leak; blue: it found none", fontsize=10, color=INK, loc="left")
+    figure.legend(loc="outside right center", frameon=False, handlelength=1, markerscale=0.5)
     figure.savefig(path, dpi=130)
