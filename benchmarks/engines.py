@@ -3,7 +3,7 @@
 Rounds are taken from the runs' own histories, the first one left out (a process's first call imports and opens files);
 `start` is the rest of a run: starting and ending the engine, the first round, the final test. A message is a call to
 a site and its answer: SplitNN has two a mini-batch, and `message_ms` is what each costs beyond the same run in one
-process. Weights must be the same on all engines, or the benchmark fails.
+process. Weights must be the same on all engines, or the benchmark fails. Every run is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,33 +84,49 @@ def measure(case: Case, engine: str, scratch: Path, cache: Path) -> dict[str, An
     }
 
 
-def measure_bare(case: Case, cache: Path) -> float | None:
+def measure_bare(case: Case, cache: Path) -> dict[str, Any]:
     """Seconds of a round of FedAvg in plain PyTorch; None where there is no such loop."""
     if case.method != "fedavg":
-        return None
+        return {"round_seconds": None}
     rounds = bare_rounds(case.study("in-process"), cache)()
     seconds = []
     for _ in range(case.rounds):
         started = time.perf_counter()
         next(rounds)
         seconds.append(time.perf_counter() - started)
-    return round(statistics.median(seconds[1:]), 4)
+    return {"round_seconds": round(statistics.median(seconds[1:]), 4)}
 
 
-def point(case: Case, engines: tuple[str, ...], scratch: Path, cache: Path) -> dict[str, Any]:
-    rows = [measure(case, engine, scratch, cache) for engine in engines]
+def elsewhere(case: Case, engine: str, scratch: Path) -> dict[str, Any]:
+    """The same in a process of its own: engines change the process that they run in."""
+    command = [sys.executable, __file__, "--one", json.dumps([asdict(case), engine, str(scratch)])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_here(order: str) -> None:
+    """In that process."""
+    case, engine, scratch = json.loads(order)
+    cache = Path(scratch) / "cache"
+    torch.set_num_threads(1)
+    bare = engine == "bare"
+    print(
+        json.dumps(measure_bare(Case(**case), cache) if bare else measure(Case(**case), engine, Path(scratch), cache))
+    )
+
+
+def point(case: Case, engines: tuple[str, ...], scratch: Path) -> dict[str, Any]:
+    bare = elsewhere(case, "bare", scratch)["round_seconds"]
+    rows = [elsewhere(case, engine, scratch) for engine in engines]
     here = rows[0]["round_seconds"]
     digests = {row.pop("weights") for row in rows}
     for row in rows:
         row["message_ms"] = round(1000 * (row["round_seconds"] - here) / case.messages, 2)
         print(f"{case.case:<26} {row['engine']:<11} {row['round_seconds']:8.3f} s a round", file=sys.stderr)
     return {
-        "case": case.case,
-        "method": case.method,
-        "backbone": case.backbone,
-        "sites": case.sites,
+        **asdict(case),
         "messages": case.messages,
-        "bare_round_seconds": measure_bare(case, cache),
+        "bare_round_seconds": bare,
         "engines": rows,
         "same_weights": len(digests) == 1,
     }
@@ -120,12 +137,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two small cases")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if options.one:
+        measure_here(options.one)
+        return
     engines = tuple(name for name in ENGINES if name in {"in-process", *options.engines})
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        points = [point(case, engines, place, place / "cache") for case in (QUICK if options.quick else CASES)]
+        points = [point(case, engines, Path(scratch)) for case in (QUICK if options.quick else CASES)]
     same = all(one["same_weights"] for one in points)
     figures = {"benchmark": "engines", "quick": options.quick, "same_weights": same, "points": points}
     text = json.dumps(figures)
