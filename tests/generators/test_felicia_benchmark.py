@@ -44,17 +44,17 @@ def test_digits_from_end_to_end(tmp_path):
     fours(tmp_path)
     out = tmp_path / "out"
     options = ["--quick", "--only", "digits", "--data", str(tmp_path), "--out", str(out), "--json"]
-    grid = ["--steps", "4", "--points", "0", "25", "--lambdas", "0", "1", "--seeds", "2"]
+    grid = ["--steps", "2", "--points", "0", "25", "--lambdas", "0", "1", "--seeds", "1"]
     done = call("felicia.py", *options, str(tmp_path / "all.json"), *grid)
     printed, written = json.loads(done.stdout.splitlines()[-1]), json.loads((tmp_path / "all.json").read_text())
     assert printed == written
     found = json.loads((out / "digits.json").read_text())
     assert found == written["digits"]
-    assert found["training"]["owners"] == 16
-    assert found["training"]["images_per_owner"] == 4 * 32
+    assert found["training"]["owners"] == 8
+    assert found["training"]["images_per_owner"] == 2 * 32
     assert {(row["seed"], row["alpha"], row["lambda"], row["owner"]) for row in found["rows"]} == {
         (seed, alpha, weight, owner)
-        for seed in (0, 1)
+        for seed in (0,)
         for alpha in (0, 25)
         for weight in (0, 1)
         for owner in ("site-1", "site-2")

@@ -1,0 +1,82 @@
+"""What made images are worth, for any generator: three diets from one start, chosen on validation, by sub-group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import Part
+from polyclinic.generators import utility
+from polyclinic.models import build, initial_weights
+from polyclinic.tasks import TASKS, Target
+from polyclinic.training import Optimizer, Workbench
+
+TARGET = Target(classes=("dark", "bright"))
+
+
+def bench() -> Workbench:
+    def builder():
+        return build("lenet5", channels=1, outputs=2, size=28)
+
+    task = TASKS["classification"](name="classification")
+    return Workbench(builder(), task, TARGET, Optimizer(name="adam", lr=0.003, batch_size=8, decay_every=0))
+
+
+def first_weights() -> dict[str, torch.Tensor]:
+    return initial_weights(lambda: build("lenet5", channels=1, outputs=2, size=28), 3)
+
+
+def part(count: int, seed: int, *, flipped: bool = False) -> Part:
+    """Dark and bright images; the brightest are a sub-group of their own. `flipped` labels them the wrong way round."""
+    rng = np.random.default_rng(seed)
+    kinds = np.arange(count) % 3  # dark, bright, glaring
+    images = (rng.integers(0, 30, (count, 1, 28, 28)) + 90 * kinds[:, None, None, None]).astype(np.uint8)
+    labels = (kinds > 0).astype(np.int64)
+    return Part(images, 1 - labels if flipped else labels, subgroup=np.array(["dark", "bright", "glaring"])[kinds])
+
+
+def test_diets_start_alike_and_the_useful_one_is_released():
+    real, validation = part(6, 1), part(30, 2)
+    good, bad = part(60, 3), part(60, 3, flipped=True)
+    marks = {}
+    for name, made in (("good", good), ("bad", bad)):
+        found = utility.learn_all(
+            bench(), first_weights(), real, made, validation, steps=20, rng=torch.Generator().manual_seed(0)
+        )
+        assert set(found) == set(utility.DIETS)
+        marks[name] = found
+    assert marks["good"]["real"].score == marks["bad"]["real"].score  # the same diet, the same draws, the same network
+    assert marks["good"]["synthetic"].score > 0.95 > 0.6 > marks["bad"]["synthetic"].score
+    assert utility.gated(marks["bad"]) == "real"
+
+
+def test_what_is_known_is_not_trained_again():
+    known = {"real": utility.Learnt({"w": torch.zeros(1)}, 0.7)}
+    found = utility.learn_all(
+        *(bench(), first_weights(), part(6, 1), part(6, 3), part(6, 2)),
+        steps=2,
+        rng=torch.Generator().manual_seed(0),
+        known=known,
+    )
+    assert found["real"] is known["real"]
+
+
+def test_subgroups_are_scored_one_by_one():
+    workbench, test = bench(), part(30, 4)
+    learnt = utility.learn(
+        *(workbench, first_weights(), part(60, 1), part(30, 2)), steps=30, rng=torch.Generator().manual_seed(0)
+    )
+    workbench.load(learnt.weights)
+    found = utility.by_subgroup(workbench, test)
+    assert set(found) == {"dark", "bright", "glaring"}
+    whole = workbench.task.finish(workbench.evaluate(test))["accuracy"]
+    assert np.mean([group["accuracy"] for group in found.values()]) == pytest.approx(whole)
+    assert utility.by_subgroup(workbench, utility.joined(test, test)) == {}
+
+
+def test_without_validation_images_the_last_moment_counts():
+    none = utility.some(part(3, 2), np.array([], dtype=int))
+    found = utility.learn(*(bench(), first_weights(), part(9, 1), none), steps=5, rng=torch.Generator().manual_seed(0))
+    assert found.score == 0.0
+    assert any(not torch.equal(found.weights[name], tensor) for name, tensor in first_weights().items())
