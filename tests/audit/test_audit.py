@@ -95,6 +95,31 @@ def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, atta
     assert json.loads((folder / "audit.json").read_text()) == report
 
 
+@pytest.mark.parametrize(
+    ("generator", "changes"),
+    [
+        ("dcgan", {"generator.steps": 2, "generator.width": 2, "generator.latent": 4}),
+        ("stylegan2", {"generator.steps": 1, "generator.width": 4, "generator.latent": 8}),
+    ],
+)
+def test_generators_of_every_kind_are_projected_into(audited, generator, changes):
+    table = {"generator.name": generator, "generator.batch_size": 8, **changes}
+    granted = [*Audit().threat_model, Capability.LABELS]
+    replay = {"replay.codes": "prior", "replay.probe": False, "replay.samples": 8}
+    report, _ = audited("fedavg-replay", {**table, **replay, "audit.threat_model": granted})
+    (parcel,) = [one for one in report["parcels"] if one["kind"] == "generator"]
+    assert [one["attack"] for one in parcel["findings"]] == ["copies", "nearest-synthetic", "projection"]
+
+
+def test_sealed_parcels_are_audited_at_their_sender(audited):
+    table = {"generator.name": "dcgan", "generator.steps": 2, "generator.width": 2, "generator.latent": 4}
+    report, folder = audited("feder", {**table, "generator.batch_size": 8, "tuning.on": False}, buffer=24)
+    done = {one["kind"]: {found["attack"] for found in one["findings"]} for one in report["parcels"]}
+    assert done == {"weights": {"loss-threshold"}, "synthetic-images": {"copies", "nearest-synthetic"}}
+    lines = [json.loads(line) for line in (folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
+    assert any(line["to"] == "site-2" for line in lines if line["operation"] == "hand_over")
+
+
 def test_latents_of_a_shallow_cut_leak_and_labels_are_named(tiny, undisturbed, tmp_path, monkeypatch):
     more = dataclasses.replace(settings.BUDGETS["quick"], latent_steps=250)
     monkeypatch.setitem(settings.BUDGETS, "quick", more)

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from polyclinic.generators.labels import even_labels
+
 if TYPE_CHECKING:
+    from polyclinic.generators.gan import GANModel
+    from polyclinic.generators.stylegan2 import StyleGAN2Model
     from polyclinic.generators.vqvae2 import VQVAE2Model
 
 
@@ -107,3 +111,21 @@ def vqvae2_space(model: VQVAE2Model) -> CodeSpace:
         return network._images(*vectors)  # `decode` takes codes, which have no gradient
 
     return CodeSpace(decode, codebooks, (network.grid, 2 * network.grid))
+
+
+def gan_space(model: GANModel) -> GaussianSpace:
+    """The random numbers that a GAN makes images from, given labels."""
+    average = model.networks["average"].eval().requires_grad_(False)
+    return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, model.settings.latent)
+
+
+def stylegan2_space(model: StyleGAN2Model) -> GaussianSpace:
+    """StyleGAN2's styles, its noise maps frozen. They have no label: the mapping network has put it in."""
+    average, noises = model.average.eval().requires_grad_(False), model.fixed_noises()
+
+    def styles(points: Tensor) -> Tensor:
+        labels = even_labels(len(points), model.target).to(model.device)
+        with torch.no_grad():
+            return average.mapping(points.to(model.device), labels)
+
+    return GaussianSpace(lambda w, labels: model.images_of(w, noises), model.settings.latent, styles)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Attack, Capability
 from polyclinic.attacks.copies import FEWEST, CopySearch
-from polyclinic.attacks.latent_space import LatentSpace, vqvae2_space
+from polyclinic.attacks.latent_space import LatentSpace, gan_space, stylegan2_space, vqvae2_space
 from polyclinic.attacks.membership_attacks import NearestSynthetic
 from polyclinic.attacks.perceptual import Distance
 from polyclinic.attacks.projection import Projection
@@ -18,8 +18,10 @@ from polyclinic.audit.pictures import histograms
 from polyclinic.audit.recovery import recovery
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, GeneratorModel
+from polyclinic.generators.gan import GANModel
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.shares import from_groups
+from polyclinic.generators.stylegan2 import StyleGAN2Model
 from polyclinic.generators.vqvae2 import VQVAE2Model
 from polyclinic.randomness import torch_rng
 
@@ -129,15 +131,27 @@ def nearest(
 def projected(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
     """The closest images that the generator can make to members and to held-out images."""
     space, budget, tools = space_of(model), seen.tools.budget, seen.tools
-    attack = Projection(iterations=budget.projection_steps, conditional=False, at_once=budget.projected)
+    attack = Projection(
+        iterations=budget.projection_steps, conditional=isinstance(model, GANModel), at_once=budget.projected
+    )
     if space is None:
         return NotTried(attack.name, "this generator names no space to search in")
     if refused := not_granted(attack, seen):
         return refused
-    members, others = truth.members(budget.projected)[0], truth.held_out(budget.projected)[0]
+    members, labels = truth.members(budget.projected)
+    others, other_labels = truth.held_out(budget.projected)
     if min(len(members), len(others)) < 2:
         return NotTried(attack.name, "the site has no held-out images to compare with")
-    found = attack.compare(space, members, others, tools.distance, seed=tools.seed, device=tools.device)
+    found = attack.compare(
+        space,
+        members,
+        others,
+        tools.distance,
+        member_labels=labels if attack.conditional else None,
+        held_out_labels=other_labels if attack.conditional else None,
+        seed=tools.seed,
+        device=tools.device,
+    )
     draw = histograms(
         f"{found.members.features} distance after projection",
         {"training images": found.members.distances, "held-out images": found.held_out.distances},
@@ -166,6 +180,10 @@ def space_of(model: GeneratorModel) -> LatentSpace | None:
     """What the generator makes images from. One with a space of its own offers it as `latent_space()`."""
     if isinstance(model, VQVAE2Model):
         return vqvae2_space(model)
+    if isinstance(model, StyleGAN2Model):
+        return stylegan2_space(model)
+    if isinstance(model, GANModel):
+        return gan_space(model)
     offered = getattr(model, "latent_space", None)
     return offered() if callable(offered) else None
 
