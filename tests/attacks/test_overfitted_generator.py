@@ -21,7 +21,7 @@ def test_an_overfitted_vqvae2_leaks():
     images, labels = torch.from_numpy(drawn.images)[order], torch.from_numpy(drawn.labels)[order]
     settings = VQVAE2(
         width=32, code_width=8, top_codes=64, bottom_codes=64, blocks=1, epochs=150, batch_size=25,
-        prior_epochs=250, prior_batch_size=25, prior_width=32, prior_layers=4,
+        prior_epochs=600, prior_batch_size=25, prior_width=48, prior_layers=4, prior_dropout=0.0,
     )  # fmt: skip
     model = settings.build(channels=1, size=28, target=Target(classes=drawn.classes), seed=1)
     model.fit(images[:50], labels[:50], torch_rng("overfitted", "fit"))
