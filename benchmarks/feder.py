@@ -77,9 +77,9 @@ class Plan:
                 "generator": {"name": "dcgan", "width": 4, "latent": 8, "batch_size": 8},
                 "tuning": {"most_steps": 4, "most_tuning_steps": 4, "check_every": 2, "patience": 2, "measured": 20},
             }
-        steps = self.options.generator_steps
+        steps, width = self.options.generator_steps, self.options.generator_width
         if not self.options.tuning_steps:
-            return {"generator": {"name": "dcgan", "steps": steps}, "tuning": {"on": False}}
+            return {"generator": {"name": "dcgan", "steps": steps, "width": width}, "tuning": {"on": False}}
         phases = {
             "most_steps": steps,
             "most_tuning_steps": self.options.tuning_steps,
@@ -87,7 +87,7 @@ class Plan:
             "patience": max(1, steps // 2),
             "measured": self.options.measured,
         }
-        return {"generator": {"name": "dcgan"}, "tuning": phases}
+        return {"generator": {"name": "dcgan", "width": width}, "tuning": phases}
 
     def entry(self, row: str, seed: int, lr: float, folder: str | None = None, **changes: Any) -> Entry:
         """One run: a row of the tables with a seed."""
@@ -305,6 +305,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--backbone", default="small-cnn")
     parser.add_argument("--generator-steps", type=int, default=1000, help="at most, in the first phase")
+    parser.add_argument("--generator-width", type=int, default=24)
     parser.add_argument(
         "--tuning-steps", type=int, default=100, help="at most, in the second phase; 0: plain training, no phases"
     )
