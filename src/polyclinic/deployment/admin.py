@@ -179,7 +179,12 @@ class Watch:
 
     def _follow(self, order: Order, job: str) -> None:
         """Until the job has ended: show its rounds."""
+        patient_until: float | None = time.monotonic() + 15 * LOOK
         while not (status := self.administration.status(job)).startswith("FINISHED"):
+            if status == "SUBMITTED" and patient_until is not None and time.monotonic() > patient_until:
+                connected = ", ".join(self.administration.connected()) or "nobody"
+                self.say(f"waiting for {order.least} sites to be connected; now there is {connected}")
+                patient_until = None
             told = self.administration.progress(job) if status == "RUNNING" else None
             last = (told or {}).get("last") or {}
             if last.get("round", 0) > self._round:

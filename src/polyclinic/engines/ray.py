@@ -7,6 +7,7 @@ Only text and bytes are handed to Ray. On a cluster, run folder and cache must l
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -75,6 +76,7 @@ class Ray(Lanes):
     @staticmethod
     def _connect(address: str | None, threads: int) -> None:
         refuse_silent_address(address)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a hospital's machine tells nobody what it does
         here: dict[str, Any] = {"num_cpus": max(cores(), threads), "object_store_memory": STORE_BYTES}
         try:
             _ray().init(
