@@ -87,3 +87,15 @@ def test_what_cannot_be_audited_gets_one_sentence(here, capsys, arguments, sente
 def test_a_threat_model_is_checked_when_the_study_is_read(here, capsys):
     assert run_app(["run", "study.toml", "--set", 'audit.threat_model=["mind-reading"]', "--out", "out"]) == 2
     assert "audit.threat_model" in capsys.readouterr().err
+
+
+def test_a_grid_prints_what_defences_cost(here, capsys):
+    sets = ["--set", "audit.keep_parcels=0", "--set", 'audit.defences=["quantise"]']
+    assert run_app(["run", "study.toml", *sets, "--out", "out", "--quiet"]) == 0
+    assert run_app(["audit", "out", "--grid"]) == 0
+    printed = capsys.readouterr().out
+    assert "8 bits" in printed
+    assert (here / "out" / "grid.png").is_file()
+    assert "out/grid.png" in printed
+    assert run_app(["audit", "out", "--grid", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((here / "out" / "grid.json").read_text())
