@@ -36,8 +36,8 @@ from polyclinic.tasks import Target
 #: in a hurry, on a CPU: one seed, small networks, 32 px; the rows in docs/felicia.md name what they changed
 QUICK = {
     "digits": Scale(1000, 1200, 2, 1, (0.0, 3.0), (0, 10, 25, 50), small={"width": 8}),
-    "bias": Scale(1600, 1200, 2, 1, (0.0, 3.0), (0.02,), 300, small={"width": 12}),
-    "skin": Scale(1600, 1200, 4, 1, (0.0, 3.0), (), 200, size=32, small={"width": 12}),
+    "bias": Scale(3000, 900, 1, 1, (0.0, 3.0), (0.02,), 80, small={"width": 8, "batch_size": 16}),
+    "skin": Scale(3000, 900, 1, 1, (0.0, 3.0), (), 80, size=32, small={"width": 8, "batch_size": 16}),
 }
 FULL = {
     "digits": Scale(6000, 1200, 2, 3, (0.0, 1.0, 3.0), (0, 5, 10, 20, 35, 50)),

@@ -217,9 +217,9 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
                 view = views[seed]
                 at = view["components"].of(made)
                 first = float((view["clusters"].nearest(made.numpy(), np.arange(len(made))) == 0).mean())
-                found = measure(view["real"], at)
+                covered = measure(view["real"], at)
                 row = {"seed": seed, "alpha": alpha, "lambda": weight, "owner": owner, "images": images}
-                rows.append({**row, **found, "cluster_1": first})
+                rows.append({**row, **covered, "cluster_1": first})
                 if seed == 0:
                     clouds[f"{alpha}/{weight}/{owner}"] = at[:, :2].numpy()
                     clouds[f"made/{alpha}/{weight}/{owner}"] = made[:12].numpy()
