@@ -23,7 +23,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.communication import SENT
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
+from polyclinic.federation.site import Site, operation, write_tensors
 from polyclinic.generators import replay
 from polyclinic.methods import local, synthesis
 from polyclinic.methods.nodes import NodeMethod
@@ -157,7 +157,7 @@ class FedER(NodeMethod):
     def prepare(self, site: Site) -> Parcel:
         """Train the generator, draw the buffer once, train the first model. Only figures about images leave."""
         model, figures = synthesis.train_generator(site, reuse=self.reuse_generators)
-        site.state.put("generator", model.state())
+        write_tensors(site.folder / "generator.safetensors", model.state())  # nobody asks for it again but its owner
         site.state.put("buffer", synthesis.draw_buffer(site, model, self.buffer))
         self.train(site, None)
         return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
