@@ -69,3 +69,15 @@ def test_speed_needs_no_images():
     found = json.loads(call("felicia.py", "--quick", "--only", "speed").stdout.splitlines()[-1])
     assert [row["owners"] for row in found["speed"]] == [2, 4]
     assert all(row["stacked_seconds"] > 0 and row["one_by_one_seconds"] > 0 for row in found["speed"])
+
+
+def test_what_was_found_is_kept_at_every_look(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import felicia_experiments as experiments
+
+    fours(tmp_path)
+    kept = []
+    scale = experiments.Scale(20, 600, 2, 1, (0.0, 1.0), (10,), small={"width": 2, "batch_size": 4})
+    found = experiments.digits(tmp_path, scale, lambda text: None, lambda now: kept.append(len(now["rows"])))
+    assert kept == [4, 8]
+    assert found["training"]["steps"] == 20
