@@ -1,130 +1,72 @@
 """Convolution and batch norm for many targets at once: the same numbers as torch's, with derivatives made for `vmap`.
 
 Convolution: under `vmap` torch computes the weight gradients of N targets as a convolution in N groups, which is slow
-on a GPU. Here they are one batched matrix product of what each output pixel sees.
-Batch norm: the second derivative of torch's under `vmap` is wrong (by 1e-3 of its size, torch 2.13), and an attack
-needs exactly that one.
+on a GPU. Here they are one batched matrix product, while everything that all targets' shared weights allow stays one
+large convolution. Batch norm: the second derivative of torch's under `vmap` is wrong (by 1e-3 of its size, torch
+2.13), and an attack needs exactly that one.
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class _Columns(torch.autograd.Function):
-    """What each output pixel sees: images [B, C, H, W] to [C·k·k, B·H'·W']. Its derivative is `_Images`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(images: Tensor, window: Window) -> Tensor:
-        # not F.unfold, whose CUDA version starts one kernel per image
-        (down, across), (pad_down, pad_across) = window.stride, window.padding
-        padded = F.pad(images, (pad_across, pad_across, pad_down, pad_down))
-        windows = padded.unfold(2, window.kernel[0], down).unfold(3, window.kernel[1], across)
-        return windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, ctx.window = inputs
-        ctx.shape = images.shape
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Images.apply(gradients[0], ctx.window, ctx.shape), None
-
-
-class _Images(torch.autograd.Function):
-    """Columns [C·k·k, B·H'·W'] added up where their pixels lie in images [B, C, H, W]. Its derivative is `_Columns`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(columns: Tensor, window: Window, shape: torch.Size) -> Tensor:
-        count, channels, *size = shape
-        places = [window.output(side, axis) for axis, side in enumerate(size)]
-        parts = columns.reshape(channels, *window.kernel, count, *places)
-        room = [side + 2 * window.padding[axis] for axis, side in enumerate(size)]
-        padded = columns.new_zeros(channels, count, *room)
-        for i, j in itertools.product(*(range(side) for side in window.kernel)):  # k² sums of whole images
-            rows, cols = (
-                slice(at, at + window.stride[axis] * (places[axis] - 1) + 1, window.stride[axis])
-                for axis, at in enumerate((i, j))
-            )
-            padded[:, :, rows, cols] += parts[:, i, j]
-        (down, across), (height, width) = window.padding, size
-        return padded[:, :, down : down + height, across : across + width].transpose(0, 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.window, _ = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _Columns.apply(gradients[0], ctx.window), None, None
-
-
-class Window(NamedTuple):
-    """Kernel, stride and padding of a convolution, each down and across."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-    def output(self, side: int, axis: int) -> int:
-        """How many output pixels there are along an axis of so many input pixels."""
-        return (side + 2 * self.padding[axis] - self.kernel[axis]) // self.stride[axis] + 1
-
-
 class _Convolve(torch.autograd.Function):
-    """Images [B, C, H, W] and weights [O, C, k, k] to [B, O, H', W'].
-
-    What all targets' shared weights allow stays one large convolution; only the weights' gradients, which are each
-    target's own, are a batched product of columns.
-    """
+    """Images [B, C, H, W] and weights [O, C, k, k] to [B, O, H', W']."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
-        return F.conv2d(images, weight, None, window.stride, window.padding)
+    def forward(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+        return F.conv2d(images, weight, None, stride, padding)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, weight, ctx.window = inputs
+        images, weight, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(images, weight)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         images, weight = ctx.saved_tensors
         of_images = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_images = _transposed(gradient, weight, images.shape[-2:], ctx.window)
+            of_images = _transposed(gradient, weight, images.shape[-2:], ctx.stride, ctx.padding)
         if ctx.needs_input_grad[1]:
-            columns = _Columns.apply(images, ctx.window)
+            columns = _columns(images, weight, ctx.stride, ctx.padding)
             of_weight = (gradient.transpose(0, 1).flatten(1) @ columns.mT).reshape(weight.shape)
-        return of_images, of_weight, None
+        return of_images, of_weight, None, None
 
 
-def _transposed(gradient: Tensor, weight: Tensor, size: torch.Size, window: Window) -> Tensor:
+def _transposed(
+    gradient: Tensor, weight: Tensor, size: torch.Size, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
     """The gradient with respect to the images, which are [.., *size]."""
-    given, (kernel, stride, padding) = gradient.shape[-2:], window
+    given = gradient.shape[-2:]
+    kernel = weight.shape[-2:]
     extra = [size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
     return F.conv_transpose2d(gradient, weight, None, stride, padding, extra)
+
+
+def _columns(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """What each output pixel sees, [C·k·k, B·H'·W'].
+
+    Not F.unfold, whose CUDA version starts one kernel per image.
+    """
+    padded = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    windows = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
+    return windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
 
 
 class ManyTargetsConv2d(nn.Conv2d):
     """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        output = _Convolve.apply(input, self.weight, window)
+        output = _Convolve.apply(input, self.weight, self.stride, self.padding)
         return output if self.bias is None else output + self.bias[:, None, None]
 
     @staticmethod
