@@ -74,7 +74,7 @@ def digits(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -
     axis.legend(fontsize=7)
     figure.savefig(out / "digits_coverage.png", dpi=120)
     sheet = {
-        f"α {alpha} {'GAN' if weight == 0 else 'FELICIA'} {owner}": torch.from_numpy(
+        f"α {alpha:g}, {owner}\n{'GAN' if weight == 0 else 'FELICIA'}": torch.from_numpy(
             arrays[f"made|{alpha}|{weight}|{owner}"]
         )
         for alpha in alphas
@@ -88,7 +88,7 @@ def digits(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -
     ]
     for alpha in alphas:
         cells = [text(mean_std(where(rows, alpha=alpha, **{"lambda": weight}), "coverage")) for weight in weights]
-        lines.append(f"| {alpha} | " + " | ".join(cells) + " |")
+        lines.append(f"| {alpha:g} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -105,7 +105,7 @@ def clouds(arrays: Mapping[str, np.ndarray], alphas: list[int], chosen: float, p
             axis.scatter(*arrays[f"{alpha}|{weight}|{owner}"][:700].T, s=2, color="tab:green", linewidths=0)
             axis.set_xticks([])
             axis.set_yticks([])
-        row[0].set_ylabel(f"α = {alpha} %")
+        row[0].set_ylabel(f"α = {alpha:g} %")
     for axis, (weight, owner) in zip(axes[0], columns, strict=True):
         axis.set_title(f"{'GAN' if weight == 0 else 'FELICIA'}, {owner}", fontsize=9)
     figure.savefig(path, dpi=110)
