@@ -25,6 +25,8 @@ Kept = Mapping[str, list[Release]]
 
 #: kinds whose mean over sites means something
 SUMMED = ("gradients", "weights")
+#: kinds that come out of a generator
+MADE = ("generator", "codes", "synthetic-images")
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,14 @@ def chosen(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Relea
     picked: list[dict[str, Release]] = []
     for of_sites in by_operation(kept).values():
         for site in list(of_sites)[: None if every_site else allowed.sites or None]:
-            picked += [{site: release} for release in of_sites[site][: allowed.releases or None]]
+            picked += [{site: release} for release in most_telling(of_sites[site])[: allowed.releases or None]]
     return picked
+
+
+def most_telling(found: list[Release]) -> list[Release]:
+    """Releases in the order in which they are worth attacking: what a generator makes tells more the longer it has
+    learned, an update the less the network fits already."""
+    return found[::-1] if set(found[0].kinds) & set(MADE) else found
 
 
 def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:

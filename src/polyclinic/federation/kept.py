@@ -115,6 +115,10 @@ class Release:
         """The parcels, in the order in which they left."""
         return sorted(self.folder.glob("[0-9]*-*.safetensors"))
 
+    @property
+    def kinds(self) -> list[str]:
+        return [file.stem.split("-", 1)[1] for file in self.files]
+
     @cached_property
     def parcels(self) -> list[Parcel]:
         return [decode(file.read_bytes()) for file in self.files]
