@@ -10,6 +10,7 @@ DEPLOYMENT/authority/        the key that signed the kits' certificates: keep it
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -84,7 +85,8 @@ def as_sent(study: Study, parts: Parts, names: tuple[str, ...]) -> Study:
 
 
 def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> None:
-    """Certificates and start-up kits, made by NVFlare."""
+    """Certificates and start-up kits, made by NVFlare from a project that stays with the authority."""
+    import yaml
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
@@ -93,6 +95,7 @@ def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> 
     participants += [{"name": name, "type": "client", "org": re.sub(r"\W", "_", name)} for name in names]
     participants += [{"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"}]
     project = {"api_version": 3, "name": PROJECT, "participants": participants, "builders": _builders()}
+    written = copy.deepcopy(project)  # NVFlare changes the one that it is given
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):  # it names a folder that will not stay
             Provisioner(scratch, prepare_builders(project)).provision(prepare_project(project))
@@ -104,6 +107,7 @@ def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> 
         shutil.move(kits / server, folder / "server")
         shutil.move(kits / ADMIN, folder / "admin")
         shutil.move(made / "state", folder / "authority")
+    (folder / "authority" / "project.yml").write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
     for secret in [folder / "authority", *folder.rglob("*.key")]:
         secret.chmod(0o700 if secret.is_dir() else 0o600)
 

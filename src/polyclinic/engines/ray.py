@@ -89,7 +89,10 @@ class Ray(Lanes):
         except (ConnectionError, RuntimeError, ValueError) as error:
             if address is None:
                 raise WorkFailed(f"Ray did not start: {reason_of(error)}") from error
-            raise BadInput(f"engine.address: no Ray cluster answers at '{address}': {reason_of(error)}") from None
+            raise BadInput(
+                f"engine.address: no Ray cluster lets us in at '{address}': {reason_of(error)}; one that wants a token "
+                "needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN set here, too"
+            ) from None
 
     def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         for parcel in (parcel for call in calls for parcel in call.parcels.values()):
