@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from polyclinic.errors import BadInput
-from polyclinic.methods import METHODS
+from polyclinic.methods import METHODS, Method
 from polyclinic.settings import Settings, variant
 from polyclinic.study import PLAIN, VARIANTS, Study
 
@@ -23,7 +23,7 @@ EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
     """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
     chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
-    chosen["generator"] = "dcgan" if _synthesises(method) else "vqvae2"
+    chosen["generator"] = "dcgan" if _method(method).needs_generator() else "vqvae2"
     needless = _needless(method)
     seed = Study.model_fields["seed"]
     blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`.", *_setting("seed", seed, 0)]
@@ -43,17 +43,15 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
 
 def _needless(method: str) -> set[str]:
     """Tables that a study of this method can do without."""
-    registry, key = VARIANTS["method"]
-    replays = variant(registry, {key: method}, path="method", key=key).replays  # type: ignore[attr-defined]
+    chosen = _method(method)
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
-    if _synthesises(method):
-        return optional - {"tuning"}
-    return optional - {"replay"} if replays else optional | {"generator"}
+    if chosen.needs_generator():
+        return optional - {"tuning"} if chosen.tunes_generator else optional
+    return optional - {"replay"} if chosen.replays else optional | {"generator"}
 
 
-def _synthesises(method: str) -> bool:
-    """Whether sites train a generator and hand out what it makes (FedER)."""
-    return variant(METHODS, {"name": method}, path="method", key="name")(name=method).needs_generator()
+def _method(name: str) -> Method:
+    return variant(METHODS, {"name": name}, path="method", key="name")(name=name)
 
 
 def _first_task(source: str) -> str:
