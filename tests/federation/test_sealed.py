@@ -21,6 +21,8 @@ from polyclinic.privacy import sealing
 SITES = ("a", "b", "c")
 SECRET = torch.arange(64, dtype=torch.float32) * 1.25 + 3
 
+SPENT = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "covers": ["weights"], "does_not_cover": []}
+
 
 class Courier:
     """A method that hands a model on."""
@@ -30,8 +32,7 @@ class Courier:
     @operation("weights", "synthetic-images")
     def hand_over(self, site):
         note = {"note": f"from {site.name} in confidence"}
-        privacy = {"epsilon": 1.0}
-        return Parcel("weights", {"w": SECRET}, note, privacy), Parcel("synthetic-images", {"x": SECRET + 1}, note)
+        return Parcel("weights", {"w": SECRET}, note, SPENT), Parcel("synthetic-images", {"x": SECRET + 1}, note)
 
     @operation(sealed_only=True)
     def take(self, site, weights, synthetic_images=None):
@@ -142,7 +143,8 @@ def test_accounts_see_kind_size_and_privacy(make, tmp_path):
     assert [(line["kind"], line["to"], line["digest"]) for line in lines] == [
         (kind, "b", parcel.digest) for kind, parcel in plain.items()
     ]
-    assert lines[0]["privacy"] == {"epsilon": 1.0}
+    assert lines[0]["privacy"] == SPENT
+    assert federation.coverage.records["a"]["epsilon"] == 1.0
     assert "synthetic-images" in federation.coverage.uncovered
 
 
