@@ -98,7 +98,7 @@ def main() -> None:
         found |= compared(projected, found["phases"])
     if options.sheet:
         rows = {"training": images[member][:SHOWN]}
-        rows |= {f"projected, {name}": to_uint8(one.images[:SHOWN]) for name, one in projected.items()}
+        rows |= {f"nearest, {name[:7]}": to_uint8(one.images[:SHOWN]) for name, one in projected.items()}
         contact_sheet(rows, Path(options.sheet))
     found["seconds"] = round(time.monotonic() - started, 1)
     if options.json:
