@@ -219,7 +219,7 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
                 first = float((view["clusters"].nearest(made.numpy(), np.arange(len(made))) == 0).mean())
                 covered = measure(view["real"], at)
                 row = {"seed": seed, "alpha": alpha, "lambda": weight, "owner": owner, "images": images}
-                rows.append({**row, **covered, "cluster_1": first})
+                rows.append({**row, **covered, "cluster_1": first, **_of_each_cluster(view, at)})
                 if seed == 0:
                     clouds[f"{alpha}/{weight}/{owner}"] = at[:, :2].numpy()
                     clouds[f"made/{alpha}/{weight}/{owner}"] = made[:12].numpy()
@@ -228,6 +228,12 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
     clouds |= {"real": views[0]["background"], "cluster": views[0]["background_cluster"]}
     found: dict[str, Any] = {"training": {}, "rows": rows, "clouds": clouds}
     return found | {"training": train(owners, scale, look, say)}
+
+
+def _of_each_cluster(view: dict[str, Any], at: Tensor) -> dict[str, float]:
+    """Coverage of the held-out fours of either cluster: one of them an owner has but few of."""
+    members = [view["real"][torch.from_numpy(view["real_cluster"] == one)] for one in (0, 1)]
+    return {f"coverage_{k + 1}": measure(real, at)["coverage"] for k, real in enumerate(members)}
 
 
 def _view(material: Material, seed: int) -> dict[str, Any]:
@@ -242,6 +248,7 @@ def _view(material: Material, seed: int) -> dict[str, Any]:
         "components": pca,
         "clusters": clusters,
         "real": pca.of(test),
+        "real_cluster": clusters.nearest(test.numpy(), np.arange(len(test))),
         "background": pca.of(background)[:, :2].numpy(),
         "background_cluster": clusters.nearest(background.numpy(), np.arange(len(background))),
     }

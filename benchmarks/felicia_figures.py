@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from polyclinic.generators.coverage import measure
 from polyclinic.generators.sheet import contact_sheet
 
 Row = Mapping[str, Any]
@@ -89,7 +90,28 @@ def digits(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -
     for alpha in alphas:
         cells = [text(mean_std(where(rows, alpha=alpha, **{"lambda": weight}), "coverage")) for weight in weights]
         lines.append(f"| {alpha:g} | " + " | ".join(cells) + " |")
+    return [*lines, "", *plane_table(arrays, alphas, weights)]
+
+
+def plane_table(arrays: Mapping[str, np.ndarray], alphas: list[int], weights: list[float]) -> list[str]:
+    """Coverage in the plane of Fig. 5, first seed: of all fours, and of those of the other owner's cluster."""
+    real, cluster = torch.from_numpy(arrays["real"]), torch.from_numpy(arrays["cluster"])
+    lines = [
+        "| α, % | | " + " | ".join(f"{owner}, {what}" for owner in OWNERS for what in ("all", "other's")) + " |",
+        "|---" * 6 + "|",
+    ]
+    for alpha in alphas:
+        for weight in weights:
+            cells = []
+            for place, owner in enumerate(OWNERS):
+                made = torch.from_numpy(arrays[f"{alpha}|{weight}|{owner}"])
+                others = real[cluster == 1 - place]
+                cells += [f"{measure(part, made)['coverage']:.2f}" for part in (real, others)]
+            lines.append(f"| {alpha:g} | {name_of(weight)} | " + " | ".join(cells) + " |")
     return lines
+
+
+OWNERS = ("site-1", "site-2")
 
 
 def clouds(arrays: Mapping[str, np.ndarray], alphas: list[int], chosen: float, path: Path) -> None:
