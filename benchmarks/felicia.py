@@ -51,7 +51,7 @@ FULL = {
 
 def speed(device: str, quick: bool) -> list[dict[str, Any]]:
     """Images per second of K owners and a central discriminator, stacked and one by one, 32 px DCGANs, batch 32."""
-    settings = GENERATORS["dcgan"](width=8 if quick else 16)
+    settings = GENERATORS["dcgan"](width=4 if quick else 16)
     assert isinstance(settings, GAN)
     rows = []
     for count in (2, 4) if quick else (2, 4, 16, 64):

@@ -30,7 +30,7 @@ from polyclinic.methods.synthesis import uniform_labels
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
 
-SHOWN = 12  # columns of the contact sheet
+SHOWN = 8  # columns of the contact sheet
 COVERED = 1000  # images that coverage is measured on
 
 
