@@ -406,38 +406,6 @@ def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
 # --- bad input ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "changes", "message"),
-    [
-        ("feder", {"model": {"backbones": {"site-1": "unet"}}}, "model.backbones: 'unet' of site 'site-1' cannot do"),
-        ("feder", {"method": {"real_share": 0}}, "method.real_share"),
-        ("feder-b", {"method": {"buffer": 0}}, "method.buffer"),
-        ("feder", {"generator": {"name": "gann"}}, "generator.name: no such choice"),
-    ],
-)
-def test_what_cannot_work_is_said_before(given, changes, message):
-    method = changes.pop("method", None)
-    with pytest.raises(BadInput, match=message):
-        study_of(given, method, **changes)
-
-
-def test_networks_that_differ_cannot_be_averaged():
-    tables = {**TABLES, "model": {"backbones": {"site-1": "lenet5"}}, "method": {"name": "fedavg"}}
-    with pytest.raises(
-        BadInput, match=r"model.backbones: 'fedavg' needs the same network at every site; choose one of"
-    ):
-        parse_study({name: table for name, table in tables.items() if name not in ("tuning", "generator")})
-
-
-def test_privacy_and_tuning_say_where_they_cannot_be_had():
-    with pytest.raises(BadInput, match="chooses when to stop training a generator by real images"):
-        parse_study({**study_of().as_tables(), "privacy": {"on": ["classifier"]}})
-    with pytest.raises(BadInput, match="tuning: 'vqvae2' is no GAN"):
-        parse_study({**study_of().as_tables(), "generator": {"name": "vqvae2"}, "tuning": {"alpha": 1}})
-    with pytest.raises(BadInput, match="tuning: 'fedavg' trains no generator"):
-        parse_study({**TABLES, "method": {"name": "fedavg"}, "tuning": {"alpha": 1}})
-
-
 def test_one_site_has_nobody_to_hand_to(tmp_path, cache):
     study = parse_study({**study_of().as_tables(), "sites": {"partition": "iid", "count": 1}})
     with pytest.raises(BadInput, match="give it two sites or more"):
