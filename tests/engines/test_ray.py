@@ -34,6 +34,7 @@ def running():
     here = str(Path(__file__).parents[1])
     environment = {"PYTHONPATH": os.pathsep.join([here, str(Path(__file__).parent), *sys.path])}
     ray.init(
+        address="local",  # not one that somebody else runs, or left behind, on this machine
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=96 * 2**20,

@@ -39,6 +39,9 @@ def tiny_study(method: dict[str, Any], **changes: dict[str, Any]) -> Study:
     tables |= {name: table for name, table in changes.items() if name not in TABLES or name == "sites"}
     if "name" in changes.get("generator", {}):  # settings of another generator mean nothing to it
         tables["generator"] = changes["generator"]
+    if method["name"] == "felicia" and "generator" not in changes:  # it trains GANs, and no other generator
+        tables["generator"] = {"name": "dcgan", "width": 4}
+        method = {"steps": 1, "learner_steps": 300, **method}
     if method["name"].endswith("-replay"):  # a probe takes longer than all the rest
         tables["replay"] = {"probe": False, **changes.get("replay", {})}
     return parse_study({**tables, "method": {"rounds": 2, **method}})

@@ -26,6 +26,7 @@ MONTHS = {
     "feder": 23.57,
     "feder-a": 22.52,
     "feder-b": 36.52,
+    "felicia": 24.29,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},
