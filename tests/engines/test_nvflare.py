@@ -39,6 +39,7 @@ CASES = {
 
 
 def check_same_run(study, undisturbed, folder):
+    before = set(psutil.Process().children(recursive=True))  # other tests may have left some of theirs
     run(study.with_settings({"engine.name": "nvflare"}), folder)
     expected = undisturbed(study).folder
     if study.method.name == "feder":  # its ledgers hold the sites' public keys, which are drawn anew in every run
@@ -47,7 +48,8 @@ def check_same_run(study, undisturbed, folder):
     else:
         assert_same_run(folder, expected)
     assert not (folder / ".nvflare").exists()
-    names = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    left = set(psutil.Process().children(recursive=True)) - before
+    names = [" ".join(child.cmdline()) for child in left]
     assert not [name for name in names if "nvflare" in name or "polyclinic.worker" in name]
 
 
