@@ -28,6 +28,14 @@ def faulty_host(order):
     return REAL_HOST(order)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _without_tokens():
+    """Ray keeps in memory what a process first read of tokens; a cluster could then want one that is not sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        yield
+
+
 @pytest.fixture(scope="module")
 def running():
     """One small Ray for all tests of this file, so that each need not start its own."""
