@@ -25,7 +25,7 @@ def joined(tiny, undisturbed):
 
 
 @pytest.fixture(scope="module")
-def test_images(tiny, tmp_path_factory):
+def pngs(tiny, tmp_path_factory):
     """All sites' test images as PNG, which loses nothing, with the label in the name."""
     study, folder = tiny("fedreplay", {"model.cut": "conv1"}), tmp_path_factory.mktemp("images")
     parts = prepare(study.data, study.sites)
@@ -36,10 +36,10 @@ def test_images(tiny, tmp_path_factory):
     return folder
 
 
-def test_the_joined_model_scores_on_files_what_the_run_reported(joined, test_images):
+def test_the_joined_model_scores_on_files_what_the_run_reported(joined, pngs):
     predictor = load_predictor(joined.folder)
     classes = list(predictor.card.classes)
-    found = list(predictor.predict([test_images]))
+    found = list(predictor.predict([pngs]))
     right = [one.values["class"] == classes[int(one.file.stem.rsplit("-", 1)[1])] for one in found]
     assert np.mean(right) == pytest.approx(joined.metrics["test"]["accuracy"], abs=1e-9)
     assert all(
@@ -47,8 +47,8 @@ def test_the_joined_model_scores_on_files_what_the_run_reported(joined, test_ima
     )
 
 
-def test_the_command_prints_csv_json_or_writes_a_file(joined, test_images, tmp_path, capsys):
-    image = sorted(test_images.iterdir())[0]
+def test_the_command_prints_csv_json_or_writes_a_file(joined, pngs, tmp_path, capsys):
+    image = sorted(pngs.iterdir())[0]
     assert run_app(["predict", str(joined.folder), str(image)]) == 0
     printed = capsys.readouterr().out
     [row] = csv.DictReader(io.StringIO(printed))
@@ -59,28 +59,28 @@ def test_the_command_prints_csv_json_or_writes_a_file(joined, test_images, tmp_p
     assert (tmp_path / "found.csv").read_text() == printed
 
 
-def test_an_ensemble_is_the_mean_of_the_sites_models(tiny, undisturbed, test_images):
+def test_an_ensemble_is_the_mean_of_the_sites_models(tiny, undisturbed, pngs):
     folder = undisturbed(tiny("standalone")).folder
-    images = np.stack([load_predictor(folder, site="site-1").prepared(f, None) for f in sorted(test_images.iterdir())])
+    images = np.stack([load_predictor(folder, site="site-1").prepared(f, None) for f in sorted(pngs.iterdir())])
     each = [load_predictor(folder, site=site).outputs(images) for site in SITES]
     assert not torch.allclose(each[0], each[1])
     together = load_predictor(folder, ensemble=True).outputs(images)
     torch.testing.assert_close(together, torch.stack(each).mean(0))
 
 
-def test_a_regression_speaks_in_the_labels_unit(tiny, undisturbed, test_images):
+def test_a_regression_speaks_in_the_labels_unit(tiny, undisturbed, pngs):
     study = tiny("fedavg", {"data.source": "hand-phantom", "task.name": "regression", "optimizer.lr": 0.001})
     predictor = load_predictor(undisturbed(study).folder)
-    [found] = predictor.predict([sorted(test_images.iterdir())[0]])
+    [found] = predictor.predict([sorted(pngs.iterdir())[0]])
     assert set(found.values) == {"months"}
     low, high = predictor.card.label_range
     assert low - 60 < found.values["months"] < high + 60
 
 
-def test_masks_are_written_as_pictures(tiny, undisturbed, test_images, tmp_path, capsys):
+def test_masks_are_written_as_pictures(tiny, undisturbed, pngs, tmp_path, capsys):
     settings = {"data.source": "brain-phantom", "task.name": "segmentation", "model.backbone": "unet", "data.size": 32}
     folder = undisturbed(tiny("fedavg", settings, rounds=1)).folder
-    images = [str(file) for file in sorted(test_images.iterdir())[:2]]
+    images = [str(file) for file in sorted(pngs.iterdir())[:2]]
     assert run_app(["predict", str(folder), *images, "--masks", str(tmp_path / "masks"), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     drawn = [np.asarray(Image.open(file)) for file in sorted((tmp_path / "masks").iterdir())]
@@ -96,13 +96,13 @@ def test_masks_are_written_as_pictures(tiny, undisturbed, test_images, tmp_path,
         (["--json", "--out", "x.csv"], "--json: prints"),
     ],
 )
-def test_flags_that_do_not_fit_are_named(joined, test_images, arguments, sentence, capsys):
-    image = str(sorted(test_images.iterdir())[0])
+def test_flags_that_do_not_fit_are_named(joined, pngs, arguments, sentence, capsys):
+    image = str(sorted(pngs.iterdir())[0])
     assert run_app(["predict", str(joined.folder), image, *arguments]) == 2
     assert re.search(sentence, capsys.readouterr().err)
 
 
-def test_files_that_do_not_fit_are_named(joined, test_images, tmp_path):
+def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"not an image")
     (tmp_path / "empty").mkdir()
     save_file({"weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
