@@ -11,7 +11,7 @@ from run_folders import assert_same_run, result
 
 from polyclinic import assembly
 from polyclinic.cli import run_app
-from polyclinic.engines.ray import Share
+from polyclinic.engines.ray import Share, take_own_token
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
 from polyclinic.run import run
@@ -28,19 +28,12 @@ def faulty_host(order):
     return REAL_HOST(order)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_tokens():
-    """Ray keeps in memory what a process first read of tokens; a cluster could then want one that is not sent."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        yield
-
-
 @pytest.fixture(scope="module")
 def running():
     """One small Ray for all tests of this file, so that each need not start its own."""
     here = str(Path(__file__).parents[1])
     environment = {"PYTHONPATH": os.pathsep.join([here, str(Path(__file__).parent), *sys.path])}
+    take_own_token()
     ray.init(
         address="local",  # not one that somebody else runs, or left behind, on this machine
         num_cpus=2,
@@ -149,8 +142,11 @@ def test_an_actor_that_fits_nowhere_is_refused():
         Share("auto", 1, 0.5).actors_for(3, {"CPU": 8.0})
 
 
-def test_from_the_command_line_ray_is_started_and_ended(tiny, undisturbed, tmp_path):
+def test_from_the_command_line_ray_is_started_and_ended(tiny, undisturbed, running, tmp_path, monkeypatch):
+    """Also in a process that has already read another token, and another home folder, than there are now."""
     ray.shutdown()
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
     code = run_app(["run", str(tmp_path / "study.toml"), "--engine", "ray", "--out", str(tmp_path / "run"), "--quiet"])
     assert code == 0

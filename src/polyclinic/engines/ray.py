@@ -8,8 +8,10 @@ Only text and bytes are handed to Ray. On a cluster, run folder and cache must l
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +78,8 @@ class Ray(Lanes):
     @staticmethod
     def _connect(address: str | None, threads: int) -> None:
         refuse_silent_address(address)
+        if address is None:
+            take_own_token()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a hospital's machine tells nobody what it does
         here: dict[str, Any] = {"num_cpus": max(cores(), threads), "object_store_memory": STORE_BYTES}
         try:
@@ -187,6 +191,22 @@ class SiteActor:
             return None, list(self._host.save(call.site)), reply.to_bytes()
         except Exception as error:
             return reason_of(error), None, b""
+
+
+def take_own_token() -> None:
+    """A token for the Ray that is started here, unless the user has settled that by Ray's own variables.
+
+    Otherwise Ray takes the one in the home folder, which this process may have read before it was changed, or which
+    another Ray that starts at the same moment may overwrite: what is started here would then refuse us.
+    """
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if given or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        return
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    with suppress(ImportError):  # a Ray from before there were tokens
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def refuse_silent_address(address: str | None) -> None:
