@@ -30,7 +30,7 @@ def measure(case: str, size: int, options: argparse.Namespace) -> dict[str, floa
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (4 * options.batch, 3, size, size), dtype=torch.uint8, generator=rng)
     steps = model.begin(images, torch.arange(len(images)) % 2, rng)
-    steps.p = 0.3  # augmentation as it is in the middle of a training
+    steps.p.fill_(0.3)  # augmentation as it is in the middle of a training
     started = time.perf_counter()
     steps.step()
     _finish(options.device)

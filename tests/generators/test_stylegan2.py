@@ -304,10 +304,12 @@ def test_gamma_follows_the_sizes_unless_it_is_given():
 @pytest.mark.parametrize(("sign", "start", "expected"), [(1.0, 0.0, 0.16), (-1.0, 0.2, 0.04), (-1.0, 0.0, 0.0)])
 def test_ada_augments_more_where_the_discriminator_is_too_sure(sign, start, expected):
     steps = stepping(ada_images=200)
-    steps.p, steps._signs = start, [torch.tensor(sign)]
+    steps.p.fill_(start)
+    steps._sure.fill_(4 * sign)
     steps._adapt(8)
-    assert steps.p == pytest.approx(expected)  # 4 steps of 8 images are 16 % of 200
+    assert float(steps.p) == pytest.approx(expected)  # 4 steps of 8 images are 16 % of 200
     assert float(steps.controls.get_buffer("p")) == pytest.approx(expected)
+    assert float(steps.controls.get_buffer("sure")) == pytest.approx(sign)
 
 
 def test_an_extra_loss_reaches_the_generator():
@@ -330,10 +332,10 @@ def test_an_extra_loss_reaches_the_generator():
 
 def test_no_augmentation_at_the_start_and_some_of_it_later():
     images = torch.rand(200, 1, 16, 16, generator=rng()) * 2 - 1
-    assert augmented(images, 0.0, dice()) is images
+    assert augmented(images, torch.tensor(0.0), dice()) is images
     changed = {}
     for p in (0.1, 0.9):
-        same = (augmented(images, p, dice()) - images).abs().amax((1, 2, 3)) < 1e-4
+        same = (augmented(images, torch.tensor(p), dice()) - images).abs().amax((1, 2, 3)) < 1e-4
         changed[p] = 1 - float(same.double().mean())
     assert 0.2 < changed[0.1] < 0.8 < changed[0.9]
 
@@ -341,7 +343,7 @@ def test_no_augmentation_at_the_start_and_some_of_it_later():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_augmentation_has_gradients_and_changes_no_shape(channels):
     images = torch.rand(4, channels, 16, 16, generator=rng()).requires_grad_()
-    seen = augmented(images, 1.0, dice())
+    seen = augmented(images, torch.tensor(1.0), dice())
     assert seen.shape == images.shape
     seen.sum().backward()
     assert float(images.grad.abs().sum()) > 0
@@ -361,7 +363,7 @@ def test_colours_by_hand():
 def test_greys_stay_grey_in_colour_images():
     """Hue and saturation turn about the axis of greys."""
     grey = torch.rand(20, 1, 8, 8, generator=rng()).expand(-1, 3, -1, -1)
-    seen = augmented(grey, 1.0, dice())
+    seen = augmented(grey, torch.tensor(1.0), dice())
     assert float((seen - seen.mean(1, keepdim=True)).abs().max()) < 1e-4
 
 

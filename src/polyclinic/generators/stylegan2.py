@@ -52,6 +52,7 @@ class StyleGAN2(Generator):
     ada_images: int = Field(500_000, ge=1, description="images seen while the share of augmentation grows from 0 to 1")
     average_images: float = Field(10_000, gt=0, description="half-life of the averaged generator, in images")
     truncation: float = Field(1.0, ge=0, le=1, description="samples are moved so far from the mean style; 1 as drawn")
+    graphs: bool = Field(True, description="on a GPU, record the steps once and replay them; false: start each kernel")
     compile: bool = Field(False, description="compile the networks: pays on a GPU for runs of many minutes")
 
     summary: ClassVar[str] = "StyleGAN2 with adaptive augmentation, conditional; the good one"

@@ -6,6 +6,7 @@ Each change is made with a probability p, so that below some p it cannot leak in
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -15,17 +16,14 @@ from torch.nn import functional as F
 from polyclinic.generators.duel import Dice
 
 
-def augmented(images: Tensor, p: float, dice: Dice) -> Tensor:
-    """Images [B, C, H, W] in [-1, 1], each change made with probability p; has gradients for the generator.
+def augmented(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
+    """Images [B, C, H, W] in [-1, 1], each change made with probability p []; has gradients for the generator.
 
-    Pixels beyond the border are those of the image mirrored there. `dice` draws on the CPU, where a hundred tiny
-    matrices are made sooner than on a GPU.
+    Pixels beyond the border are those of the image mirrored there.
     """
-    if p <= 0:
+    if not images.is_cuda and float(p) <= 0:  # a GPU is not asked for p, which would make it wait
         return images
-    moves, colours = (
-        made.to(images.device, non_blocking=True) for made in (_moves(images, p, dice), _colours(images, p, dice))
-    )
+    moves, colours = _moves(images, p, dice), _colours(images, p, dice)
     grid = F.affine_grid(moves[:, :2], list(images.shape), align_corners=False)
     moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
     return recoloured(moved, colours)
@@ -34,7 +32,7 @@ def augmented(images: Tensor, p: float, dice: Dice) -> Tensor:
 # --- geometry -----------------------------------------------------------------------------------------
 
 
-def _moves(images: Tensor, p: float, dice: Dice) -> Tensor:
+def _moves(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
     """A 3x3 matrix for each image, from places in the new one to places in the old, in units of half a side."""
     count, side = len(images), images.shape[-1]
     draw = Draws(count, p, dice)
@@ -47,12 +45,12 @@ def _moves(images: Tensor, p: float, dice: Dice) -> Tensor:
     grown = draw.chosen(torch.exp2(0.2 * dice.normal(count)), 1.0)
     matrix = matrix @ _scaling(grown, grown)
     # a rotation before and one after the stretching, so that at least one of the two happens with probability p
-    draw.p = 1 - math.sqrt(1 - min(p, 1.0))
+    draw.p = 1 - (1 - p).sqrt()
     matrix = matrix @ _rotation(draw.chosen((dice.uniform(count) * 2 - 1) * math.pi, 0.0))
     draw.p = p
     stretched = draw.chosen(torch.exp2(0.2 * dice.normal(count)), 1.0)
     matrix = matrix @ _scaling(stretched, 1 / stretched)
-    draw.p = 1 - math.sqrt(1 - min(p, 1.0))
+    draw.p = 1 - (1 - p).sqrt()
     matrix = matrix @ _rotation(draw.chosen((dice.uniform(count) * 2 - 1) * math.pi, 0.0))
     draw.p = p
     return matrix @ _translation(draw.chosen(0.25 * dice.normal(count, 2), 0.0))
@@ -61,12 +59,13 @@ def _moves(images: Tensor, p: float, dice: Dice) -> Tensor:
 class Draws:
     """Chooses, for each image, between a drawn value and the one that changes nothing."""
 
-    def __init__(self, count: int, p: float, dice: Dice) -> None:
+    def __init__(self, count: int, p: Tensor, dice: Dice) -> None:
         self.count, self.p, self.dice = count, p, dice
 
     def chosen(self, drawn: Tensor, neutral: float) -> Tensor:
         made = self.dice.uniform(self.count) < self.p
-        return torch.where(made.reshape(-1, *[1] * (drawn.dim() - 1)), drawn, neutral)
+        # not `neutral` itself: a number would be copied to the GPU, which cannot be recorded
+        return torch.where(made.reshape(-1, *[1] * (drawn.dim() - 1)), drawn, torch.full_like(drawn, neutral))
 
 
 def _scaling(x: Tensor, y: Tensor) -> Tensor:
@@ -98,7 +97,7 @@ def recoloured(images: Tensor, matrix: Tensor) -> Tensor:
     return mixed + offset[:, :, None, None]
 
 
-def _colours(images: Tensor, p: float, dice: Dice) -> Tensor:
+def _colours(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
     """A 4x4 matrix for each image: brightness, contrast, inverted luma, hue and saturation."""
     count, device = len(images), dice.device
     draw = Draws(count, p, dice)
@@ -106,18 +105,15 @@ def _colours(images: Tensor, p: float, dice: Dice) -> Tensor:
     matrix[:, :3, 3] = draw.chosen(0.2 * dice.normal(count), 0.0)[:, None]
     contrast = draw.chosen(torch.exp2(0.5 * dice.normal(count)), 1.0)
     matrix = _scaled(contrast) @ matrix
-    grey = torch.full((3, 1), 1 / math.sqrt(3), device=device)
-    along = torch.zeros(4, 4, device=device)
-    along[:3, :3] = grey @ grey.T  # onto the axis of greys
+    along, colourless, _ = _greys(device)
     keep = torch.eye(4, device=device)
     inverted = draw.chosen(dice.below(2, count).float(), 0.0)
     matrix = (keep - 2 * along * inverted[:, None, None]) @ matrix
     if images.shape[1] == 1:
         return matrix
     turned = draw.chosen((dice.uniform(count) * 2 - 1) * math.pi, 0.0)
-    matrix = _turned_about(grey[:, 0], turned) @ matrix
+    matrix = _turned(turned) @ matrix
     saturation = draw.chosen(torch.exp2(dice.normal(count)), 1.0)
-    colourless = along + torch.diag(torch.tensor([0.0, 0.0, 0.0, 1.0], device=device))
     return (colourless + (keep - colourless) * saturation[:, None, None]) @ matrix
 
 
@@ -125,12 +121,21 @@ def _scaled(factor: Tensor) -> Tensor:
     return torch.diag_embed(torch.stack([factor, factor, factor, torch.ones_like(factor)], 1))
 
 
-def _turned_about(axis: Tensor, angle: Tensor) -> Tensor:
-    """Rotations of colours by `angle` [B] about `axis` [3] (Rodrigues' formula)."""
-    x, y, z = axis.tolist()
-    cross = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], device=angle.device)
+def _turned(angle: Tensor) -> Tensor:
+    """Rotations of colours by `angle` [B] about the axis of greys (Rodrigues' formula)."""
+    *_, cross = _greys(angle.device)
     sin, cos = angle.sin()[:, None, None], angle.cos()[:, None, None]
-    turned = torch.eye(3, device=angle.device) + sin * cross + (1 - cos) * (cross @ cross)
     matrix = torch.eye(4, device=angle.device).repeat(len(angle), 1, 1)
-    matrix[:, :3, :3] = turned
+    matrix[:, :3, :3] = torch.eye(3, device=angle.device) + sin * cross + (1 - cos) * (cross @ cross)
     return matrix
+
+
+@functools.cache
+def _greys(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """About the axis of greys: what projects colours onto it ([4, 4], without and with the constant), and the cross
+    product with it [3, 3]. Kept, as a recorded step must not fetch numbers."""
+    along = torch.zeros(4, 4)
+    along[:3, :3] = 1 / 3
+    signs = torch.tensor([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
+    constant = torch.diag(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    return along.to(device), (along + constant).to(device), (signs / math.sqrt(3)).to(device)

@@ -44,7 +44,7 @@ class Spread(nn.Module):
         size = math.gcd(batch, GROUP)
         groups = x.float().reshape(batch // size, size, channels, height, width)
         spread = (groups.var(1, unbiased=False) + EPS).sqrt().mean((1, 2, 3))
-        plane = spread.repeat_interleave(size)[:, None, None, None].expand(-1, 1, height, width)
+        plane = spread[:, None].expand(-1, size).reshape(batch, 1, 1, 1).expand(-1, 1, height, width)
         return torch.cat([x, plane.to(x.dtype)], 1)
 
 

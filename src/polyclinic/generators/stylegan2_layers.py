@@ -7,6 +7,7 @@ made of few: scales go into weights, and on a GPU the filter does too.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -48,10 +49,16 @@ def filtered(weight: Tensor) -> Tensor:
 
     Four times the arithmetic of a 3x3 kernel, which a GPU has to spare, for a tenth of the passes over the images.
     """
-    taps = torch.tensor(TAPS, device=weight.device, dtype=weight.dtype)
-    kernel = (taps[:, None] * taps[None])[None, None]
+    kernel = _kernel(weight.device, weight.dtype)
     flat = weight.reshape(-1, 1, *weight.shape[2:])
     return F.conv2d(flat, kernel, padding=3).reshape(*weight.shape[:2], weight.shape[2] + 3, weight.shape[3] + 3)
+
+
+@functools.cache
+def _kernel(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """TAPS along both sides, [1, 1, 4, 4]; kept, as a recorded step must not wait for numbers from the CPU."""
+    taps = torch.tensor(TAPS, device=device, dtype=dtype)
+    return (taps[:, None] * taps[None])[None, None]
 
 
 def folds(x: Tensor) -> bool:

@@ -1,12 +1,13 @@
 """How StyleGAN2 learns: the logistic loss, regularisers that act only now and then, averaged weights, and ADA.
 
 Gradients of regularisers need second derivatives, so they are taken of the plain networks; the main steps may use
-compiled ones.
+compiled ones. On a GPU each kind of step is recorded and replayed, so nothing here asks the GPU for a number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.stylegan2_augmentation import augmented
 from polyclinic.generators.stylegan2_discriminator import GROUP
+from polyclinic.generators.stylegan2_graphs import Recorded
 from polyclinic.generators.stylegan2_networks import StyleGenerator
 
 if TYPE_CHECKING:
@@ -59,20 +61,29 @@ class Steps:
         path = PATH_EVERY if settings.path_weight else 0
         self.of_generator = _adam(self.generator, settings.lr, path)
         self.of_discriminator = _adam(self.discriminator, settings.lr, R1_EVERY)
-        self.p = float(self.controls.get_buffer("p"))
+        self.p = self.controls.get_buffer("p")
         self.taken = 0
-        self._signs: list[Tensor] = []
-        self.loss = torch.zeros((), device=self.device)
+        self._sure, self.loss = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        self._learners: dict[ExtraLoss | None, Callable] = {}
+        self._stream = torch.cuda.Stream(self.device) if settings.graphs and self.device.type == "cuda" else None
+        if self._stream is not None:
+            for name in ("_even_out", "_tell_apart", "_flatten"):
+                setattr(self, name, self._recorded(getattr(self, name)))
+
+    def _recorded(self, function: Callable) -> Callable:
+        return function if self._stream is None else Recorded(function, self.dice.rng, self._stream)
 
     # --- one step -------------------------------------------------------------------------------------
 
     def step(self, extra: ExtraLoss | None = None) -> None:
         """One step of generator and discriminator, their regularisers where they are due."""
         real, labels = next(self.batches)
-        self._learn(real, labels, extra)
+        if extra not in self._learners:
+            self._learners[extra] = self._recorded(functools.partial(self._learn, extra=extra))
+        self.loss = self._learners[extra](real, labels)
         if self.settings.path_weight and self.taken % PATH_EVERY == 0:
             self._even_out(labels)
-        self._tell_apart(real, labels)
+        self._sure += self._tell_apart(real, labels)
         if self.taken % R1_EVERY == 0:
             self._flatten(real, labels)
         self._follow(len(real))
@@ -80,17 +91,19 @@ class Steps:
         if self.settings.ada_target and self.taken % ADA_EVERY == 0:
             self._adapt(len(real))
 
-    def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None) -> None:
-        """The generator: made images should be taken for real ones."""
+    def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
+        """The generator: made images should be taken for real ones. Its loss, without the extra one."""
         fake = self.make(labels)
         loss = F.softplus(-self._scores(fake, labels)).mean()
-        self.loss = loss.detach()
-        if extra is not None:
-            loss = loss + extra((real + 1) / 2, ((fake + 1) / 2).clamp(0, 1))
-        _descend(self.of_generator, loss)
+        paid = loss if extra is None else loss + extra((real + 1) / 2, ((fake + 1) / 2).clamp(0, 1))
+        _descend(self.of_generator, paid)
+        return loss.detach()
 
-    def _tell_apart(self, real: Tensor, labels: Tensor) -> None:
-        """The discriminator: real from made, in one pass (the spread of a batch is taken of images of one kind)."""
+    def _tell_apart(self, real: Tensor, labels: Tensor) -> Tensor:
+        """The discriminator: real from made, in one pass (the spread of a batch is taken of images of one kind).
+
+        How sure it is of real images: 1 if it takes all of them for real, -1 if none.
+        """
         usable = len(real) // GROUP * GROUP or len(real)
         real, labels = real[:usable], labels[:usable]
         with torch.no_grad():
@@ -98,7 +111,7 @@ class Steps:
         scores = self._scores(torch.cat([fake, real]), torch.cat([labels, labels]))
         of_fake, of_real = scores.split(usable)
         _descend(self.of_discriminator, F.softplus(of_fake).mean() + F.softplus(-of_real).mean())
-        self._signs.append(of_real.detach().sign().mean())
+        return of_real.detach().sign().mean()
 
     # --- regularisers ---------------------------------------------------------------------------------
 
@@ -134,12 +147,10 @@ class Steps:
 
     def _adapt(self, batch: int) -> None:
         """Augment more where the discriminator is surer of real images than its target, else less."""
-        sure = float(torch.stack(self._signs).mean())
-        self._signs.clear()
+        sure = self.controls.get_buffer("sure").copy_(self._sure / ADA_EVERY)
         change = ADA_EVERY * batch / self.settings.ada_images
-        self.p = min(1.0, max(0.0, self.p + math.copysign(change, sure - self.settings.ada_target)))
-        self.controls.get_buffer("p").fill_(self.p)
-        self.controls.get_buffer("sure").fill_(sure)
+        self.p.add_((sure - self.settings.ada_target).sign() * change).clamp_(0, 1)
+        self._sure.zero_()
 
     @torch.no_grad()
     def _follow(self, batch: int) -> None:
@@ -158,24 +169,17 @@ class Steps:
 
     def styles(self, labels: Tensor, mixed: float = 0.0) -> Tensor:
         """[B, layers, latent]; for a share `mixed` of calls the last layers get styles of their own."""
-        mapping = self.generator.mapping
+        mapping, generator = self.generator.mapping, self.generator
         w = mapping(self.dice.normal(len(labels), self.settings.latent), labels)
         if torch.is_grad_enabled():
             mapping.remember(w.detach())
-        styles = self.generator.repeated(w)
-        if mixed <= 0 or float(self.coin.uniform(1)) >= mixed:
-            return styles
-        other = self.generator.repeated(mapping(self.dice.normal(len(labels), self.settings.latent), labels))
-        cut = 1 + int(self.coin.below(styles.shape[1] - 1, 1))
-        return torch.cat([styles[:, :cut], other[:, cut:]], 1)
-
-    @property
-    def coin(self) -> Dice:
-        """Numbers that decide what is computed, and so must be known on the CPU."""
-        if not hasattr(self, "_coin"):
-            seed = int(torch.randint(2**62, (), generator=self.dice.rng, device=self.dice.rng.device))
-            self._coin = Dice(torch.Generator().manual_seed(seed), torch.device("cpu"))
-        return self._coin
+        if mixed <= 0:
+            return generator.repeated(w)
+        other = mapping(self.dice.normal(len(labels), self.settings.latent), labels)
+        layers = generator.synthesis.layers
+        first = torch.arange(layers, device=self.device) <= self.dice.below(layers - 1, 1)
+        first = first | (self.dice.uniform(1) >= mixed)
+        return torch.where(first[:, None], generator.repeated(w), generator.repeated(other))
 
     def noises(self, count: int) -> list[Tensor]:
         return [self.dice.normal(count, 1, side, side) for side in self.generator.synthesis.noise_sides]
@@ -186,7 +190,7 @@ class Steps:
 
     def _look(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, enabled=False):
-            seen = augmented(images.float(), self.p, self.coin)
+            seen = augmented(images.float(), self.p, self.dice)
         return seen.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else seen
 
     def _autocast(self) -> contextlib.AbstractContextManager:
@@ -207,4 +211,5 @@ def _adam(network: nn.Module, lr: float, every: int) -> torch.optim.Adam:
     share = every / (every + 1) if every else 1.0
     parameters = list(network.parameters())
     betas = (BETAS[0] ** share, BETAS[1] ** share)
-    return torch.optim.Adam(parameters, lr * share, betas=betas, eps=1e-8, fused=parameters[0].is_cuda)
+    on_gpu = parameters[0].is_cuda
+    return torch.optim.Adam(parameters, lr * share, betas=betas, eps=1e-8, fused=on_gpu, capturable=on_gpu)
