@@ -129,7 +129,14 @@ class Assembly:
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
             benches={site: benches[name] for site, name in self.backbones.items()},
+            terms=self.terms,
         )
+
+    @property
+    def terms(self) -> str:
+        """What the study says about results: all of it, but for the engine."""
+        tables = {name: table for name, table in self.study.as_tables().items() if name != "engine"}
+        return json.dumps(tables, sort_keys=True)
 
     @cached_property
     def order(self) -> str:

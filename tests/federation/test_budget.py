@@ -28,8 +28,9 @@ def weights(value=1.0, size=10, privacy=None):
     return Parcel("weights", {"w": torch.full((size,), value)}, {"samples": 4}, privacy)
 
 
-def record(epsilon, steps):
-    return {"epsilon": epsilon, "delta": 1e-5, "steps": steps, "covers": ["w"], "does_not_cover": []}
+def record(epsilon, steps, trained=0, after=0):
+    named = {"trained": trained, "after": after}
+    return {"epsilon": epsilon, "delta": 1e-5, "steps": steps, "covers": ["w"], "does_not_cover": [], **named}
 
 
 def release(gate, *parcels, round=1, cohort=None):
@@ -103,6 +104,19 @@ def test_a_run_that_was_put_back_does_not_get_its_epsilon_back(tmp_path):
     for epsilon, steps in ((2.0, 20), (1.0, 10), (1.8, 15), (0.5, 5)):
         spent.add(1, record(epsilon, steps))
     assert spent.epsilon == pytest.approx(2.0 + 1.8 + 0.5)
+
+
+def test_a_run_that_was_put_back_and_trained_as_long_or_longer_is_charged_for_both(tmp_path):
+    """It has as many steps as the record before it, or more, and yet does not come from it."""
+    gate = gate_of(tmp_path, max_epsilon=3.0)
+    release(gate, weights(1.0, privacy=record(1.0, 10, trained=1)))
+    release(gate, weights(2.0, privacy=record(1.0, 10, trained=1)))  # something else made of the same training
+    release(gate, weights(3.0, privacy=record(1.5, 20, trained=2, after=1)))
+    assert "epsilon 3.5 would be spent" in refusal(gate, weights(4.0, privacy=record(2.0, 30, trained=3, after=1)))
+    assert "epsilon 3.1 would be spent" in refusal(gate, weights(5.0, privacy=record(1.6, 20, trained=4, after=1)))
+    release(gate, weights(6.0, privacy=record(2.9, 40, trained=5, after=2)))
+    reopened = gate_of(tmp_path, max_epsilon=3.0)
+    assert "epsilon 3.1 would be spent" in refusal(reopened, weights(7.0, privacy=record(0.2, 41, trained=6, after=9)))
 
 
 def test_with_an_epsilon_budget_only_what_is_covered_leaves(tmp_path):

@@ -283,3 +283,61 @@ def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
     assert records.SEED in sent["simulated"].privacy["does_not_cover"]
     assert records.SEED not in sent["deployed"].privacy["does_not_cover"]
     assert math.isclose(sent["simulated"].privacy["epsilon"], sent["deployed"].privacy["epsilon"])
+
+
+def deployed_asked(study, folder, asked, restored=None):
+    """What a deployed site releases when it is asked to train with each of these weights, one round after the other."""
+    from polyclinic.assembly import Assembly
+    from polyclinic.federation.call import Call
+    from polyclinic.federation.gate import Policy
+    from polyclinic.federation.parcel import Parcel
+
+    parts = prepare(study.data, study.sites)
+    assembly = Assembly(study, parts, folder)
+    host = assembly.host()
+    host.policy = Policy(deployed=True)
+    host.restore(restored or {})
+    first = len(restored or {}) + 1  # a site that was put back to where it stood after its first round
+    calls = [
+        Call(parts.names[0], "train", round, {"weights": Parcel("weights", weights)})
+        for round, weights in enumerate(asked, first)
+    ]
+    released = []
+    for call in calls:
+        released.append(host.handle(call).parcels[0])
+        position = host.checkpoint()
+    return released, position
+
+
+def test_a_site_that_is_put_back_repeats_itself_only_when_it_is_asked_the_same(tiny, tmp_path):
+    """Noise that is used twice, under weights that hardly differ, would be taken off by subtraction."""
+    from polyclinic.assembly import Assembly
+
+    study = tiny("fedavg", PRIVATE, local_steps=1)
+    weights = Assembly(study, prepare(study.data, study.sites), tmp_path / "any").initial_weights()
+    nudged = {name: tensor + 1e-6 for name, tensor in weights.items()}
+    (first,), position = deployed_asked(study, tmp_path / "run", [weights])
+    other, same = (deployed_asked(study, tmp_path / "run", [sent])[0][0] for sent in (nudged, weights))
+    assert same.digest == first.digest
+    apart = (other.tensors["fc1.weight"] - first.tensors["fc1.weight"]).std()
+    noise = (first.tensors["fc1.weight"] - weights["fc1.weight"]).std()
+    assert apart > 0.5 * noise  # two draws lie farther apart than one from zero; with one draw this is 1e-6
+
+    (going_on,), _ = deployed_asked(study, tmp_path / "run", [weights], restored=position)
+    (otherwise,), _ = deployed_asked(study, tmp_path / "run", [nudged], restored=position)
+    assert going_on.privacy["after"] == otherwise.privacy["after"] == first.privacy["trained"] != 0
+    assert going_on.privacy["trained"] != otherwise.privacy["trained"]
+
+
+def test_other_settings_and_other_images_mean_other_noise(tiny, tmp_path):
+    from polyclinic.assembly import Assembly
+
+    study = tiny("fedavg", PRIVATE, local_steps=1)
+    weights = Assembly(study, prepare(study.data, study.sites), tmp_path / "any").initial_weights()
+    trained = set()
+    for change in ({}, {"privacy.noise": 2.0}, {"data.samples": study.data.samples + 8}):
+        (released,), _ = deployed_asked(study.with_settings(change), tmp_path / "run", [weights])
+        trained.add(released.privacy["trained"])
+    assert len(trained) == 3
+    (released,), _ = deployed_asked(study.with_settings({"engine.threads": 2}), tmp_path / "run", [weights])
+    assert released.privacy["trained"] in trained  # where it runs says nothing about results

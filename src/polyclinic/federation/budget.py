@@ -22,14 +22,16 @@ class OverBudget(Exception):  # noqa: N818
 class Spent:
     """What ledger lines add up to.
 
-    A record has what its run spent up to then. One with fewer steps than the record before it comes from a run that was
-    put back: both then count, by plain addition, which may be more than they cost, and is never less.
+    A record has what its run spent up to then. One that does not follow the record before it (it names another one, or
+    has fewer steps) comes from a run that was put back: both then count, by plain addition, which may be more than they
+    cost, and is never less.
     """
 
     bytes: int = 0
     closed: float = 0.0
     open: float = 0.0
     steps: int = 0
+    trained: int | None = None
 
     @property
     def epsilon(self) -> float:
@@ -39,10 +41,15 @@ class Spent:
         self.bytes += size
         if record is None:
             return
-        if record["steps"] < self.steps:
+        if not self._follows(record):
             self.closed, self.open = self.closed + self.open, 0.0
         epsilon = math.inf if record["epsilon"] is None else record["epsilon"]
-        self.open, self.steps = max(self.open, epsilon), record["steps"]
+        self.open, self.steps, self.trained = max(self.open, epsilon), record["steps"], record.get("trained", 0)
+
+    def _follows(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record is about the training of the record before it, or about what was made of that."""
+        named = self.trained in (None, record.get("trained", 0), record.get("after", 0))
+        return named and record["steps"] >= self.steps
 
     @classmethod
     def of(cls, ledger: Path) -> Spent:

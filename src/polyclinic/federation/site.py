@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from polyclinic.federation import sealed
+from polyclinic.federation import sealed, trail
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.gate import Gate, Policy, RawImages
 from polyclinic.federation.kept import Keeping
@@ -153,9 +153,11 @@ class SiteHost:
         generator: Any = None,
         tuning: Any = None,
         benches: Mapping[str, Workbench] | None = None,
+        terms: str = "",
     ) -> None:
         """`benches`: the workbenches of sites whose network is not that of `bench`; `defend(parcel, received)`: what
-        leaves instead of a parcel."""
+        leaves instead of a parcel; `terms`: what the study says, in any form that is another one if it says anything
+        else."""
         self.method = method
         self.replay = replay
         self.keeping, self.defend = keeping, defend
@@ -164,6 +166,7 @@ class SiteHost:
         self.bench = bench
         self.benches = dict(benches or {})
         self.generator, self.tuning = generator, tuning
+        self.terms = terms
         self.folder = folder
         self.open_data = open_data
         self.policy = policy
@@ -182,6 +185,8 @@ class SiteHost:
         if self.keeping:
             self.keeping.begins(site, parcels)
         with _nothing_happened_if_it_fails(site):
+            if site.secret and site.bench.privacy is not None:
+                trail.extend(site, self.terms, call, parcels)
             with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
                 payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
                 released = _parcels(work(site, **payload))

@@ -13,11 +13,18 @@ from polyclinic.privacy.accounting import Accountant, Mechanism, spent_by, steps
 
 @dataclass
 class Account:
-    """`history` in the order of the steps; those of one kind in a row are one mechanism."""
+    """`history` in the order of the steps; those of one kind in a row are one mechanism.
+
+    A deployed site may be put back and trained again, for which its budget must pay twice. So every training has a name
+    (`trained`, an integer), and a record says of which one it is, and which one the record before it was of (`after`).
+    """
 
     delta: float
     accountant: Accountant = "rdp"
     history: list[Mechanism] = field(default_factory=list)
+    trained: int = 0
+    recorded: int = 0
+    after: int = 0
 
     @property
     def steps(self) -> int:
@@ -45,14 +52,22 @@ class Account:
             return wanted
         return steps_for(target, sampling_rate, noise, self.delta, self.accountant, after=self.history)
 
+    def put_on_record(self) -> None:
+        """Something of the latest training is about to be released, with a record."""
+        if self.trained != self.recorded:
+            self.recorded, self.after = self.trained, self.recorded
+
     # --- in a site's state ------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """The history as a site keeps it: float64 [mechanisms, 3] of noise, sampling rate, steps."""
-        return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)}
+        """As a site keeps it. history float64 [mechanisms, 3]: noise, sampling rate, steps; names int64 [3]."""
+        names = torch.tensor([self.trained, self.recorded, self.after])
+        return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3), "names": names}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], delta: float, accountant: Accountant) -> Account:
         """The account whose `tensors` a site has kept; an empty one if it has none."""
         rows = tensors["history"].tolist() if "history" in tensors else []
-        return cls(delta, accountant, [Mechanism(noise, rate, int(steps)) for noise, rate, steps in rows])
+        history = [Mechanism(noise, rate, int(steps)) for noise, rate, steps in rows]
+        names = tensors["names"].tolist() if "names" in tensors else (0, 0, 0)
+        return cls(delta, accountant, history, *names)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.federation.trail import trail_of
 from polyclinic.privacy import accounting
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
-from polyclinic.randomness import numpy_rng
+from polyclinic.randomness import numpy_rng, seed_of
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
@@ -63,7 +64,7 @@ def descend(
     rate = accounting.rate(len(site.data.train), batch_size)
     steps = account.left(privacy.target_epsilon, privacy.noise, rate, steps)
     address = _address(site, account)
-    account.add(privacy.noise, rate, steps)
+    _enter(site, account, privacy.noise, rate, steps)
     indices = dp.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
     real = (fetch(index) for index in indices)
     dp.descend(
@@ -142,7 +143,7 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     if not account.left(privacy.target_epsilon, privacy.noise, sampling_rate, 1):
         return {name: torch.zeros_like(weight, device="cpu") for name, weight in bench.model.named_parameters()}
     address = _address(site, account)
-    account.add(privacy.noise, sampling_rate, 1)
+    _enter(site, account, privacy.noise, sampling_rate, 1)
     index = next(dp.poisson(len(part), sampling_rate, numpy_rng(*address, "images")))
     turns = site.rng("augmentation")
     pieces = (bench.batch(part, some, turns) for some in index.split(dp.MOST_ROWS))
@@ -169,7 +170,7 @@ def record_of(site: Site, *parts: str) -> dict[str, Any] | None:
     if site.bench.privacy is None or not covered_parts(site.bench.privacy.on, parts):
         return None
     limits = [CODES] if {"generator", "encoder"} & set(parts) else []
-    return record(account_of(site), names(parts), [*limits, *_limits(site)])
+    return _record(site, names(parts), [*limits, *_limits(site)])
 
 
 def record_of_scores(site: Site, split: str) -> dict[str, Any] | None:
@@ -179,7 +180,15 @@ def record_of_scores(site: Site, split: str) -> dict[str, Any] | None:
     """
     if split == "train" or not is_private(site, "classifier"):
         return None
-    return record(account_of(site), ["scores on validation and test images"], [HELD_OUT, *_limits(site)])
+    return _record(site, ["scores on validation and test images"], [HELD_OUT, *_limits(site)])
+
+
+def _record(site: Site, covers: list[str], does_not_cover: list[str]) -> dict[str, Any]:
+    account = account_of(site)
+    account.put_on_record()
+    if site.secret:
+        site.state.put(STATE, account.tensors())
+    return record(account, covers, does_not_cover)
 
 
 def _limits(site: Site) -> list[str]:
@@ -192,5 +201,14 @@ def _privacy(site: Site) -> Privacy:
 
 
 def _address(site: Site, account: Account) -> tuple[str | int, ...]:
-    """Never the same twice: noise that is used again can be taken off by subtraction."""
-    return (site.seed, site.secret, site.name, "privacy", site.round, account.steps)
+    """Never the same twice: noise that is used again can be taken off by subtraction. A deployed site, which may be put
+    back, draws by all that it was asked."""
+    where = (site.seed, site.secret, site.name, "privacy", site.round, account.steps)
+    return (*where, trail_of(site.state)) if site.secret else where
+
+
+def _enter(site: Site, account: Account, noise: float, sampling_rate: float, steps: int) -> None:
+    """Enter steps that are about to be taken, and name what comes out of them."""
+    account.add(noise, sampling_rate, steps)
+    if steps and site.secret:
+        account.trained = seed_of(trail_of(site.state), account.steps)

@@ -49,7 +49,8 @@ UNCOVERED = {
 def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str]) -> dict[str, Any]:
     """The `privacy` of a ledger line: what the site has spent in all up to now, and what that says about a parcel.
 
-    `noise` and `sampling_rate` are those of the latest steps; `mechanisms` has all of them.
+    `noise` and `sampling_rate` are those of the latest steps; `mechanisms` has all of them. `trained` names what a
+    deployed site has trained, `after` what the record before this one was about; 0 where nothing has a name.
     """
     latest = account.history[-1] if account.history else None
     return {
@@ -60,6 +61,8 @@ def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str
         "sampling_rate": latest.sampling_rate if latest else None,
         "noise": latest.noise if latest else None,
         "mechanisms": [one._asdict() for one in account.history],
+        "trained": account.recorded,
+        "after": account.after,
         "covers": list(covers),
         "does_not_cover": list(does_not_cover),
     }
