@@ -2,14 +2,15 @@
 
 100 images, one behind each gradient, LeNet-5 with weights from U(-0.5, 0.5), labels searched for together with the
 images, L-BFGS with 100 steps: mean squared error and SSIM of the images that converged, and how many did not (the error
-is not below the start's, or is 2 or more). {TG, Unif} x {Euclidean, adaptive Gaussian, fixed lambda²} x lr {0.1, 1}.
+is not below the start's, or is 2 or more). {TG, Unif} x {Euclidean, adaptive Gaussian, fixed lambda²} x lr {0.1, 1};
+all that share a distance are attacked in one batch.
 
 Images come from the folder that POLYCLINIC_REAL_DATA names: mnist.npz (28 px), cifar10_subset_jpeg.npz (32 px; the
 paper has CIFAR-100), tb_cxr_64.npz and covid_cxr_64.npz (chest X-rays, halved to 32 px; the paper has NIH's). The
-network has 100 outputs on all of them, which is what makes the paper's 85,000 parameters. A fixed lambda² uses the
-scaled form lambda² (1 - exp(-D / lambda²)), which has the same minimum and does not stop at L-BFGS' tolerances;
---plain uses the paper's. --resnet attacks 20 images with ResNet-18 and AdamW as well (a GPU is advised; products of
-its matrices are in TF32 there).
+network has 100 outputs on all of them, which is what makes the paper's 85,000 parameters. A fixed lambda² comes in two
+forms: the paper's, 1 - exp(-D / lambda²), and the same times lambda², which has the same minimum and does not stop at
+L-BFGS' tolerances. --resnet attacks 20 images with ResNet-18 and AdamW as well (a GPU is advised; products of its
+matrices are in TF32 there).
 
 Needs torch and NumPy, and Pillow for CIFAR.
 """
@@ -153,16 +154,20 @@ class Configuration:
     distance: str  #: Eucl, AG, or a fixed lambda²
     lr: float
     network: str = "LeNet-5"
+    form: str = "plain"  #: of a fixed lambda²
 
-    def distance_from(self, plain: bool) -> DistanceFrom:
+    def distance_from(self) -> DistanceFrom:
         if self.distance.isdigit():
-            return partial(gaussian, variance=float(self.distance), scaled=not plain)
+            return partial(gaussian, variance=float(self.distance), scaled=self.form == "scaled")
         return DISTANCES[{"Eucl": "euclidean", "AG": "adaptive-gaussian"}[self.distance]]
 
-    def optimizer(self, start: Tensor, steps: int) -> Optimizer:
-        return (
-            LBFGS(start, lr=self.lr, steps=steps) if self.network == "LeNet-5" else Adam(start, lr=self.lr, steps=steps)
-        )
+
+def optimizer_of(group: list[Configuration], start: Tensor, options: argparse.Namespace) -> Optimizer:
+    """`start` has as many rows for each configuration of the group."""
+    if group[0].network == "ResNet-18":
+        return Adam(start, lr=group[0].lr, steps=options.resnet_steps)
+    rates = torch.tensor([what.lr for what in group]).repeat_interleave(len(start) // len(group))
+    return LBFGS(start, lr=rates, steps=options.steps)
 
 
 def network(name: str, images: Tensor, seed: int) -> nn.Module:
@@ -174,26 +179,30 @@ def network(name: str, images: Tensor, seed: int) -> nn.Module:
         return networks.ResNet18(channels, CLASSES, size)
 
 
-def attack(what: Configuration, images: Tensor, labels: Tensor, options: argparse.Namespace) -> dict[str, Any]:
-    """Attack every image as a target of its own, and score what comes back."""
+def attack(
+    group: list[Configuration], images: Tensor, labels: Tensor, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Attack every image in every configuration, each as a target of its own, and score what comes back.
+
+    The configurations differ in start and learning rate only, so that all of them go into one batch.
+    """
     begin = time.perf_counter()
     dtype = torch.float64 if options.double else torch.float32
-    model = network(what.network, images, options.seed).to(options.device, dtype)
+    model = network(group[0].network, images, options.seed).to(options.device, dtype)
     simulation = Simulation(networks.ready(model, device=options.device))
     hot = F.one_hot(labels, CLASSES)[:, None].to(options.device, dtype)
-    inputs = images[:, None].to(options.device, dtype)
     with torch.no_grad():
-        observed = {name: tensor.detach() for name, tensor in vmap(simulation)(inputs, hot).items()}
-    shape = (1, *images.shape[1:])
-    start = torch.stack([start_of(what.start, images[i].shape, i, options.seed) for i in range(len(images))])
-    start = start.to(options.device, dtype)
-    distance = what.distance_from(options.plain)
+        sent = vmap(simulation)(images[:, None].to(options.device, dtype), hot)
+    observed = {name: tensor.repeat(len(group), *(1,) * (tensor.dim() - 1)) for name, tensor in sent.items()}
+    starts = [start_of(what.start, images[i].shape, i, options.seed) for what in group for i in range(len(images))]
+    start = torch.stack(starts).to(options.device, dtype)
+    shape, distance = (1, *images.shape[1:]), group[0].distance_from()
     objective = Objective(simulation, observed, FreeLabels((CLASSES,)), image_shape=shape, distance=distance)
-    steps = options.steps if what.network == "LeNet-5" else options.resnet_steps
-    found = search(objective, what.optimizer(start, steps), returns="last")
-    ends, begins = (objective.unpack(point)[0].cpu() for point in (found.point, start))
-    result = scoring.score(ends, images[:, None], begins)
-    return {**result.summary(), "seconds": round(time.perf_counter() - begin, 1)}
+    found = search(objective, optimizer_of(group, start, options), returns="last")
+    ends, begins = (objective.unpack(point)[0].cpu().chunk(len(group)) for point in (found.point, start))
+    seconds = round((time.perf_counter() - begin) / len(group), 1)
+    scores = [scoring.score(e, images[:, None], b) for e, b in zip(ends, begins, strict=True)]
+    return [{**score.summary(), "seconds": seconds} for score in scores]
 
 
 def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
@@ -206,28 +215,17 @@ def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
 # --- all configurations -------------------------------------------------------------------------------
 
 
-def configurations(data: str, options: argparse.Namespace) -> Iterator[Configuration]:
-    if not options.resnet_only:
-        yield from of_lenet(data, options)
+def configurations(options: argparse.Namespace) -> Iterator[list[Configuration]]:
+    """Groups that share network and distance; what all tables have comes first."""
+    starts, widths = options.starts, (200, 1000) if options.quick else (*WIDTHS, 2000)
     if options.resnet or options.resnet_only:
-        for start in options.starts:
-            for distance in ("Eucl", "AG"):
-                yield Configuration(start, distance, 1e-3, "ResNet-18")
-
-
-def of_lenet(data: str, options: argparse.Namespace) -> Iterator[Configuration]:
-    quick = options.quick
-    widths = (
-        (200, 1000) if quick else (*WIDTHS, 2000) if data == "cifar" else WIDTHS if data == "chest" else (200, 1000)
-    )
-    for lr in (0.1, 1.0):  # what all tables have comes first
-        for start in options.starts:
-            yield Configuration(start, "Eucl", lr)
-            yield Configuration(start, "AG", lr)
-    for lr in (0.1, 1.0):
-        for start in options.starts:
-            for width in widths if lr == 0.1 else (200, 1000):
-                yield Configuration(start, str(width), lr)
+        for distance in ("Eucl", "AG"):
+            yield [Configuration(start, distance, 1e-3, "ResNet-18") for start in starts]
+    if not options.resnet_only:
+        distances = [(name, "") for name in ("Eucl", "AG")]
+        distances += [(str(width), form) for form in options.forms for width in widths]
+        for distance, form in distances:
+            yield [Configuration(start, distance, lr, form=form) for lr in (0.1, 1.0) for start in starts]
 
 
 def row_of(data: str, what: Configuration, ours: dict[str, Any]) -> dict[str, Any]:
@@ -241,6 +239,7 @@ def row_of(data: str, what: Configuration, ours: dict[str, Any]) -> dict[str, An
         "network": what.network,
         "start": what.start,
         "distance": what.distance,
+        "form": what.form,
         "lr": what.lr,
         **ours,
         "paper": paper,
@@ -251,9 +250,9 @@ def show(row: dict[str, Any]) -> None:
     paper = row["paper"] or {}
     theirs = ", ".join(f"{name} {value}" for name, value in paper.items() if value is not None) or "no figure"
     print(
-        f"{row['data']:<6} {row['network']:<9} {row['start']:<5} {row['distance']:>5} lr {row['lr']:<6} "
-        f"MSE {row['mse']:.2e} SSIM {row['ssim']:.3f} failed {row['non_converging']:>3} of {row['images']} "
-        f"({row['seconds']:.0f} s) | paper: {theirs}",
+        f"{row['data']:<6} {row['network']:<9} {row['start']:<5} {row['distance']:>5} {row['form']:<6} "
+        f"lr {row['lr']:<5} MSE {row['mse']:.2e} SSIM {row['ssim']:.3f} failed {row['non_converging']:>3} "
+        f"of {row['images']} ({row['seconds']:.0f} s) | paper: {theirs}",
         flush=True,
     )
 
@@ -267,12 +266,14 @@ def main() -> None:
         images, labels = load_images(data, options.images, options.seed)
         baselines[data] = {"ours": scoring.random_other_image(images), "paper": PAPER_BASELINE.get(data)}
         print(f"{data}: another image at random gives {baselines[data]['ours']}")
-        for what in configurations(data, options):
-            count = min(len(images), 20) if what.network == "ResNet-18" else len(images)
-            tf32 = what.network == "ResNet-18"  # its size asks for it; L-BFGS would lose its way
+        for group in configurations(options):
+            count = min(len(images), 20) if group[0].network == "ResNet-18" else len(images)
+            tf32 = group[0].network == "ResNet-18"  # its size asks for it; L-BFGS would lose its way
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-            rows.append(row_of(data, what, attack(what, images[:count], labels[:count] % CLASSES, options)))
-            show(rows[-1])
+            found = attack(group, images[:count], labels[:count] % CLASSES, options)
+            for what, ours in zip(group, found, strict=True):
+                rows.append(row_of(data, what, ours))
+                show(rows[-1])
             figures = figures_of(rows, baselines, options)
             if options.json:  # as they come, so that an interrupted benchmark keeps what it has found
                 options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -286,7 +287,6 @@ def figures_of(rows: list[dict[str, Any]], baselines: dict[str, Any], options: a
         "steps": options.steps,
         "resnet_steps": options.resnet_steps,
         "precision": "fp64" if options.double else "fp32",
-        "fixed_lambda": "plain" if options.plain else "scaled",
         "baselines": baselines,
         "rows": rows,
     }
@@ -305,7 +305,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resnet", action="store_true", help="ResNet-18 with AdamW on 20 images, too")
     parser.add_argument("--resnet-only", action="store_true", help="only that")
     parser.add_argument("--resnet-steps", type=int, default=5000)
-    parser.add_argument("--plain", action="store_true", help="the paper's form of the Gaussian with a fixed lambda²")
+    parser.add_argument("--forms", nargs="*", choices=("plain", "scaled"), default=["plain", "scaled"])
     parser.add_argument("--double", action="store_true", help="float64 instead of float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

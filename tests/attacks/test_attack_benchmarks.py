@@ -34,7 +34,7 @@ def test_tables_of_the_paper(tmp_path: Path):
     pictures, labels = rng.integers(0, 256, (5, 8, 8), dtype=np.uint8), np.arange(5)
     np.savez(tmp_path / "mnist.npz", test_images=pictures, test_labels=labels)
     found = figures("attack_tables.py", "--quick", "--data", "mnist", "--images", "3", "--steps", "1", data=tmp_path)
-    assert len(found["rows"]) == 16
+    assert len(found["rows"]) == 24
     assert found["rows"][0]["paper"] == {"mse": None, "ssim": None, "non_converging": 4}
     assert {row["start"] for row in found["rows"]} == {"TG", "Unif"}
 

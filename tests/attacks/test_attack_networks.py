@@ -81,6 +81,25 @@ def test_batch_norm_leaves_its_running_statistics_alone():
         assert torch.equal(buffer, before[name])
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_is_torchs_to_the_second_derivative(affine: bool):
+    """For one target: values and derivatives by images, weight and bias, with a mean far from zero."""
+    rng = torch_rng("batch norm")
+    ours, torchs = BatchStatistics2d(3, affine=affine).double(), nn.BatchNorm2d(3, affine=affine).double()
+    images = (4 + torch.randn(2, 3, 4, 5, generator=rng, dtype=torch.float64)).requires_grad_()
+    given = torch.randn(2, 3, 4, 5, generator=rng, dtype=torch.float64)
+    found = []
+    for layer in (ours, torchs):
+        if affine:
+            layer.weight.data, layer.bias.data = torch.arange(1.0, 4).double(), torch.arange(3.0).double()
+        wanted = [images, *layer.parameters()]
+        first = torch.autograd.grad((layer(images) * given).square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(f.pow(3).sum() for f in first), wanted[: 2 if affine else 1])
+        found.append([layer(images), *first, *second])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)
+
+
 def test_batch_norm_of_one_value_is_refused():
     with pytest.raises(ValueError, match="more than one value"):
         BatchStatistics2d(2)(torch.zeros(1, 2, 1, 1))

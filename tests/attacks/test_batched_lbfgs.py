@@ -61,6 +61,14 @@ def test_first_steps_are_torchs(lr: float, steps: int, history: int):
         assert found.evaluations[row] == evaluations
 
 
+def test_each_target_may_have_a_rate_of_its_own():
+    problem, start = valleys()
+    rates = torch.tensor([0.1, 1.0, 0.5, 0.1], dtype=torch.float64)
+    found = search(problem, LBFGS(start, lr=rates, steps=2), returns="last")
+    for row, lr in enumerate(rates.tolist()):
+        torch.testing.assert_close(found.point[row], torchs(problem, row, start, 2, lr=lr)[0], rtol=0, atol=1e-8)
+
+
 def test_ends_where_torch_ends():
     """Steps that end early, convergence and all: torch's loss, with fewer evaluations, since it looks twice."""
     problem, start = valleys()

@@ -26,18 +26,19 @@ class LBFGS:
         self,
         start: Tensor,
         *,
-        lr: float = 1.0,
+        lr: float | Tensor = 1.0,
         steps: int = 100,
         inner: int = 20,
         history: int = 100,
         tolerance_grad: float = 1e-7,
         tolerance_change: float = 1e-9,
     ) -> None:
-        """`start` [N, D]; `steps`, `inner`, `history` and tolerances as torch's (calls of step, max_iter, ...)."""
+        """`start` [N, D]; `lr` one for all or [N]; the rest as torch's (`steps`: calls of step; `inner`: max_iter)."""
         if inner < 4:
             raise ValueError("below 4 iterations torch ends a step by its number of evaluations: use inner >= 4")
         count, size = start.shape
-        self.lr, self.steps, self.inner = lr, steps, inner
+        self.lr = torch.as_tensor(lr, dtype=start.dtype, device=start.device).expand(count).clone()
+        self.steps, self.inner = steps, inner
         self.limit = steps * inner
         self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
         self.point = start.detach().clone()
@@ -67,7 +68,7 @@ class LBFGS:
         going &= downhill
 
         first = (1 / gradient.abs().sum(1)).clamp(max=1) * self.lr
-        length = torch.where(self.started, torch.full_like(first, self.lr), first)
+        length = torch.where(self.started, self.lr, first)
         self.move.copy_(torch.where(going[:, None], length[:, None] * direction, self.move))
         self.point.copy_(torch.where(going[:, None], self.point + self.move, self.point))
         self.gradient.copy_(gradient)
@@ -94,7 +95,7 @@ class LBFGS:
         """Go on with some of the targets only."""
         for name in ("point", "started", "diverged", "converged", "active", "step_count", "inner_count"):
             setattr(self, name, getattr(self, name)[rows])
-        for name in ("loss", "gradient", "move"):
+        for name in ("lr", "loss", "gradient", "move"):
             setattr(self, name, getattr(self, name)[rows])
         self.memory.keep(rows)
 
