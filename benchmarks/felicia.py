@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ QUICK = {
     "skin": Scale(3000, 900, 1, 1, (0.0, 3.0), (), 80, size=32, small={"width": 8, "batch_size": 16}),
 }
 FULL = {
-    "digits": Scale(6000, 1200, 2, 3, (0.0, 1.0, 3.0), (0, 5, 10, 20, 35, 50)),
-    "bias": Scale(8000, 1200, 3, 3, (0.0, 1.0, 3.0), (0.02, 0.1, 0.5, 0.9, 0.98), 600),
-    "skin": Scale(8000, 1200, 8, 3, (0.0, 1.0, 3.0, 5.0, 7.0, 10.0), (), 200),
+    "digits": Scale(20000, 1200, 6, 3, (0.0, 1.0, 3.0), (0, 5, 10, 20, 35, 50)),
+    "bias": Scale(20000, 1200, 6, 3, (0.0, 1.0, 3.0), (0.02, 0.1, 0.5, 0.9, 0.98), 600, repeats=2),
+    "skin": Scale(20000, 1200, 10, 3, (0.0, 1.0, 3.0, 5.0, 7.0, 10.0), (), 300, repeats=3),
 }
 
 
@@ -50,20 +50,30 @@ FULL = {
 
 
 def speed(device: str, quick: bool) -> list[dict[str, Any]]:
-    """Images per second of K owners and a central discriminator, stacked and one by one, 32 px DCGANs, batch 32."""
+    """Seconds of a step of K owners and a central discriminator: stacked, on a GPU also as one CUDA graph, and one by
+    one; 32 px DCGANs, batch 32."""
     settings = GENERATORS["dcgan"](width=4 if quick else 16)
     assert isinstance(settings, GAN)
     rows = []
     for count in (2, 4) if quick else (2, 4, 16, 64):
         held = {f"owner-{k}": _noise(k) for k in range(count)}
-        products = device.startswith("cuda")
-        stacked = Owners(settings, CentralTerm(), [Federated(0, 1.0, held)], TWO, device=device, as_products=products)
-        single = OneByOne(settings, CentralTerm(), held, device)
-        seconds = [_time(step, device, 2 if quick else 10) for step in (stacked.step, single.step)]
-        row = {"owners": count, "stacked_seconds": seconds[0], "one_by_one_seconds": seconds[1]}
-        rows.append({**row, "ratio": round(seconds[1] / seconds[0], 2)})
-        print(f"{count} owners: {row}, {rows[-1]['ratio']} times as fast", flush=True)
+        row: dict[str, Any] = {"owners": count}
+        for name, step in _ways(settings, held, device):
+            row[name] = _time(step, device, 0.3 if quick else 1.0)
+        for name in [name for name in row if name.startswith("stacked")]:
+            row[name.replace("stacked", "ratio")] = round(row["one_by_one"] / row[name], 2)
+        rows.append(row)
+        print(row, flush=True)
     return rows
+
+
+def _ways(settings: GAN, held: dict[str, Images], device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    fast = device.startswith("cuda")
+    for recorded in (False, True) if fast else (False,):
+        how = {"as_products": fast, "recorded": recorded}
+        owners = Owners(settings, CentralTerm(), [Federated(0, 1.0, held)], TWO, device=device, **how)
+        yield "stacked_recorded" if recorded else "stacked", owners.step
+    yield "one_by_one", OneByOne(settings, CentralTerm(), held, device).step
 
 
 TWO = Target(classes=("a", "b"))
@@ -74,15 +84,17 @@ def _noise(k: int) -> Images:
     return Images(pixels, torch.arange(128) % 2)
 
 
-def _time(step: Callable[[], Any], device: str, steps: int) -> float:
-    for _ in range(2):
+def _time(step: Callable[[], Any], device: str, seconds: float) -> float:
+    """Seconds per step, over about so many seconds, after a few steps that do not count."""
+    for _ in range(5):
         step()
     _wait(device)
-    started = time.perf_counter()
-    for _ in range(steps):
+    started, taken = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds or taken < 2:
         step()
-    _wait(device)
-    return round((time.perf_counter() - started) / steps, 5)
+        _wait(device)
+        taken += 1
+    return round((time.perf_counter() - started) / taken, 5)
 
 
 class OneByOne:
@@ -151,6 +163,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of every generator")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--lambdas", type=float, nargs="+")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
+    parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
     parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses of bias")
     parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
     return parser.parse_args()
@@ -168,6 +182,8 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "weights": options.lambdas and tuple(options.lambdas),
         "points": options.points and tuple(options.points),
         "device": options.device,
+        "precision": options.precision,
+        "recorded": False if options.eager else None,
     }
     base = (QUICK if options.quick else FULL)[name]
     return dataclasses.replace(base, **{key: value for key, value in wanted.items() if value is not None})

@@ -6,6 +6,7 @@ owners of all these federations train as one stacked model (`polyclinic.generato
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from polyclinic.generators.coverage import components, measure
 from polyclinic.generators.gan import GAN
 from polyclinic.generators.learners import Lesson, LessonNetwork, auc, teach
 from polyclinic.generators.owners import Federated, Images, Owners
-from polyclinic.randomness import numpy_rng, seed_of, torch_rng
+from polyclinic.randomness import numpy_rng, seed_of
 from polyclinic.tasks import Target
 
 #: keeps what was found so far: whoever stops the work before its end has that
@@ -50,6 +51,9 @@ class Scale:
     points: tuple[float, ...] = ()  #: alphas in per cent, or shares of the rare sub-group
     learner_steps: int = 0
     device: str = "cpu"
+    precision: str = "fp32"
+    recorded: bool = True  #: on a GPU: each step as one CUDA graph
+    repeats: int = 1  #: classifiers of each diet, whose marks are averaged
     size: int | None = None  #: side of the images, if it is not to be the study's
     small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator in a hurry
 
@@ -92,7 +96,7 @@ class Material:
         return Images(torch.from_numpy(np.ascontiguousarray(self.dataset.images[index])), labels)
 
 
-def quickest(
+def stacked(
     settings: GAN,
     term: CentralTerm,
     federations: list[Federated],
@@ -100,91 +104,58 @@ def quickest(
     scale: Scale,
     say: Callable[[str], None],
 ) -> Owners:
-    """The owners, computed in whichever of four ways is the fastest on this device."""
-
-    def build_owners(precision: str, as_products: bool) -> Owners:
-        where = {"device": scale.device, "precision": precision, "as_products": as_products}
-        return Owners(settings, term, federations, target, **where)
-
-    if not scale.device.startswith("cuda"):
-        return build_owners("fp32", False)
-    ways = [(precision, products) for products in (True, False) for precision in ("bf16", "fp32")]
-    seconds: dict[tuple[str, bool], float] = {}
-    for way in ways:
-        seconds[way] = _seconds_if_it_works(lambda at=way: build_owners(*at), min(seconds.values(), default=1e9))
-    say(f"seconds per step of {2 * len(federations)} owners (precision, as products): {seconds}")
-    return build_owners(*min(ways, key=lambda way: seconds[way]))
+    """The owners of all federations; on a GPU with convolutions as products, and each step as one CUDA graph."""
+    fast, started = scale.device.startswith("cuda"), time.perf_counter()
+    how = {"as_products": fast, "recorded": fast and scale.recorded}
+    owners = Owners(settings, term, federations, target, device=scale.device, precision=scale.precision, **how)
+    say(f"{len(owners.names)} owners built in {time.perf_counter() - started:.1f} s")
+    return owners
 
 
-def _seconds_if_it_works(build_owners: Callable[[], Owners], best: float) -> float:
-    """Infinity where a combination of stacking and arithmetic is not there in this version of torch."""
-    try:
-        return _seconds_per_step(build_owners(), best)
-    except RuntimeError:
-        return float("inf")
+def train(
+    owners: Owners, scale: Scale, found: dict[str, Any], look: Callable[[int, int], None], say: Callable[[str], None]
+) -> None:
+    """Steps until the work or the time, looks included, is over; `look(step, images per owner)` on the way.
 
-
-def _seconds_per_step(owners: Owners, best: float) -> float:
-    """Measured over a few steps; over one, where that is much slower than the best known."""
-    owners.step()
-    owners.step()
-    one = _timed(owners, 1)
-    return one if one > 2 * best else _timed(owners, 8)
-
-
-def _timed(owners: Owners, steps: int) -> float:
-    _wait(str(owners.device))
-    started = time.perf_counter()
-    for _ in range(steps):
-        owners.step()
-    _wait(str(owners.device))
-    return round((time.perf_counter() - started) / steps, 4)
-
-
-def train(owners: Owners, scale: Scale, look: Callable[[int, int], None], say: Callable[[str], None]) -> dict[str, Any]:
-    """Steps until the work or the time, looks included, is over; `look(step, images per owner)` on the way."""
-    started, looked, paused = time.perf_counter(), 0, 0.0
-    told: dict[str, Tensor] = {}
-    step = 0
-    while step < scale.steps:
+    What it took is in `found["training"]` from the first look on.
+    """
+    started, looked, paused, step = time.perf_counter(), 0, 0.0, 0
+    done = 0.0
+    while done < 1:
         told = owners.step()
         step += 1
-        if step % 10 == 0 or step == scale.steps:
-            _wait(scale.device)
-            spent = time.perf_counter() - started
-            done = max(step / scale.steps, spent / scale.seconds)
-            if scale.looks_at(min(done, 1.0)) > looked:
-                looked = scale.looks_at(min(done, 1.0))
-                pause = time.perf_counter()
-                say(f"step {step}, {spent:.0f} s, recognised {_short(told.get('recognised'))}")
-                look(step, step * owners.settings.batch_size)
-                paused += time.perf_counter() - pause
-                spent = time.perf_counter() - started
-                done = max(step / scale.steps, spent / scale.seconds)
-            if done >= 1:
-                break
-    seconds = time.perf_counter() - started - paused
+        if step % 10 and step != scale.steps:
+            continue
+        _wait(scale.device)
+        spent = time.perf_counter() - started
+        done = max(step / scale.steps, spent / scale.seconds)
+        if scale.looks_at(min(done, 1.0)) > looked:
+            looked = scale.looks_at(min(done, 1.0))
+            found["training"] = _pace(owners, step, spent - paused)
+            recognised = float(told["recognised"].mean()) if "recognised" in told else float("nan")
+            say(f"step {step}, {spent:.0f} s, owners recognised {recognised:.2f}; {found['training']}")
+            look(step, step * owners.settings.batch_size)
+            paused += time.perf_counter() - started - spent
+
+
+def _pace(owners: Owners, step: int, seconds: float) -> dict[str, Any]:
+    images = step * owners.settings.batch_size
+    recorded = owners.recorded is not None and owners.recorded.play is not None
     return {
         "steps": step,
-        "images_per_owner": step * owners.settings.batch_size,
+        "images_per_owner": images,
         "owners": len(owners.names),
         "seconds": round(seconds, 1),
-        "images_per_second": round(step * owners.settings.batch_size * len(owners.names) / seconds),
+        "steps_per_second": round(step / seconds, 1),
+        "images_per_second": round(images * len(owners.names) / seconds),
+        "one_graph": recorded,
+        "gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if torch.cuda.is_available() else 0,
     }
 
 
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-
-
-def _short(values: Tensor | None) -> str:
-    return "-" if values is None else f"{float(values.mean()):.2f}"
-
-
-def sample(owners: Owners, federation: int, owner: str, labels: Tensor, purpose: str) -> Tensor:
-    seed = owners.federations[federation].seed
-    return owners.model(federation, owner).sample(labels, torch_rng(seed, owner, purpose))
 
 
 # --- 1: digits, coverage of the input space ------------------------------------------------------------
@@ -204,57 +175,56 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
             sites = material.sites(seed, mixing=alpha, per_class=False)
             held = {name: material.images(parts["train"]) for name, parts in sites.items()}
             federations += [Federated(seed, weight, held) for weight in weights]
-        views[seed] = _view(material, seed)
+        views[seed] = View(material, seed, scale.device)
     settings = material.gan(scale).model_copy(update={"condition": "none", "spread": True})
-    owners = quickest(settings, material.term(weight=1.0), federations, Target(), scale, say)
+    owners = stacked(settings, material.term(weight=1.0), federations, Target(), scale, say)
     rows: list[dict[str, Any]] = []
     clouds: dict[str, Any] = {}
 
     def look(step: int, images: int) -> None:
-        for place, (seed, alpha, weight) in enumerate(plan):
-            for owner in federations[place].owners:
-                made = sample(owners, place, owner, torch.zeros(SHOWN, dtype=torch.long), "coverage")
-                view = views[seed]
-                at = view["components"].of(made)
-                first = float((view["clusters"].nearest(made.numpy(), np.arange(len(made))) == 0).mean())
-                covered = measure(view["real"], at)
-                row = {"seed": seed, "alpha": alpha, "lambda": weight, "owner": owner, "images": images}
-                rows.append({**row, **covered, "cluster_1": first, **_of_each_cluster(view, at)})
-                if seed == 0:
-                    clouds[f"{alpha}/{weight}/{owner}"] = at[:, :2].numpy()
-                    clouds[f"made/{alpha}/{weight}/{owner}"] = made[:12].numpy()
+        every = owners.samples(torch.zeros(SHOWN, dtype=torch.long), "coverage")
+        for (place, owner), made in zip(owners.names, every, strict=True):
+            seed, alpha, weight = plan[place]
+            at = views[seed].pca.of(made)
+            row = {"seed": seed, "alpha": alpha, "lambda": weight, "owner": owner, "images": images}
+            rows.append({**row, **views[seed].marks(at.to(scale.device))})
+            if seed == 0:
+                clouds[f"{alpha}/{weight}/{owner}"] = at[:, :2].numpy()
+                clouds[f"made/{alpha}/{weight}/{owner}"] = made[:12].numpy()
         save(found)
 
-    clouds |= {"real": views[0]["background"], "cluster": views[0]["background_cluster"]}
+    clouds |= {"real": views[0].background, "cluster": views[0].background_cluster}
     found: dict[str, Any] = {"training": {}, "rows": rows, "clouds": clouds}
-    return found | {"training": train(owners, scale, look, say)}
+    train(owners, scale, found, look, say)
+    return found
 
 
-def _of_each_cluster(view: dict[str, Any], at: Tensor) -> dict[str, float]:
-    """Coverage of the held-out fours of either cluster: one of them an owner has but few of."""
-    members = [view["real"][torch.from_numpy(view["real_cluster"] == one)] for one in (0, 1)]
-    return {f"coverage_{k + 1}": measure(real, at)["coverage"] for k, real in enumerate(members)}
+class View:
+    """Principal components and two clusters of the training fours, and held-out fours in these coordinates."""
 
+    def __init__(self, material: Material, seed: int, device: str) -> None:
+        parts = material.splits(seed)
+        fours = {name: material.images(parts[name]).images for name in parts}
+        known = fours["train"][:SHOWN]
+        self.pca = components(known)
+        clusters = fit_clusters(small_pixels(known.numpy()), 2, numpy_rng(seed, "view"))
+        self.test, self.validation = (self.pca.of(fours[name]).to(device) for name in ("test", "validation"))
+        of_test = clusters.nearest(fours["test"].numpy(), np.arange(len(fours["test"])))
+        self.of_cluster = [self.test[torch.from_numpy(of_test == one).to(device)] for one in (0, 1)]
+        self.background = self.pca.of(known)[:, :2].numpy()
+        self.background_cluster = clusters.nearest(known.numpy(), np.arange(len(known)))
 
-def _view(material: Material, seed: int) -> dict[str, Any]:
-    """Principal components and clusters of the training fours, and held-out fours in these coordinates."""
-    parts = material.splits(seed)
-    train_images = material.images(parts["train"]).images
-    test = material.images(np.concatenate([parts["test"], parts["validation"]])).images[:SHOWN]
-    pca = components(train_images[:SHOWN])
-    clusters = fit_clusters(small_pixels(train_images[:SHOWN].numpy()), 2, numpy_rng(seed, "view"))
-    background = train_images[:SHOWN]
-    return {
-        "components": pca,
-        "clusters": clusters,
-        "real": pca.of(test),
-        "real_cluster": clusters.nearest(test.numpy(), np.arange(len(test))),
-        "background": pca.of(background)[:, :2].numpy(),
-        "background_cluster": clusters.nearest(background.numpy(), np.arange(len(background))),
-    }
+    def marks(self, at: Tensor) -> dict[str, float]:
+        """Of made fours at these coordinates: how they cover test fours, those of either cluster (one of them their
+        owner has but few of), and validation fours, to choose by."""
+        each = {f"coverage_{k + 1}": measure(real, at)["coverage"] for k, real in enumerate(self.of_cluster)}
+        return {**measure(self.test, at), **each, "validation": measure(self.validation, at)["coverage"]}
 
 
 # --- 2 and 3: what made images are worth ---------------------------------------------------------------
+
+
+TAUGHT_AT_ONCE = 72  # classifiers: a GPU is busy with them, and its memory lasts
 
 
 @dataclass(frozen=True)
@@ -284,10 +254,22 @@ class Candidate:
 
 
 def examine(candidates: Sequence[Candidate], material: Material, scale: Scale, images: int) -> list[dict[str, Any]]:
-    """Teach all candidates at once; their marks on validation (to choose by) and on the exam (to report)."""
+    """Teach all candidates; their marks on validation (to choose by) and on the exam (to report), means of repeats."""
+    rows = []
+    for start in range(0, len(candidates), TAUGHT_AT_ONCE):
+        some = candidates[start : start + TAUGHT_AT_ONCE]
+        marks = [_marks(some, material, scale, number) for number in range(scale.repeats)]
+        for place, one in enumerate(some):
+            mean = {name: float(np.mean([run[place][name] for run in marks])) for name in marks[0][place]}
+            rows.append({**one.key, "images": images, **mean})
+    return rows
+
+
+def _marks(candidates: Sequence[Candidate], material: Material, scale: Scale, number: int) -> list[dict[str, float]]:
+    """One classifier for each candidate, from weights and draws of its own for every number."""
     channels, size = material.dataset.images.shape[1:3]
     taught = teach(
-        [one.lesson for one in candidates],
+        [dataclasses.replace(one.lesson, seed=seed_of(one.lesson.seed, "repeat", number)) for one in candidates],
         lambda: LessonNetwork(channels, 2, size),
         2,
         steps=scale.learner_steps,
@@ -296,13 +278,12 @@ def examine(candidates: Sequence[Candidate], material: Material, scale: Scale, i
         device=scale.device,
         as_products=scale.device.startswith("cuda"),
     )
-    rows = []
     exams = {id(one.exam): one.exam for one in candidates}
     said = {key: taught.logits(exam.images).cpu() for key, exam in exams.items()}
-    for place, one in enumerate(candidates):
-        marks = one.exam.mark(said[id(one.exam)][place])
-        rows.append({**one.key, "images": images, "validation": float(taught.scores[place]), **marks})
-    return rows
+    return [
+        {"validation": float(taught.scores[place]), **one.exam.mark(said[id(one.exam)][place])}
+        for place, one in enumerate(candidates)
+    ]
 
 
 def worth(
@@ -318,7 +299,7 @@ def worth(
     save: Save,
 ) -> dict[str, Any]:
     """Train all federations; judge the first owner's images on the way: alone, and beside its real ones."""
-    owners = quickest(material.gan(scale), material.term(weight=1.0), federations, material.target, scale, say)
+    owners = stacked(material.gan(scale), material.term(weight=1.0), federations, material.target, scale, say)
     real = [one.owners[owner] for one in federations]
     base, rows = real_only(material, scale, plan, real, validation, exams), []
     made_labels = torch.arange(2 * made_per_class) % 2
@@ -326,8 +307,9 @@ def worth(
 
     def look(step: int, images: int) -> None:
         candidates = []
+        every = owners.samples(made_labels, f"worth {step}")
         for place, key in enumerate(plan):
-            made = sample(owners, place, owner, made_labels, f"worth {step}")
+            made = every[owners.names.index((place, owner))]
             synthetic = Images(made, made_labels.to(real[place].labels.dtype))
             both = Images(torch.cat([real[place].images, made]), torch.cat([real[place].labels, synthetic.labels]))
             for diet, given in (("synthetic", synthetic), ("augmented", both)):
@@ -342,7 +324,8 @@ def worth(
         save(found)
 
     found: dict[str, Any] = {"training": {}, "real": base, "rows": rows, "pictures": pictures}
-    return found | {"training": train(owners, scale, look, say)}
+    train(owners, scale, found, look, say)
+    return found
 
 
 def real_only(
@@ -380,7 +363,7 @@ def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
                 plan.append({"seed": seed, "share": share, "lambda": weight})
                 federations.append(Federated(seed, weight, held))
                 validation.append(material.images(sites["biased"]["validation"]))
-    return worth(material, scale, plan, federations, "biased", validation, exams, 750, say, save)
+    return worth(material, scale, plan, federations, "biased", validation, exams, 1500, say, save)
 
 
 def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:

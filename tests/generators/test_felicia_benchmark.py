@@ -68,7 +68,7 @@ def test_digits_from_end_to_end(tmp_path):
 def test_speed_needs_no_images():
     found = json.loads(call("felicia.py", "--quick", "--only", "speed").stdout.splitlines()[-1])
     assert [row["owners"] for row in found["speed"]] == [2, 4]
-    assert all(row["stacked_seconds"] > 0 and row["one_by_one_seconds"] > 0 for row in found["speed"])
+    assert all(row["stacked"] > 0 and row["one_by_one"] > 0 and row["ratio"] > 0 for row in found["speed"])
 
 
 def test_what_was_found_is_kept_at_every_look(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from polyclinic.generators.adversarial import (
     told_apart,
 )
 from polyclinic.generators.augmentation import DRAWS, augment
+from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GANModel, balanced_batches, endless_batches, private_losses
 from polyclinic.generators.gan_networks import Spectral, doublings, refine
 from polyclinic.generators.products import Down
@@ -95,10 +96,10 @@ def test_lowering_phi_makes_an_owner_less_recognisable(measure):
 
 def test_another_owner_is_another_and_every_other_comes():
     owner = torch.tensor([0, 1, 2]).repeat(200)
-    other = another_owner(owner, 3, rng())
+    other = another_owner(owner, 3, Dice(rng(), torch.device("cpu")))
     assert (other != owner).all()
     assert (torch.bincount(owner * 3 + other, minlength=9) > 0).sum() == 6
-    assert (another_owner(torch.tensor([0, 1]), 2, rng()) == torch.tensor([1, 0])).all()
+    assert (another_owner(torch.tensor([0, 1]), 2, Dice(rng(), torch.device("cpu"))) == torch.tensor([1, 0])).all()
 
 
 def test_gradient_penalty_of_a_known_slope():

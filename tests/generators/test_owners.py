@@ -174,7 +174,7 @@ def test_the_slope_points_where_an_owner_is_less_recognisable(towards):
     term = CentralTerm(towards=towards)
     central = Central.of(Mean(), Log(), term, owners=2, lr=0.1)
     images, owner = torch.zeros(4, 1, 2, 2), torch.tensor([0, 0, 1, 1])
-    slope = central.slope(images, owner, rng())
+    slope = central.slope(images, owner, Dice(rng(), torch.device("cpu")))
     assert (slope[:2] < 0).all()  # the first owner's images must become brighter, so its slope is negative
     assert (slope[2:] > 0).all()
 

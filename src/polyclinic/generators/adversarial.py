@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from polyclinic.generators.duel import Dice
 
 Measure = Literal["log", "linear", "hinge"]
 
@@ -112,10 +115,9 @@ def taken_for(logits: Tensor, other: Tensor) -> Tensor:
     return -_of(logits.log_softmax(-1), other)
 
 
-def another_owner(owner: Tensor, owners: int, rng: torch.Generator) -> Tensor:
+def another_owner(owner: Tensor, owners: int, dice: Dice) -> Tensor:
     """For each entry one of the other owners, all alike."""
-    step = torch.randint(1, max(2, owners), owner.shape, generator=rng, device=rng.device).to(owner.device)
-    return (owner + step) % owners
+    return (owner + 1 + dice.below(max(1, owners - 1), *owner.shape)) % owners
 
 
 def _of(values: Tensor, owner: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.generators.adversarial import Phi, another_owner, taken_for, told_apart
-from polyclinic.generators.duel import BETAS
+from polyclinic.generators.duel import BETAS, Dice
 from polyclinic.generators.gan_networks import refine
 from polyclinic.settings import Settings
 
@@ -42,6 +42,10 @@ class CentralTerm(Settings):
     def acts(self, step: int) -> bool:
         return self.weight > 0 and step >= self.warm_up
 
+    def settled(self, step: int) -> bool:
+        """Whether all steps from this one on are alike."""
+        return step >= max(self.frozen, self.warm_up)
+
 
 class Central:
     """One network (or a stack of F networks, for F federations at once) and its optimiser.
@@ -62,13 +66,14 @@ class Central:
         refine_norms: Callable[[], None],
         precision: str = "fp32",
         device: torch.device | str = "cpu",
+        recordable: bool = False,
     ) -> None:
         self.network, self.phi, self.term, self.owners = network, phi, term, owners
-        self.optimizer = torch.optim.Adam(parameters, term.central_lr or lr, betas=BETAS)
+        self.optimizer = torch.optim.Adam(parameters, term.central_lr or lr, betas=BETAS, capturable=recordable)
         self.refine_norms, self.precision, self.device = refine_norms, precision, torch.device(device)
 
     @classmethod
-    def of(cls, network: nn.Module, phi: Phi, term: CentralTerm, *, owners: int, lr: float, **where: str) -> Central:
+    def of(cls, network: nn.Module, phi: Phi, term: CentralTerm, *, owners: int, lr: float, **where: Any) -> Central:
         """With one network."""
         network.train()
         return cls(
@@ -91,14 +96,14 @@ class Central:
         self.optimizer.step()
         return (logits.argmax(-1) == owner).float().mean(-1).detach()
 
-    def slope(self, images: Tensor, owner: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def slope(self, images: Tensor, owner: Tensor, dice: Dice | None = None) -> Tensor:
         """The gradient of R, summed over images, with respect to each image: what lambda and a mean over an owner's
         images make of it is up to the owner."""
         images = images.detach().requires_grad_()
         logits = self._logits(images)
         if self.term.towards == "other":
-            assert rng is not None
-            paid = taken_for(logits, another_owner(owner, self.owners, rng))
+            assert dice is not None
+            paid = taken_for(logits, another_owner(owner, self.owners, dice))
         else:
             paid = self.phi.found_out(logits, owner)
         (slope,) = torch.autograd.grad(paid.sum(), images)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,23 @@ class ManyDice(Dice):
         return torch.stack([dice.below(bound, *shape) for dice in self.each])
 
 
+class StackDice(Dice):
+    """The same from one generator for all: on a GPU a draw for each owner would take longer than the step."""
+
+    def __init__(self, rng: torch.Generator, owners: int, device: torch.device) -> None:
+        super().__init__(rng, device)
+        self.owners = owners
+
+    def normal(self, *shape: int) -> Tensor:
+        return super().normal(self.owners, *shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return super().uniform(self.owners, *shape)
+
+    def below(self, bound: int, *shape: int) -> Tensor:
+        return super().below(bound, self.owners, *shape)
+
+
 class Pair(Protocol):
     """A generator and a discriminator, or a stack of such."""
 
@@ -65,8 +82,8 @@ class Pair(Protocol):
     def refine(self) -> None:
         """Bring the spectral norms up to date, where there are any."""
 
-    def follow(self, decay: float) -> None:
-        """Move the averaged generator towards the present one."""
+    def follow(self, decay: float | Tensor) -> None:
+        """Move the averaged generator towards the present one; `decay` [] may lie on the device."""
 
     @property
     def generator(self) -> list[nn.Parameter]: ...
@@ -90,7 +107,7 @@ class Modules:
         refine(self.networks["discriminator"])
 
     @torch.no_grad()
-    def follow(self, decay: float) -> None:
+    def follow(self, decay: float | Tensor) -> None:
         average, now = self.networks["average"].state_dict(), self.networks["generator"].state_dict()
         for name, tensor in now.items():
             if tensor.is_floating_point():
@@ -108,7 +125,8 @@ class Modules:
 
 
 class Duel:
-    """A pair with its two optimisers. `taken` counts the generator's steps."""
+    """A pair with its two optimisers. `taken` counts the generator's steps; where they are to be recorded as a CUDA
+    graph (`recordable`), it lies on the device, as the optimisers' counts do."""
 
     def __init__(
         self,
@@ -123,14 +141,16 @@ class Duel:
         average: float = 0.999,
         precision: str = "fp32",
         device: torch.device | str = "cpu",
+        recordable: bool = False,
     ) -> None:
         self.pair, self.phi = pair, phi
         self.latent, self.penalty, self.augmented, self.average = latent, penalty, augmented, average
         self.device = torch.device(device)
         self.precision = precision
-        self.taken = 0
-        self.of_generator = torch.optim.Adam(pair.generator, lr, betas=BETAS)
-        self.of_discriminator = torch.optim.Adam(pair.discriminator, lr_discriminator, betas=BETAS)
+        self.taken: int | Tensor = torch.zeros((), device=self.device) if recordable else 0
+        adam: dict[str, Any] = {"betas": BETAS, "capturable": recordable}
+        self.of_generator = torch.optim.Adam(pair.generator, lr, **adam)
+        self.of_discriminator = torch.optim.Adam(pair.discriminator, lr_discriminator, **adam)
 
     # --- the discriminator ------------------------------------------------------------------------
 
@@ -170,9 +190,13 @@ class Duel:
         torch.autograd.backward(ends, gradients, inputs=self.pair.generator)
         self.of_generator.step()
         self.taken += 1
-        # an average over a thousand steps says little after ten
-        self.pair.follow(min(self.average, (1 + self.taken) / (10 + self.taken)))
+        self.pair.follow(self._decay())
         return loss.detach()
+
+    def _decay(self) -> float | Tensor:
+        """An average over a thousand steps says little after ten."""
+        early = (1 + self.taken) / (10 + self.taken)
+        return early.clamp(max=self.average) if isinstance(early, Tensor) else min(self.average, early)
 
     # --- both -------------------------------------------------------------------------------------
 

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.duel import ManyDice
+from polyclinic.generators.duel import Dice, ManyDice, StackDice
 from polyclinic.generators.generator import seeded
 from polyclinic.generators.owners import Images, StackedBatches
 from polyclinic.generators.products import Down
 from polyclinic.generators.stack import Stacked
-from polyclinic.training import augment
 
 CHUNK_PIXELS = 2**22  # of all learners' images together that are scored at a time
 CHECKS = 5
@@ -52,16 +51,15 @@ def teach(
     networks = [seeded(lambda: {"net": builder()}, lesson.seed)["net"].to(where) for lesson in lessons]
     stacked = Stacked(networks, as_products=as_products)
     batches = StackedBatches([lesson.train for lesson in lessons], batch_size, True, where)
-    dice = ManyDice([torch.Generator(where).manual_seed(lesson.seed) for lesson in lessons], where)
-    turns = torch.Generator().manual_seed(lessons[0].seed)
+    dice = _dice(lessons, where)
     parameters = list(stacked.parameters.values())
     optimizer = torch.optim.Adam(parameters, lr)
     best = Best(stacked, len(lessons), where)
     for step in range(1, steps + 1):
         images, labels = batches.next(dice)
         if flips:
-            flat = augment(images.flatten(0, 1), None, ("flip",), turns)[0]
-            images = flat.reshape(images.shape)
+            turned = dice.uniform(batch_size)[..., None, None, None] < 0.5
+            images = torch.where(turned, images.flip(-1), images)
         optimizer.zero_grad(set_to_none=True)
         logits = stacked(images)
         losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().long(), reduction="none")
@@ -70,6 +68,13 @@ def teach(
         if step % max(1, steps // CHECKS) == 0 or step == steps:
             best.keep(validation_scores(stacked, lessons, classes))
     return Taught(stacked, best, classes)
+
+
+def _dice(lessons: Sequence[Lesson], device: torch.device) -> Dice:
+    """Every learner has its own on a CPU; on a GPU all have the same one, for the sake of speed."""
+    if device.type == "cpu":
+        return ManyDice([torch.Generator().manual_seed(lesson.seed) for lesson in lessons], device)
+    return StackDice(torch.Generator(device).manual_seed(lessons[0].seed), len(lessons), device)
 
 
 class LessonNetwork(nn.Sequential):

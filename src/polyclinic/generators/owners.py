@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.generators.central import Central, CentralTerm
-from polyclinic.generators.duel import Dice, Duel, ManyDice
-from polyclinic.generators.gan import GAN, GANModel, centred
+from polyclinic.generators.duel import Dice, Duel, ManyDice, StackDice
+from polyclinic.generators.gan import CHUNK_PIXELS, GAN, GANModel, centred
 from polyclinic.generators.gan_networks import refine
-from polyclinic.generators.generator import seeded
+from polyclinic.generators.generator import seeded, to_bytes
+from polyclinic.generators.recorded import Recorded
 from polyclinic.generators.stack import Stacked, StackedPairs
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Target
@@ -53,8 +55,10 @@ class Owners:
         device: str = "cpu",
         precision: str = "fp32",
         as_products: bool = False,
+        recorded: bool = False,
     ) -> None:
-        """`as_products`: compute convolutions as matrix products, which is faster where tensor cores are."""
+        """`as_products`: compute convolutions as matrix products, which is faster where tensor cores are; `recorded`:
+        have a GPU run a step as one CUDA graph."""
         self.as_products = as_products
         self.settings, self.term, self.federations, self.target = settings, term, list(federations), target
         self.device, self.step_number = torch.device(device), 0
@@ -62,33 +66,41 @@ class Owners:
         self.count = len(self.names) // len(federations)
         held = [federations[f].owners[name] for f, name in self.names]
         self.shape = (held[0].images.shape[1], held[0].images.shape[2])
-        self.dice = ManyDice([self._rng(federations[f].seed, name) for f, name in self.names], self.device)
+        self.dice, self.coin = self._dice()
         self.batches = StackedBatches(held, settings.batch_size, settings.balance, self.device)
-        members = [self._networks(federations[f].seed) for f, _ in self.names]
-        pairs = StackedPairs(members, as_products=as_products)
+        by_seed = {seed: self._networks(seed) for seed in {one.seed for one in federations}}
+        pairs = StackedPairs([by_seed[federations[f].seed] for f, _ in self.names], as_products=as_products)
         self.pairs = pairs
-        self.duel = Duel(pairs, settings.phi, device=device, precision=precision, **settings.duel_settings())
-        self.central = self._central(precision) if self.count > 1 and any(one.weight for one in federations) else None
+        how: dict[str, Any] = {"device": self.device, "precision": precision, "recordable": recorded}
+        self.duel = Duel(pairs, settings.phi, **how, **settings.duel_settings())
+        self.central = self._central(how) if self.count > 1 and any(one.weight for one in federations) else None
         weights = [federations[f].weight for f, _ in self.names]
         self.weights = torch.tensor(weights, device=self.device)[:, None, None, None, None]
-        self._coin = self._rng(federations[0].seed, "other owner")
+        self.recorded = Recorded(self._step, (self.dice, self.coin)) if recorded else None
 
     def step(self) -> dict[str, Tensor]:
         """A step of every owner and of every central discriminator; what each lost or guessed, on the device."""
-        told: dict[str, Tensor] = {}
-        for _ in range(self.settings.critic_steps):
-            real, labels = self.batches.next(self.dice)
-            wanted = self.settings.wanted(labels, self.target, self.dice)
-            told["discriminator"] = self.duel.judge(real, labels, wanted, self.dice)
-        fake = self.duel.make(wanted, self.dice)
-        slope = None
-        if self.central is not None:
-            slope = self._central_slope(self.central, fake, told)
-        told["generator"] = self.duel.learn(fake, wanted, self.dice, slope)
+        if self.recorded is not None and self.term.settled(self.step_number):
+            told = self.recorded()
+        else:
+            told = self._step(self.dice, self.coin)
         self.step_number += 1
         return told
 
-    def _central_slope(self, central: Central, fake: Tensor, told: dict[str, Tensor]) -> Tensor | None:
+    def _step(self, dice: Dice, coin: Dice) -> dict[str, Tensor]:
+        told: dict[str, Tensor] = {}
+        for _ in range(self.settings.critic_steps):
+            real, labels = self.batches.next(dice)
+            wanted = self.settings.wanted(labels, self.target, dice)
+            told["discriminator"] = self.duel.judge(real, labels, wanted, dice)
+        fake = self.duel.make(wanted, dice)
+        slope = None
+        if self.central is not None:
+            slope = self._central_slope(self.central, fake, coin, told)
+        told["generator"] = self.duel.learn(fake, wanted, dice, slope)
+        return told
+
+    def _central_slope(self, central: Central, fake: Tensor, coin: Dice, told: dict[str, Tensor]) -> Tensor | None:
         """lambda times the slope of the mean of R over each owner's images, [M, B, C, H, W]."""
         many, size = len(self.federations), self.count * fake.shape[1]
         together = fake.detach().reshape(many, size, *fake.shape[2:])
@@ -97,7 +109,7 @@ class Owners:
             told["recognised"] = central.judge(together, owner)
         if not self.term.acts(self.step_number):
             return None
-        slope = central.slope(together, owner, self._coin).reshape(fake.shape)
+        slope = central.slope(together, owner, coin).reshape(fake.shape)
         return self.weights * slope / fake.shape[1]
 
     # --- what came of it --------------------------------------------------------------------------
@@ -112,6 +124,19 @@ class Owners:
         built.load(self.pairs.state(self.names.index((federation, owner))))
         return built
 
+    @torch.no_grad()
+    def samples(self, labels: Tensor, purpose: str) -> Tensor:
+        """What every owner's generator makes for these labels [N]: uint8 [M, N, C, H, W] on the CPU."""
+        making = self.pairs.parts["average"]
+        making.layout.eval()
+        many = len(self.names)
+        dice = [Dice(torch_rng(self.federations[f].seed, name, purpose), self.device) for f, name in self.names]
+        made = []
+        for some in labels.to(self.device).split(max(1, CHUNK_PIXELS // self.shape[1] ** 2 // many)):
+            noise = torch.stack([one.normal(len(some), self.settings.latent) for one in dice])
+            made.append(to_bytes((making(noise, some.expand(many, -1)) + 1) / 2))
+        return torch.cat(made, 1)
+
     # --- inside -----------------------------------------------------------------------------------
 
     def _networks(self, seed: int) -> nn.ModuleDict:
@@ -120,9 +145,9 @@ class Owners:
         made = seeded(lambda: self.settings.networks(shape), seed_of(seed, "generator"))
         return nn.ModuleDict(made).to(self.device)
 
-    def _central(self, precision: str) -> Central:
-        networks = [self._central_network(one.seed) for one in self.federations]
-        stacked = Stacked(networks, as_products=self.as_products)
+    def _central(self, how: dict[str, Any]) -> Central:
+        by_seed = {seed: self._central_network(seed) for seed in {one.seed for one in self.federations}}
+        stacked = Stacked([by_seed[one.seed] for one in self.federations], as_products=self.as_products)
         return Central(
             stacked,
             list(stacked.parameters.values()),
@@ -131,8 +156,7 @@ class Owners:
             owners=self.count,
             lr=self.settings.lr_discriminator or self.settings.lr,
             refine_norms=lambda: refine(stacked.layout, stacked.tensors),
-            precision=precision,
-            device=self.device,
+            **how,
         )
 
     def _central_network(self, seed: int) -> nn.Module:
@@ -140,11 +164,15 @@ class Owners:
         made = seeded(lambda: {"central": self.settings.central(shape, self.count)}, seed_of(seed, "central"))
         return made["central"].to(self.device)
 
-    def _rng(self, seed: int, name: str) -> torch.Generator:
-        """On a GPU numbers are drawn there: it would wait for a CPU's."""
+    def _dice(self) -> tuple[Dice, Dice]:
+        """For the owners, [M, ...], and for whom a generator is to be taken for. A GPU draws its own numbers, for all
+        owners at once: it would wait for a CPU's."""
+        first = self.federations[0].seed
         if self.device.type == "cpu":
-            return torch_rng(seed, name, "owners")
-        return torch.Generator(self.device).manual_seed(seed_of(seed, name, "owners"))
+            each = [torch_rng(self.federations[f].seed, name, "owners") for f, name in self.names]
+            return ManyDice(each, self.device), Dice(torch_rng(first, "other owner", "owners"), self.device)
+        rngs = [torch.Generator(self.device).manual_seed(seed_of(first, name, "owners")) for name in ("all", "coin")]
+        return StackDice(rngs[0], len(self.names), self.device), Dice(rngs[1], self.device)
 
 
 class StackedBatches:

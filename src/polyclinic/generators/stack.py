@@ -64,10 +64,16 @@ class StackedPairs:
         refine(judging.layout, judging.tensors)
 
     @torch.no_grad()
-    def follow(self, decay: float) -> None:
+    def follow(self, decay: float | Tensor) -> None:
         average, now = self.parts["average"].tensors, self.parts["generator"].tensors
         floats = [name for name in now if now[name].is_floating_point()]
-        torch._foreach_lerp_([average[name] for name in floats], [now[name] for name in floats], 1 - decay)
+        here, there = [average[name] for name in floats], [now[name] for name in floats]
+        if isinstance(decay, Tensor):
+            away = torch._foreach_sub(there, here)
+            torch._foreach_mul_(away, 1 - decay)
+            torch._foreach_add_(here, away)
+        else:
+            torch._foreach_lerp_(here, there, 1 - decay)
         for name in now.keys() - floats:
             average[name].copy_(now[name])
 

@@ -29,6 +29,7 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.parcel import Parcel
 from polyclinic.federation.site import Site, operation
 from polyclinic.generators.central import Central, CentralTerm
+from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN, centred
 from polyclinic.generators.generator import seeded, to_bytes
 from polyclinic.methods.local import optimizer_tensors, restore_optimizer
@@ -92,7 +93,8 @@ class Felicia(Worth, CentralTerm):
                 central.judge(fakes, owner)
             slopes = None
             if self.acts(step):
-                slopes = self.weight * central.slope(fakes, owner, federation.rng(f"other owner {step}"))
+                dice = Dice(federation.rng(f"other owner {step}"), fakes.device)
+                slopes = self.weight * central.slope(fakes, owner, dice)
             replies = self.next_step(federation, replies, slopes, last=step == first + self.steps - 1)
             if not replies:
                 break
@@ -208,7 +210,8 @@ class Felicia(Worth, CentralTerm):
             made, slope = owner.make(), None
             if self.acts(step):
                 own = torch.full((len(made),), number, device=made.device)
-                slope = self.weight * judge.slope(made, own, site.rng(f"other owner {step}")) / len(made)
+                dice = Dice(site.rng(f"other owner {step}"), made.device)
+                slope = self.weight * judge.slope(made, own, dice) / len(made)
             owner.learn(slope)
         owner.keep()
         return self.parcel_of(site, owner.more(self.sent or steps * gan_settings(site).batch_size))
