@@ -92,7 +92,8 @@ class Hinge(Phi):
     def found_out(self, logits: Tensor, owner: Tensor) -> Tensor:
         """Its lead over the likeliest other owner, from a margin of 1 behind on."""
         own = _of(logits, owner)
-        others = logits.masked_fill(F.one_hot(owner, logits.shape[-1]).bool(), -torch.inf)
+        mine = torch.arange(logits.shape[-1], device=logits.device) == owner.unsqueeze(-1)
+        others = logits.masked_fill(mine, -torch.inf)
         return F.relu(1 + own - others.amax(-1))
 
 
