@@ -1,8 +1,9 @@
 """Tables 2 to 7 and Fig. 2 of FedER, on natural sites: every method with the same steps and the same search.
 
-Each method's learning rate is the best of three by validation images of seed 0; then it runs with as many seeds as
+Each method's learning rate is the best of a few by validation images of seed 0; then it runs with as many seeds as
 asked for. A first model counts as a round, so FedER has one round less than the others. Every run is a study of its
-own in a folder below --out, and a benchmark that was interrupted goes on where it stopped.
+own in a folder below --out, and a benchmark that was interrupted goes on where it stopped. What is finished is written
+into --json as it comes.
 
 POLYCLINIC_REAL_DATA (or --data) names the folder with fed_isic5_64_jpeg.npz, pneumoniamnist.npz, tb_cxr_64.npz and
 covid_cxr_64.npz; without it, skin phantoms whose sites' cameras differ.
@@ -14,17 +15,16 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from feder_data import prepared
+from feder_data import SITES, prepared
+from feder_workers import run_all
 
-from polyclinic.comparison import Entry, run_all
-from polyclinic.run import run
+from polyclinic.comparison import Entry
 from polyclinic.study import parse_study
 
 RATES = (1e-4, 3e-4, 1e-3)
@@ -32,6 +32,11 @@ RATES = (1e-4, 3e-4, 1e-3)
 SEARCHED = ("standalone", "centralized", "fedavg", "fedprox", "fedbn", "feder")
 BUFFERS = (0, 128, 256, 1024)
 NODES = (2, 4, 8, 16)
+#: what the figures depend on besides the data, for the record
+ASKED = (
+    *("rounds", "local_steps", "seeds", "rates", "size", "most", "backbone", "evaluate_every"),
+    *("generator", "generator_set", "generator_steps", "tuning_steps"),
+)
 #: a row of the tables: the method it runs, its settings, and whose learning rate it takes
 ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     **{name: (name, {}, name) for name in SEARCHED},
@@ -42,7 +47,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "feder, asynchronous": ("feder", {"mode": "asynchronous"}, "feder"),
     **{f"feder, buffer {size}": ("feder", {"buffer": size}, "feder") for size in BUFFERS},
 }
-SITES_AT_ONCE = 4
 
 
 class Plan:
@@ -53,8 +57,8 @@ class Plan:
         self.out = Path(options.out)
         self.base = self.images() | {
             "model": {"backbone": options.backbone},
-            "evaluation": {"every": 1, "select": "best"},
-            "engine": {"device": options.device, "workers": 1},
+            "evaluation": {"every": options.evaluate_every, "select": "best"},
+            "engine": {"device": options.device, "workers": 1, "checkpoint_every": 0},
             "optimizer": {"name": "adam", "batch_size": 32, "decay_every": 0, "augment": list(self.augmentation)},
         }
 
@@ -77,23 +81,24 @@ class Plan:
                 "generator": {"name": "dcgan", "width": 4, "latent": 8, "batch_size": 8},
                 "tuning": {"most_steps": 4, "most_tuning_steps": 4, "check_every": 2, "patience": 2, "measured": 20},
             }
-        steps, width = self.options.generator_steps, self.options.generator_width
-        if not self.options.tuning_steps:
-            return {"generator": {"name": "dcgan", "steps": steps, "width": width}, "tuning": {"on": False}}
+        options = self.options
+        steps, table = options.generator_steps, {"name": options.generator, **json.loads(options.generator_set)}
+        if not options.tuning_steps:
+            return {"generator": {**table, "steps": steps}, "tuning": {"on": False}}
         phases = {
             "most_steps": steps,
-            "most_tuning_steps": self.options.tuning_steps,
-            "check_every": self.options.check_every,
+            "most_tuning_steps": options.tuning_steps,
+            "check_every": options.check_every,
             "patience": max(1, steps // 2),
-            "measured": self.options.measured,
+            "measured": options.measured,
         }
-        return {"generator": {"name": "dcgan", "width": width}, "tuning": phases}
+        return {"generator": table, "tuning": phases}
 
-    def entry(self, row: str, seed: int, lr: float, folder: str | None = None, **changes: Any) -> Entry:
-        """One run: a row of the tables with a seed."""
+    def entry(self, row: str, seed: int, lr: float, **changes: Any) -> Entry:
+        """One run: a row of the tables with a seed. Its folder is named by all three, so that no run is run twice."""
         name, settings, _ = ROWS[row]
         rounds = self.options.rounds - (1 if name.startswith("feder") else 0)
-        method = {"name": name, "rounds": rounds, **settings}
+        method = {"name": name, "rounds": rounds, **self.steps_of(name), **settings}
         tables = {**self.base, "seed": seed, **changes}
         if name.startswith("feder") or "images" in settings:
             method["reuse_generators"] = True
@@ -101,37 +106,36 @@ class Plan:
             if self.quick and name.startswith("feder"):
                 method.setdefault("buffer", 16)
         tables["optimizer"] = {**self.base["optimizer"], "lr": lr}
-        label = folder or row.replace(", ", "-").replace(" ", "")
+        nodes = tables["sites"].get("count", "")
+        label = f"{row.replace(', ', '-').replace(' ', '')}{nodes}-lr{lr:g}"
         return Entry(label, seed, parse_study({**tables, "method": method}), self.out / f"{label}-seed{seed}")
 
+    def steps_of(self, method: str) -> dict[str, int]:
+        """As many steps at each site in a round as asked for; as many in all, where images are in one place."""
+        each = self.options.local_steps
+        if not each:
+            return {}
+        return {"steps": each * self.options.sites} if method == "centralized" else {"local_steps": each}
 
-def make_generators(plan: Plan) -> None:
-    """Train the generators of all seeds ahead, each site's in a process of its own; runs take them from the cache."""
-    started = []
-    for seed in range(plan.options.seeds):
-        study = plan.entry("feder", seed, RATES[0]).study
-        ahead = study.with_settings({"method.rounds": 1, "engine.workers": SITES_AT_ONCE, "evaluation.every": 0})
-        file = plan.out / f"generators-seed{seed}.toml"
-        file.write_text(ahead.to_toml(), encoding="utf-8")
-        folder = plan.out / f"generators-seed{seed}"
-        command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(folder), "--resume", "--quiet"]
-        started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-    for process in started:
-        process.wait()
-    print(f"{time.monotonic() - plan.options.started:.0f} s: generators are trained", flush=True)
+    def generators(self, seed: int, **changes: Any) -> Entry:
+        """A run that trains the generators of a seed, which others take from the cache."""
+        study = self.entry("feder", seed, RATES[0], **changes).study
+        ahead = study.with_settings({"method.rounds": 1, "evaluation.every": 0})
+        label = f"generators{study.as_tables()['sites'].get('count', '')}"
+        return Entry(label, seed, ahead, self.out / f"{label}-seed{seed}")
 
 
-def searched(plan: Plan) -> dict[str, float]:
+def searched(plan: Plan, rows: list[str], **changes: Any) -> dict[str, float]:
     """The best learning rate of each method by validation images; all methods try the same ones, with seed 0."""
     rates = RATES[1:2] if plan.quick else plan.options.rates
-    planned = {
-        (row, lr): plan.entry(row, 0, lr, f"search-{row}-{lr:g}") for row in wanted(plan, SEARCHED) for lr in rates
-    }
-    go(plan, list(planned.values()))
+    planned = {(row, lr): plan.entry(row, 0, lr, **changes) for row in rows for lr in rates}
+    ahead = [plan.generators(seed, **changes) for seed in range(plan.options.seeds)] if plan.options.jobs > 1 else []
+    go(plan, ahead + list(planned.values()))
     best = {}
-    for row in wanted(plan, SEARCHED):
+    for row in rows:
         scores = {lr: validation_score(planned[row, lr]) for lr in rates}
         best[row] = max(scores, key=lambda lr: scores[lr])
+    print(f"{time.monotonic() - plan.options.started:.0f} s: learning rates: {best}", flush=True)
     return best
 
 
@@ -150,28 +154,17 @@ def wanted(plan: Plan, rows: Any) -> list[str]:
     return [row for row in rows if row in needed]
 
 
-def go(plan: Plan, entries: list[Entry]) -> None:
-    """Run what is not finished; say so once a minute; give up at the deadline with what there is."""
-    said = time.monotonic()
+def go(plan: Plan, entries: list[Entry], report: Callable[[], None] | None = None) -> None:
+    """Run what is not finished, telling of each run that is; at the deadline give up with what there is."""
+    options = plan.options
+    left = options.seconds - (time.monotonic() - options.started) if options.seconds else None
 
-    def watch(planned: list[Entry]) -> None:
-        nonlocal said
-        if plan.options.seconds and time.monotonic() - plan.options.started > plan.options.seconds:
-            raise TimeoutError
-        if time.monotonic() - said > 60:
-            said = time.monotonic()
-            print(f"{sum(one.result is not None for one in planned)} of {len(planned)} runs are done", flush=True)
+    def finished(entry: Entry, words: str) -> None:
+        print(f"{time.monotonic() - options.started:.0f} s: {entry.folder.name} {words}", flush=True)
+        if report is not None:
+            report()
 
-    try:
-        if plan.options.jobs == 1:  # in this process, which need not start anew for each
-            for entry in entries:
-                watch(entries)
-                run(entry.study, entry.folder, resume=True)
-            return
-        failed = run_all(entries, plan.out, plan.options.jobs, watch)
-        for folder, words in failed.items():
-            print(f"{folder.name} failed: {words}", flush=True)
-    except TimeoutError:
+    if not run_all(entries, options.jobs, left, finished):
         print("time is up: what is finished is reported", flush=True)
 
 
@@ -236,23 +229,66 @@ def table(rows: dict[str, Any]) -> None:
 # --- Fig. 2 -------------------------------------------------------------------------------------------
 
 
-def scalability(plan: Plan, rates: dict[str, float]) -> dict[str, Any]:
+def scalability(plan: Plan, found: dict[str, Any]) -> None:
     """2 to 16 equal nodes on the images of one source (its own split each time), FedER beside FedAvg."""
-    planned = {}
-    for nodes in NODES[:1] if plan.quick else NODES:
-        data, sites = dict(plan.base["data"]), {"partition": "iid", "count": nodes}
-        if plan.options.data:
-            data |= {"keep": {"site": [plan.options.source]}, "site": ""}
-        for row in ("fedavg", "feder"):
-            for seed in range(plan.options.seeds):
-                changes = {"data": data, "sites": sites}
-                planned[nodes, row, seed] = plan.entry(row, seed, rates[row], f"{row}-{nodes}nodes", **changes)
-    go(plan, list(planned.values()))
-    found: dict[str, Any] = {}
-    for nodes, row, _ in planned:
-        entries = [entry for key, entry in planned.items() if key[:2] == (nodes, row)]
-        found.setdefault(str(nodes), {})[row] = figures(entries)
-    return found
+    rows = ["fedavg", "feder"]
+    rates = found["learning rates"] = searched(plan, rows, **equal_nodes(plan, NODES[0]))
+    planned: dict[tuple[int, str], list[Entry]] = {
+        (nodes, row): [
+            plan.entry(row, seed, rates[row], **equal_nodes(plan, nodes)) for seed in range(plan.options.seeds)
+        ]
+        for nodes in (NODES[:1] if plan.quick else NODES)
+        for row in rows
+    }
+
+    def report() -> None:
+        found["nodes"] = {}
+        for (nodes, row), entries in planned.items():
+            found["nodes"].setdefault(str(nodes), {})[row] = figures(entries)
+        write(plan, found)
+
+    go(plan, by_seed(planned), report)
+    report()
+    for nodes, of_nodes in found["nodes"].items():
+        print(f"{nodes} equal nodes")
+        table(of_nodes)
+
+
+def equal_nodes(plan: Plan, nodes: int) -> dict[str, Any]:
+    data = dict(plan.base["data"])
+    if plan.options.data:
+        data |= {"keep": {"site": [plan.options.source]}, "site": ""}
+    return {"data": data, "sites": {"partition": "iid", "count": nodes}}
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def tables(plan: Plan, found: dict[str, Any]) -> None:
+    """Every row of Tables 2 to 7 that was asked for."""
+    rates = found["learning rates"] = searched(plan, wanted(plan, SEARCHED))
+    planned = {
+        row: [plan.entry(row, seed, rates[ROWS[row][2]]) for seed in range(plan.options.seeds)]
+        for row in wanted(plan, ROWS)
+    }
+
+    def report() -> None:
+        found["rows"] = {row: figures(entries) for row, entries in planned.items()}
+        write(plan, found)
+
+    go(plan, by_seed(planned), report)
+    report()
+    table(found["rows"])
+
+
+def by_seed(planned: Mapping[Any, list[Entry]]) -> list[Entry]:
+    """First everything with the first seed: if time runs out, every row has something."""
+    return [entry for of_seed in zip(*planned.values(), strict=True) for entry in of_seed]
+
+
+def write(plan: Plan, found: dict[str, Any]) -> None:
+    if plan.options.json:
+        Path(plan.options.json).write_text(json.dumps(found, indent=1))
 
 
 def main() -> None:
@@ -260,33 +296,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         options.out = options.out or scratch
         plan = Plan(options)
-        if options.jobs > 2:
-            make_generators(plan)
-        rates = searched(plan)
-        chosen = wanted(plan, ROWS)
-        planned = {
-            row: [plan.entry(row, seed, rates[ROWS[row][2]]) for seed in range(options.seeds)]
-            for row in chosen
-            if ROWS[row][2] in rates
-        }
-        go(plan, [entry for seed in range(options.seeds) for entry in (runs[seed] for runs in planned.values())])
-        found: dict[str, Any] = {
-            "benchmark": "feder",
-            "quick": options.quick,
-            "data": f"{options.task} by source" if options.data else "skin phantoms",
-            "rounds": options.rounds,
-            "seeds": options.seeds,
-            "learning rates": rates,
-            "rows": {row: figures(entries) for row, entries in planned.items()},
-        }
-        table(found["rows"])
-        if options.scalability:
-            found["nodes"] = scalability(plan, rates)
-            for nodes, rows in found["nodes"].items():
-                print(f"{nodes} equal nodes")
-                table(rows)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1))
+        asked = {name: getattr(options, name) for name in ASKED}
+        data = f"{options.task} by source" if options.data else "skin phantoms"
+        found: dict[str, Any] = {"benchmark": "feder", "quick": options.quick, "data": data, "options": asked}
+        (scalability if options.scalability else tables)(plan, found)
+        write(plan, found)
     print(json.dumps(found))
 
 
@@ -298,14 +312,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--task", choices=("skin", "chest"), default="skin")
     parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal nodes")
     parser.add_argument("--rows", type=lambda text: text.split(";"), help="only these rows, separated by ;")
-    parser.add_argument("--scalability", action="store_true", help="Fig. 2 as well")
+    parser.add_argument("--scalability", action="store_true", help="Fig. 2 instead of the tables")
     parser.add_argument("--out", help="folder of the runs, to go on later; by default they are thrown away")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--local-steps", type=int, default=0, help="steps of a site in a round; 0: one pass")
+    parser.add_argument("--evaluate-every", type=int, default=1, help="rounds between two looks at validation images")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--backbone", default="small-cnn")
     parser.add_argument("--generator-steps", type=int, default=1000, help="at most, in the first phase")
-    parser.add_argument("--generator-width", type=int, default=24)
+    parser.add_argument("--generator", choices=("dcgan", "stylegan2"), default="dcgan")
+    parser.add_argument("--generator-set", default="{}", help="settings of the generator, as JSON")
     parser.add_argument(
         "--tuning-steps", type=int, default=100, help="at most, in the second phase; 0: plain training, no phases"
     )
@@ -318,6 +335,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long, and report what is finished")
     options = parser.parse_args()
     options.started = time.monotonic()
+    options.sites = len(SITES[options.task]) if options.data else 3
     if options.quick:
         options.seeds, options.rounds, options.data = 1, 2, None
         options.size, options.backbone = 28, "lenet5"

@@ -17,6 +17,7 @@ from polyclinic.randomness import numpy_rng
 
 #: sources of Fed-ISIC2019 with enough melanomas to speak of (vidir_molemax has 24 of 3,954)
 SKIN_SITES = ("vidir_modern", "rosendahl", "vienna_dias", "msk4")
+CHEST_SITES = ("guangzhou", "tuberculosis", "nih")
 #: images of a class that a site has at most, unless another number is given
 MOST = 700
 
@@ -76,6 +77,7 @@ def balanced(labels: np.ndarray, sites: np.ndarray, names: tuple[str, ...], most
 
 
 MAKERS = {"skin": skin, "chest": chest}
+SITES = {"skin": SKIN_SITES, "chest": CHEST_SITES}
 CLASSES = {"skin": ("other", "melanoma"), "chest": ("no finding", "finding")}
 
 

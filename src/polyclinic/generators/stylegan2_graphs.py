@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 #: calls before a recording: optimisers make their state, libraries choose their algorithms
-WARM_UP = 3
+WARM_UP = 2
 
 
 class Recorded:
