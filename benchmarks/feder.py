@@ -34,7 +34,7 @@ BUFFERS = (0, 128, 256, 1024)
 NODES = (2, 4, 8, 16)
 #: what the figures depend on besides the data, for the record
 ASKED = (
-    *("rounds", "local_steps", "seeds", "rates", "size", "most", "backbone", "evaluate_every"),
+    *("rounds", "local_steps", "seeds", "rates", "size", "most", "backbone", "decay_every", "select", "evaluate_every"),
     *("generator", "generator_set", "generator_steps", "tuning_steps"),
 )
 #: a row of the tables: the method it runs, its settings, and whose learning rate it takes
@@ -57,14 +57,19 @@ class Plan:
         self.out = Path(options.out)
         self.base = self.images() | {
             "model": {"backbone": options.backbone},
-            "evaluation": {"every": options.evaluate_every, "select": "best"},
+            "evaluation": {"every": options.evaluate_every, "select": options.select},
             "engine": {"device": options.device, "workers": 1, "checkpoint_every": 0},
-            "optimizer": {"name": "adam", "batch_size": 32, "decay_every": 0, "augment": list(self.augmentation)},
+            "optimizer": {
+                "name": "adam",
+                "batch_size": 32,
+                "decay_every": options.decay_every,
+                "augment": self.augmentation,
+            },
         }
 
     @property
-    def augmentation(self) -> tuple[str, ...]:
-        return ("flip",) if self.options.task == "chest" else ("flip", "turn")
+    def augmentation(self) -> list[str]:
+        return ["flip"] if self.options.task == "chest" else ["flip", "turn"]
 
     def images(self) -> dict[str, Any]:
         if self.options.data:
@@ -144,7 +149,8 @@ def validation_score(entry: Entry) -> float:
     if entry.result is None:
         return float("-inf")
     lines = [json.loads(line) for line in (entry.folder / "history.jsonl").read_text().splitlines()]
-    return max(line["validation"]["pooled"]["accuracy"] for line in lines if line["validation"])
+    scores = [line["validation"]["pooled"]["accuracy"] for line in lines if line["validation"]]
+    return max(scores) if entry.study.evaluation.select == "best" else scores[-1]
 
 
 def wanted(plan: Plan, rows: Any) -> list[str]:
@@ -317,6 +323,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--local-steps", type=int, default=0, help="steps of a site in a round; 0: one pass")
+    parser.add_argument("--decay-every", type=int, default=0, help="rounds after which learning rates fall to a tenth")
+    parser.add_argument("--select", choices=("best", "last"), default="best", help="the round whose models count")
     parser.add_argument("--evaluate-every", type=int, default=1, help="rounds between two looks at validation images")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--backbone", default="small-cnn")
