@@ -1,7 +1,8 @@
 """Figures and tables from what `benchmarks/felicia.py --out DIR` wrote: `python benchmarks/felicia_figures.py DIR`.
 
-digits.png (Fig. 5 and coverage), bias.png (Fig. 6), skin.png (Figs. 8-10), contact sheets, and tables in Markdown.
-Means and standard deviations are over seeds.
+digits.png (Fig. 5) and digits_coverage.png, bias.png (Fig. 6), skin.png (Figs. 8-10), contact sheets, and tables in
+Markdown. Means and standard deviations are over seeds; of a seed, marks are means over the looks in the second half of
+its training (the paper's moving average), unless a table says that validation images chose a look.
 """
 
 from __future__ import annotations
@@ -47,9 +48,21 @@ def mean_std(rows: Iterable[Row], metric: str) -> tuple[float, float]:
     return float(np.mean(each)), float(np.std(each, ddof=1)) if len(each) > 1 else 0.0
 
 
-def last(rows: Iterable[Row]) -> list[Row]:
+def late(rows: Iterable[Row]) -> list[Row]:
+    """Those of the looks in the second half of the training."""
     rows = list(rows)
-    return where(rows, images=max(row["images"] for row in rows))
+    half = max(row["images"] for row in rows) / 2
+    return [row for row in rows if row["images"] > half]
+
+
+def gain(rows: Iterable[Row], base: Iterable[Row], metric: str) -> tuple[float, float]:
+    """How much more than `base`, seed by seed: mean and standard deviation."""
+    rows, base = list(rows), list(base)
+    more = [
+        {"seed": s, "more": mean_std(where(rows, seed=s), metric)[0] - mean_std(where(base, seed=s), metric)[0]}
+        for s in values(rows, "seed")
+    ]
+    return mean_std(more, "more")
 
 
 def text(pair: tuple[float, float]) -> str:
@@ -60,7 +73,7 @@ def text(pair: tuple[float, float]) -> str:
 
 
 def digits(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> list[str]:
-    rows = last(found["rows"])
+    rows = late(found["rows"])
     alphas, weights = values(rows, "alpha"), values(rows, "lambda")
     chosen = 1.0 if 1.0 in weights else max(weights)
     clouds(arrays, alphas, chosen, out / "digits.png")
@@ -83,14 +96,53 @@ def digits(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -
         for owner in ("site-1", "site-2")
     }
     contact_sheet(sheet, out / "digits_sheet.png")
+    return [
+        *digits_table(rows, alphas, weights),
+        "",
+        *chosen_table(found["rows"], alphas),
+        "",
+        *plane_table(arrays, alphas, weights),
+    ]
+
+
+def digits_table(rows: list[Row], alphas: list[float], weights: list[float]) -> list[str]:
+    """Coverage of held-out fours by both owners' made ones, and of those of the cluster that an owner lacks."""
+    others = [{**row, "lacking": row["coverage_2" if row["owner"] == OWNERS[0] else "coverage_1"]} for row in rows]
     lines = [
-        "| α, % | " + " | ".join(f"coverage, {name_of(weight)}" for weight in weights) + " |",
-        "|---" * (len(weights) + 1) + "|",
+        "| α, % | " + " | ".join(f"{what}, {name_of(w)}" for what in ("all", "other's") for w in weights) + " |",
+        "|---" * (2 * len(weights) + 1) + "|",
     ]
     for alpha in alphas:
-        cells = [text(mean_std(where(rows, alpha=alpha, **{"lambda": weight}), "coverage")) for weight in weights]
+        cells = [
+            text(mean_std(where(others, alpha=alpha, **{"lambda": weight}), metric))
+            for metric in ("coverage", "lacking")
+            for weight in weights
+        ]
         lines.append(f"| {alpha:g} | " + " | ".join(cells) + " |")
-    return [*lines, "", *plane_table(arrays, alphas, weights)]
+    return lines
+
+
+def chosen_table(rows: list[Row], alphas: list[float]) -> list[str]:
+    """Look (and lambda) of each seed chosen by how both owners' validation fours are covered, then test fours."""
+    lines = ["| α, % | local GAN, look chosen | FELICIA, look and λ chosen | difference |", "|---|---|---|---|"]
+    for alpha in alphas:
+        here = where(rows, alpha=alpha)
+        local = best_look(where(here, **{"lambda": 0.0}))
+        ours = best_look([row for row in here if row["lambda"] > 0])
+        cells = [mean_std(local, "coverage"), mean_std(ours, "coverage"), gain(ours, local, "coverage")]
+        lines.append(f"| {alpha:g} | " + " | ".join(text(cell) for cell in cells) + " |")
+    return lines
+
+
+def best_look(rows: list[Row]) -> list[Row]:
+    """Of each seed the rows of the look and lambda with the best mean over owners on validation images."""
+    found: list[Row] = []
+    for seed in values(rows, "seed"):
+        own = where(rows, seed=seed)
+        pairs = {(row["images"], row["lambda"]) for row in own}
+        looks = [where(own, images=images, **{"lambda": weight}) for images, weight in sorted(pairs)]
+        found += max(looks, key=lambda look: np.mean([row["validation"] for row in look]))
+    return found
 
 
 def plane_table(arrays: Mapping[str, np.ndarray], alphas: list[int], weights: list[float]) -> list[str]:
@@ -137,17 +189,12 @@ def clouds(arrays: Mapping[str, np.ndarray], alphas: list[int], chosen: float, p
 
 
 def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> list[str]:
-    rows, real = last(found["rows"]), found["real"]
-    shares = values(rows, "share")
-    chosen = max(values(rows, "lambda"))
-    lines = {
-        "real": ("black", {share: where(real, share=share) for share in shares}),
-        "real + GAN": (colour(0.0), {s: where(rows, share=s, diet="augmented", **{"lambda": 0.0}) for s in shares}),
-        "real + FELICIA": (
-            colour(chosen),
-            {s: where(rows, share=s, diet="augmented", **{"lambda": chosen}) for s in shares},
-        ),
-    }
+    rows, real = late(found["rows"]), found["real"]
+    shares, weights = values(rows, "share"), values(rows, "lambda")
+    lines = {"real": ("black", {share: where(real, share=share) for share in shares})}
+    for weight in weights:
+        of_share = {s: where(rows, share=s, diet="augmented", **{"lambda": weight}) for s in shares}
+        lines[f"real + {name_of(weight)}"] = (colour(weight), of_share)
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     for axis, metric in zip(figure.subplots(1, 3), ("mean", "deer", "horse"), strict=True):
         for name, (paint, by_share) in lines.items():
@@ -159,11 +206,32 @@ def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> 
     axis.legend(fontsize=8)
     figure.savefig(out / "bias.png", dpi=120)
     contact_sheet({_label(key): torch.from_numpy(a)[:12] for key, a in arrays.items()}, out / "bias_sheet.png")
-    table = ["| share of horses | accuracy on | " + " | ".join(lines) + " |", "|---" * (len(lines) + 2) + "|"]
+    by_name = {name: by_share for name, (_, by_share) in lines.items()}
+    for weight in weights:
+        by_name[f"synthetic, {name_of(weight)}"] = {
+            s: where(rows, share=s, diet="synthetic", **{"lambda": weight}) for s in shares
+        }
+    return [*bias_table(by_name, shares), "", *gain_table(by_name, shares)]
+
+
+def bias_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) -> list[str]:
+    table = ["| share of horses | accuracy on | " + " | ".join(by_name) + " |", "|---" * (len(by_name) + 2) + "|"]
     for share in shares:
-        for metric in ("mean", "deer", "horse"):
-            cells = [text(mean_std(by_share[share], metric)) for _, by_share in lines.values()]
-            table.append(f"| {share:g} | {'all' if metric == 'mean' else metric} | " + " | ".join(cells) + " |")
+        for metric in ("mean", "deer", "horse", "auc"):
+            cells = [text(mean_std(by_share[share], metric)) for by_share in by_name.values()]
+            named = {"mean": "all", "auc": "AUC"}.get(metric, metric)
+            table.append(f"| {share:g} | {named} | " + " | ".join(cells) + " |")
+    return table
+
+
+def gain_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) -> list[str]:
+    """What the rarer sub-group gains over real images alone, seed by seed."""
+    augmented = [name for name in by_name if name.startswith("real + ")]
+    table = ["| share of horses | rare | " + " | ".join(augmented) + " |", "|---" * (len(augmented) + 2) + "|"]
+    for share in shares:
+        rare = "horse" if share <= 0.5 else "deer"
+        cells = [text(gain(by_name[name][share], by_name["real"][share], rare)) for name in augmented]
+        table.append(f"| {share:g} | {rare} | " + " | ".join(cells) + " |")
     return table
 
 
@@ -172,43 +240,77 @@ def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> 
 
 def skin(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> list[str]:
     rows, real = found["rows"], found["real"]
-    weights, moments = values(rows, "lambda"), values(rows, "images")
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    base = mean_std(real, "auc")
-    for axis, diet in zip(figure.subplots(1, 2, sharey=True), ("synthetic", "augmented"), strict=True):
-        axis.axhline(base[0], color="black", linestyle="--", label="real only")
-        axis.axhspan(base[0] - base[1], base[0] + base[1], color="gray", alpha=0.2)
-        for weight in weights:
-            points = [mean_std(where(rows, diet=diet, images=m, **{"lambda": weight}), "auc") for m in moments]
-            y, error = (np.array(part) for part in zip(*points, strict=True))
-            axis.plot(moments, y, label=name_of(weight), color=colour(weight), marker="o", markersize=3)
-            axis.fill_between(moments, y - error, y + error, color=colour(weight), alpha=0.12)
-        axis.set_xlabel("images seen by each owner's discriminator")
-        axis.set_title("trained on synthetic images" if diet == "synthetic" else "trained on real + synthetic images")
-    axis.figure.axes[0].set_ylabel("AUC on 200 + 200 held-out images")
-    axis.legend(fontsize=7)
-    figure.savefig(out / "skin.png", dpi=120)
+    weights = values(rows, "lambda")
+    figure = Figure(figsize=(11, 10), layout="constrained")
+    axes = figure.subplots(3, 2, sharey=True)
+    shown = [weight for weight in (0.0, 3.0) if weight in weights]
+    for column, diet in enumerate(("synthetic", "augmented")):
+        of_diet = where(rows, diet=diet)
+        along_training(axes[0, column], of_diet, real, shown, with_band=True)
+        along_training(axes[1, column], of_diet, real, weights, with_band=False)
+        by_lambda(axes[2, column], of_diet, real, weights)
+        made = "synthetic images" if diet == "synthetic" else "real + synthetic images"
+        axes[0, column].set_title(f"trained on {made}")
+    for row in axes:
+        row[0].set_ylabel("AUC on 200 + 200 held-out images")
+        row[1].legend(fontsize=7)
+    figure.savefig(out / "skin.png", dpi=110)
     contact_sheet({_label(key): torch.from_numpy(a)[:16] for key, a in arrays.items()}, out / "skin_sheet.png")
     return skin_table(rows, real, weights)
 
 
+def along_training(axis: Any, rows: list[Row], real: list[Row], weights: list[float], *, with_band: bool) -> None:
+    """Figs. 8 and 9: AUC against the images seen, the mean of seeds and their standard deviation."""
+    _real_line(axis, real)
+    moments = values(rows, "images")
+    for weight in weights:
+        points = [mean_std(where(rows, images=m, **{"lambda": weight}), "auc") for m in moments]
+        y, error = (np.array(part) for part in zip(*points, strict=True))
+        axis.plot(moments, y, label=name_of(weight), color=colour(weight), marker="o", markersize=3)
+        if with_band:
+            axis.fill_between(moments, y - error, y + error, color=colour(weight), alpha=0.15)
+    axis.set_xlabel("images seen by each owner's discriminator")
+
+
+def by_lambda(axis: Any, rows: list[Row], real: list[Row], weights: list[float]) -> None:
+    """Fig. 10: every look of every seed, by lambda; lighter ones are earlier."""
+    _real_line(axis, real)
+    end = max(row["images"] for row in rows)
+    for place, weight in enumerate(weights):
+        own = where(rows, **{"lambda": weight})
+        at = [place + 0.15 * (row["seed"] - 1) for row in own]
+        shade = [0.2 + 0.8 * row["images"] / end for row in own]
+        axis.scatter(at, [row["auc"] for row in own], color=colour(weight), alpha=shade, s=16, linewidths=0)
+        axis.plot([place - 0.3, place + 0.3], [mean_std(late(own), "auc")[0]] * 2, color=colour(weight))
+    axis.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
+    axis.set_xlabel("λ (0: local GAN); lines: second half of the training")
+
+
+def _real_line(axis: Any, real: list[Row]) -> None:
+    base = mean_std(real, "auc")
+    axis.axhline(base[0], color="black", linestyle="--", label="real only")
+    axis.axhspan(base[0] - base[1], base[0] + base[1], color="gray", alpha=0.2)
+
+
 def skin_table(rows: list[Row], real: list[Row], weights: list[float]) -> list[str]:
-    """AUC at the end, at the moment that validation chose, and what the gate releases."""
+    """AUC in the second half, at the look that validation chose, what the gate releases, and melanomas found."""
     table = [
-        "| | synthetic, at the end | synthetic, chosen on validation | real + synthetic, at the end | "
-        "chosen on validation | released by the gate | melanoma, released |",
-        "|---|---|---|---|---|---|---|",
-        f"| real only | | | {text(mean_std(real, 'auc'))} | | | {text(mean_std(real, 'MEL'))} |",
+        "| | synthetic | synthetic, chosen on validation | real + synthetic | gain over real | "
+        "chosen on validation | released by the gate | melanomas found, real + synthetic | released |",
+        "|---" * 9 + "|",
+        f"| real only | | | {text(mean_std(real, 'auc'))} | | | | {text(mean_std(real, 'MEL'))} | |",
     ]
     for weight in weights:
         own = where(rows, **{"lambda": weight})
-        cells = []
-        for diet in ("synthetic", "augmented"):
-            of_diet = where(own, diet=diet)
-            cells += [text(mean_std(last(of_diet), "auc")), text(mean_std(chosen_by_validation(of_diet), "auc"))]
-        released = gate(chosen_by_validation(where(own, diet="augmented")), real)
-        cells += [text(mean_std(released, "auc")), text(mean_std(released, "MEL"))]
-        table.append(f"| {name_of(weight)} | " + " | ".join(cells) + " |")
+        made, both = where(own, diet="synthetic"), where(own, diet="augmented")
+        chosen = chosen_by_validation(both)
+        released = gate(chosen, real)
+        cells = [
+            *(mean_std(late(made), "auc"), mean_std(chosen_by_validation(made), "auc")),
+            *(mean_std(late(both), "auc"), gain(late(both), real, "auc"), mean_std(chosen, "auc")),
+            *(mean_std(released, "auc"), mean_std(late(both), "MEL"), mean_std(released, "MEL")),
+        ]
+        table.append(f"| {name_of(weight)} | " + " | ".join(text(cell) for cell in cells) + " |")
     return table
 
 

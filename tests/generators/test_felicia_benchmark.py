@@ -61,7 +61,7 @@ def test_digits_from_end_to_end(tmp_path):
     }
     assert all(0 <= row["coverage"] <= 1 for row in found["rows"])
     tables = call("felicia_figures.py", str(out)).stdout
-    assert "coverage, local GAN | coverage, FELICIA, λ = 1" in tables
+    assert "| all, local GAN | all, FELICIA, λ = 1 | other's, local GAN | other's, FELICIA, λ = 1 |" in tables
     assert all((out / name).stat().st_size > 5000 for name in ("digits.png", "digits_coverage.png", "digits_sheet.png"))
 
 
@@ -81,3 +81,24 @@ def test_what_was_found_is_kept_at_every_look(tmp_path, monkeypatch):
     found = experiments.digits(tmp_path, scale, lambda text: None, lambda now: kept.append(len(now["rows"])))
     assert kept == [4, 8]
     assert found["training"]["steps"] == 20
+
+
+def test_tables_average_late_looks_and_choose_by_validation(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import felicia_figures as figures
+
+    rows = [
+        {"seed": seed, "images": images, "lambda": 1.0, "validation": validation, "auc": auc}
+        for seed, images, validation, auc in (
+            *((0, 10, 0.9, 0.1), (0, 20, 0.8, 0.6), (0, 30, 0.7, 0.8)),
+            *((1, 10, 0.1, 0.2), (1, 20, 0.2, 0.5), (1, 30, 0.3, 0.7)),
+        )
+    ]
+    assert figures.mean_std(figures.late(rows), "auc")[0] == np.mean([0.7, 0.6])  # looks at 20 and 30 of each seed
+    assert [row["images"] for row in figures.best_look(rows)] == [10, 30]
+    assert [row["images"] for row in figures.chosen_by_validation(rows)] == [10, 30]
+    real = [{"seed": 0, "validation": 0.95, "auc": 0.4}, {"seed": 1, "validation": 0.05, "auc": 0.5}]
+    more, spread = figures.gain(figures.late(rows), real, "auc")
+    assert (round(more, 6), round(spread, 6)) == (0.2, round(float(np.std([0.3, 0.1], ddof=1)), 6))
+    released = figures.gate(figures.chosen_by_validation(rows), real)
+    assert [row["auc"] for row in released] == [0.4, 0.7]
