@@ -134,7 +134,7 @@ def searched(plan: Plan, rows: list[str], **changes: Any) -> dict[str, float]:
     """The best learning rate of each method by validation images; all methods try the same ones, with seed 0."""
     rates = RATES[1:2] if plan.quick else plan.options.rates
     planned = {(row, lr): plan.entry(row, 0, lr, **changes) for row in rows for lr in rates}
-    ahead = [plan.generators(seed, **changes) for seed in range(plan.options.seeds)] if plan.options.jobs > 1 else []
+    ahead = [plan.generators(0, **changes)] if plan.options.jobs > 1 else []
     go(plan, ahead + list(planned.values()))
     best = {}
     for row in rows:
@@ -253,7 +253,7 @@ def scalability(plan: Plan, found: dict[str, Any]) -> None:
             found["nodes"].setdefault(str(nodes), {})[row] = figures(entries)
         write(plan, found)
 
-    go(plan, by_seed(planned), report)
+    go(plan, by_seed(plan, planned), report)
     report()
     for nodes, of_nodes in found["nodes"].items():
         print(f"{nodes} equal nodes")
@@ -282,14 +282,22 @@ def tables(plan: Plan, found: dict[str, Any]) -> None:
         found["rows"] = {row: figures(entries) for row, entries in planned.items()}
         write(plan, found)
 
-    go(plan, by_seed(planned), report)
+    go(plan, by_seed(plan, planned), report)
     report()
     table(found["rows"])
 
 
-def by_seed(planned: Mapping[Any, list[Entry]]) -> list[Entry]:
-    """First everything with the first seed: if time runs out, every row has something."""
-    return [entry for of_seed in zip(*planned.values(), strict=True) for entry in of_seed]
+def by_seed(plan: Plan, planned: Mapping[Any, list[Entry]]) -> list[Entry]:
+    """First everything with the first seed: if time runs out, every row has something.
+
+    Runs side by side find the generators of their seed trained: one of those before trained them.
+    """
+    order: list[Entry] = []
+    for seed, of_seed in enumerate(zip(*planned.values(), strict=True), start=1):
+        if plan.options.jobs > 1 and seed < plan.options.seeds and not plan.options.scalability:
+            order.append(plan.generators(seed))
+        order += of_seed
+    return order
 
 
 def write(plan: Plan, found: dict[str, Any]) -> None:

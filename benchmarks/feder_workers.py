@@ -5,6 +5,7 @@ A worker reads lines from its standard input, each with a study's file and a fol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -39,7 +40,7 @@ def run_all(entries: list[Entry], jobs: int, seconds: float | None, finished: Fi
     stop.start()
     for worker in workers:
         worker.thread.join()
-        worker.end()
+        worker.end(patience=10)
     stop.cancel()
     return waiting.empty() and not any(worker.cut_off for worker in workers)
 
@@ -82,7 +83,13 @@ class Worker:
             return ""
         return self.process.stdout.readline().strip()
 
-    def end(self) -> None:
+    def end(self, patience: float = 0) -> None:
+        """Let the process end by itself, as it does when nothing more can come; end it if it has not by then."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            if patience:
+                self.process.stdin.close()
+            self.process.wait(patience)
         self.process.kill()
         self.process.wait()
 

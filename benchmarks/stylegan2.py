@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from polyclinic.generators import stylegan2_layers
 from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.stylegan2_graphs import WARM_UP
 from polyclinic.generators.stylegan2_training import R1_EVERY
@@ -80,6 +81,8 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if options.device.startswith("cuda") else "cpu",
         "width": options.width,
         "batch": options.batch,
+        "folded up to": options.folded_up_to,
+        "search": options.search,
         "cases": {},
     }
     for size in options.sizes:
@@ -101,8 +104,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--latent", type=int, default=512)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured at least so long")
+    parser.add_argument("--folded-up-to", type=int, default=stylegan2_layers.FOLDED_UP_TO, help="as in the layers")
+    parser.add_argument("--search", action="store_true", help="let cuDNN try its algorithms first")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    stylegan2_layers.FOLDED_UP_TO = options.folded_up_to
+    torch.backends.cudnn.benchmark = options.search
     if options.quick:
         options.sizes, options.cases, options.width, options.latent = [32], ["fp32"], 4, 8
         options.batch, options.seconds, options.device = 4, 0.0, "cpu"

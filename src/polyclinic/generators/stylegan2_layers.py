@@ -7,7 +7,6 @@ made of few: scales go into weights, and on a GPU the filter does too.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -19,6 +18,8 @@ SLOPE = 0.2
 GAIN = math.sqrt(2)
 EPS = 1e-8
 TAPS = (1 / 8, 3 / 8, 3 / 8, 1 / 8)
+#: the largest side of an input, in px, for which a GPU is given weights with the filter inside
+FOLDED_UP_TO = 1024
 
 
 def activate(x: Tensor) -> Tensor:
@@ -44,26 +45,24 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
     return (x[..., :-3] + x[..., 3:] + 3 * (x[..., 1:-2] + x[..., 2:-1])) / 8
 
 
-def filtered(weight: Tensor) -> Tensor:
+def taps() -> Tensor:
+    """The filter along both sides, [1, 1, 4, 4]. Layers keep it as a buffer: a recorded step cannot fetch numbers."""
+    line = torch.tensor(TAPS)
+    return (line[:, None] * line[None])[None, None]
+
+
+def filtered(weight: Tensor, kernel: Tensor) -> Tensor:
     """Weights [O, I, k, k] with the filter inside, [O, I, k + 3, k + 3]: one convolution does the work of two.
 
     Four times the arithmetic of a 3x3 kernel, which a GPU has to spare, for a tenth of the passes over the images.
     """
-    kernel = _kernel(weight.device, weight.dtype)
     flat = weight.reshape(-1, 1, *weight.shape[2:])
     return F.conv2d(flat, kernel, padding=3).reshape(*weight.shape[:2], weight.shape[2] + 3, weight.shape[3] + 3)
 
 
-@functools.cache
-def _kernel(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """TAPS along both sides, [1, 1, 4, 4]; kept, as a recorded step must not wait for numbers from the CPU."""
-    taps = torch.tensor(TAPS, device=device, dtype=dtype)
-    return (taps[:, None] * taps[None])[None, None]
-
-
 def folds(x: Tensor) -> bool:
-    """Whether the filter goes into the weights for such an input."""
-    return x.is_cuda
+    """Whether the filter goes into the weights for such an input: where passes cost more than arithmetic."""
+    return x.is_cuda and x.shape[-1] <= FOLDED_UP_TO
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -99,6 +98,7 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
         self.scale, self.gain = gain / math.sqrt(inputs * kernel**2), gain
         self.down, self.kernel = down, kernel
+        self.register_buffer("taps", taps() if down else None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight * self.scale
@@ -107,7 +107,7 @@ class Conv(nn.Module):
             return F.conv2d(x, weight, bias, padding=self.kernel // 2)
         padding = 1 + self.kernel // 2
         if folds(x):
-            return F.conv2d(x, filtered(weight), bias, stride=2, padding=padding)
+            return F.conv2d(x, filtered(weight, self.get_buffer("taps")), bias, stride=2, padding=padding)
         return F.conv2d(blur(x, padding, padding), weight, bias, stride=2)
 
 
@@ -126,6 +126,7 @@ class StyledConv(nn.Module):
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
         self.scale, self.kernel = 1 / math.sqrt(inputs * kernel**2), kernel
         self.up, self.demodulate = up, demodulate
+        self.register_buffer("taps", taps() if up else None, persistent=False)
 
     def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Images [B, inputs, H, W] and styles w [B, style] to images, and factors [B, outputs, 1, 1] still to be
@@ -144,7 +145,7 @@ class StyledConv(nn.Module):
         # four pixels out of each: the filter's sum is brought back from one to four
         weight = self.weight.transpose(0, 1) * 4
         if folds(x):
-            return F.conv_transpose2d(x, filtered(weight), stride=2, padding=2)
+            return F.conv_transpose2d(x, filtered(weight, self.get_buffer("taps")), stride=2, padding=2)
         return blur(F.conv_transpose2d(x, weight, stride=2), 1, 1)
 
 

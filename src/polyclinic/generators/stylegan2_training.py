@@ -55,7 +55,8 @@ class Steps:
         self.synthesise: Callable = self.generator.synthesis
         self.judge: Callable = self.discriminator
         if settings.compile:
-            self.synthesise, self.judge = torch.compile(self.synthesise), torch.compile(self.judge)
+            made = functools.partial(torch.compile, dynamic=False)  # for each size of a batch
+            self.synthesise, self.judge = made(self.synthesise), made(self.judge)
         self.of_average = [networks["average"].state_dict()[name] for name in self.generator.state_dict()]
         self.to_follow = list(self.generator.state_dict().values())
         path = PATH_EVERY if settings.path_weight else 0
