@@ -224,7 +224,7 @@ class View:
 # --- 2 and 3: what made images are worth ---------------------------------------------------------------
 
 
-TAUGHT_AT_ONCE = 72  # classifiers: a GPU is busy with them, and its memory lasts
+TAUGHT_AT_ONCE = 96  # classifiers: a GPU is busy with them, and its memory lasts
 
 
 @dataclass(frozen=True)
