@@ -3,7 +3,7 @@
 100 images, one behind each gradient, LeNet-5 with weights from U(-0.5, 0.5), labels searched for together with the
 images, L-BFGS with 100 steps: mean squared error and SSIM of the images that converged, and how many did not (the error
 is not below the start's, or is 2 or more). {TG, Unif} x {Euclidean, adaptive Gaussian, fixed lambda²} x lr {0.1, 1};
-all that share a distance are attacked in one batch.
+all with one kind of distance are attacked in one batch (or a few: --at-once).
 
 Images come from the folder that POLYCLINIC_REAL_DATA names: mnist.npz (28 px), cifar10_subset_jpeg.npz (32 px; the
 paper has CIFAR-100), tb_cxr_64.npz and covid_cxr_64.npz (chest X-rays, halved to 32 px; the paper has NIH's). The
@@ -36,7 +36,7 @@ from torch.nn import functional as F
 
 from polyclinic.attacks import networks, scoring
 from polyclinic.attacks.adam import Adam
-from polyclinic.attacks.distances import DISTANCES, DistanceFrom, gaussian
+from polyclinic.attacks.distances import DISTANCES, gaussian
 from polyclinic.attacks.initialisation import draw
 from polyclinic.attacks.lbfgs import LBFGS
 from polyclinic.attacks.objective import FreeLabels, Objective
@@ -46,6 +46,7 @@ from polyclinic.randomness import numpy_rng, torch_rng
 
 CLASSES = 100
 STARTS = {"TG": "transformed-gaussian", "Unif": "uniform"}
+FORMS = ("plain", "scaled")
 WIDTHS = (50, 100, 150, 200, 500, 800, 1000, 1500)  # the columns of Table I
 #: the paper's figures by data, lr, distance and start: (MSE, SSIM, non-converging); None where it has none
 PAPER: dict[tuple[str, float, str, str], tuple[float | None, float | None, int]] = {}
@@ -154,12 +155,22 @@ class Configuration:
     distance: str  #: Eucl, AG, or a fixed lambda²
     lr: float
     network: str = "LeNet-5"
-    form: str = "plain"  #: of a fixed lambda²
+    form: str = ""  #: of a fixed lambda²: plain or scaled
 
-    def distance_from(self) -> DistanceFrom:
-        if self.distance.isdigit():
-            return partial(gaussian, variance=float(self.distance), scaled=self.form == "scaled")
-        return DISTANCES[{"Eucl": "euclidean", "AG": "adaptive-gaussian"}[self.distance]]
+
+class Attacked(Objective):
+    """What is minimised for a group of configurations that differ in start, learning rate and lambda² only."""
+
+    def __init__(self, *given: Any, widths: Tensor, form: str, **named: Any) -> None:
+        """`widths` [N]: each target's lambda², where `form` is plain or scaled."""
+        self.widths, self.form = widths, form
+        distance = partial(gaussian, variance=widths, scaled=form == "scaled") if form in FORMS else DISTANCES[form]
+        super().__init__(*given, distance=distance, **named)
+
+    def keep(self, rows: Tensor) -> Attacked:
+        observed = {name: tensor[rows] for name, tensor in self.observed.items()}
+        named = {"image_shape": self.image_shape, "widths": self.widths[rows], "form": self.form}
+        return Attacked(self.simulation, observed, self.labels, **named)
 
 
 def optimizer_of(group: list[Configuration], start: Tensor, options: argparse.Namespace) -> Optimizer:
@@ -182,10 +193,7 @@ def network(name: str, images: Tensor, seed: int) -> nn.Module:
 def attack(
     group: list[Configuration], images: Tensor, labels: Tensor, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Attack every image in every configuration, each as a target of its own, and score what comes back.
-
-    The configurations differ in start and learning rate only, so that all of them go into one batch.
-    """
+    """Attack every image in every configuration of a group, each as a target of its own, and score what comes back."""
     begin = time.perf_counter()
     dtype = torch.float64 if options.double else torch.float32
     model = network(group[0].network, images, options.seed).to(options.device, dtype)
@@ -196,8 +204,11 @@ def attack(
     observed = {name: tensor.repeat(len(group), *(1,) * (tensor.dim() - 1)) for name, tensor in sent.items()}
     starts = [start_of(what.start, images[i].shape, i, options.seed) for what in group for i in range(len(images))]
     start = torch.stack(starts).to(options.device, dtype)
-    shape, distance = (1, *images.shape[1:]), group[0].distance_from()
-    objective = Objective(simulation, observed, FreeLabels((CLASSES,)), image_shape=shape, distance=distance)
+    first, shape = group[0], (1, *images.shape[1:])
+    form = first.form or {"Eucl": "euclidean", "AG": "adaptive-gaussian"}[first.distance]
+    widths = torch.tensor([float(what.distance) if what.form else 1.0 for what in group], dtype=dtype)
+    widths = widths.repeat_interleave(len(images)).to(options.device)
+    objective = Attacked(simulation, observed, FreeLabels((CLASSES,)), image_shape=shape, widths=widths, form=form)
     found = search(objective, optimizer_of(group, start, options), returns="last")
     ends, begins = (objective.unpack(point)[0].cpu().chunk(len(group)) for point in (found.point, start))
     seconds = round((time.perf_counter() - begin) / len(group), 1)
@@ -215,17 +226,20 @@ def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
 # --- all configurations -------------------------------------------------------------------------------
 
 
-def configurations(options: argparse.Namespace) -> Iterator[list[Configuration]]:
-    """Groups that share network and distance; what all tables have comes first."""
-    starts, widths = options.starts, (200, 1000) if options.quick else (*WIDTHS, 2000)
+def configurations(data: str, options: argparse.Namespace) -> Iterator[list[Configuration]]:
+    """Groups that can be attacked in one batch; what all tables have comes first."""
+    starts, widths = options.starts, (200, 1000) if options.quick else (*WIDTHS, 2000) if data == "cifar" else WIDTHS
     if options.resnet or options.resnet_only:
         for distance in ("Eucl", "AG"):
             yield [Configuration(start, distance, 1e-3, "ResNet-18") for start in starts]
     if not options.resnet_only:
-        distances = [(name, "") for name in ("Eucl", "AG")]
-        distances += [(str(width), form) for form in options.forms for width in widths]
-        for distance, form in distances:
-            yield [Configuration(start, distance, lr, form=form) for lr in (0.1, 1.0) for start in starts]
+        choices = [(lr, start) for lr in (0.1, 1.0) for start in starts]
+        for distance in ("Eucl", "AG"):
+            yield [Configuration(start, distance, lr) for lr, start in choices]
+        for form in options.forms:
+            group = [Configuration(start, str(width), lr, form=form) for width in widths for lr, start in choices]
+            size = max(1, options.at_once // options.images)
+            yield from (group[i : i + size] for i in range(0, len(group), size))
 
 
 def row_of(data: str, what: Configuration, ours: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +280,7 @@ def main() -> None:
         images, labels = load_images(data, options.images, options.seed)
         baselines[data] = {"ours": scoring.random_other_image(images), "paper": PAPER_BASELINE.get(data)}
         print(f"{data}: another image at random gives {baselines[data]['ours']}")
-        for group in configurations(options):
+        for group in configurations(data, options):
             count = min(len(images), 20) if group[0].network == "ResNet-18" else len(images)
             tf32 = group[0].network == "ResNet-18"  # its size asks for it; L-BFGS would lose its way
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -305,11 +319,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resnet", action="store_true", help="ResNet-18 with AdamW on 20 images, too")
     parser.add_argument("--resnet-only", action="store_true", help="only that")
     parser.add_argument("--resnet-steps", type=int, default=5000)
-    parser.add_argument("--forms", nargs="*", choices=("plain", "scaled"), default=["plain", "scaled"])
+    parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--at-once", type=int, help="targets in one batch; 3600 on a GPU, 400 on a CPU")
     parser.add_argument("--double", action="store_true", help="float64 instead of float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    options.at_once = options.at_once or (400 if options.device == "cpu" else 3600)
     options.images = options.images or (8 if options.quick else 100)
     options.steps = options.steps or (20 if options.quick else 100)
     return options

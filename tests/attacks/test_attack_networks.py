@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.layers import BatchStatistics2d, ManyTargetsConv2d
+from polyclinic.attacks.batch_norm import BatchStatistics2d
+from polyclinic.attacks.convolution import ManyTargetsConv2d
 from polyclinic.attacks.networks import LeNet, ResNet18, drawn, ready
 from polyclinic.attacks.simulation import Simulation, cross_entropy
 from polyclinic.errors import BadInput

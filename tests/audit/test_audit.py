@@ -58,7 +58,11 @@ def audited(tiny, undisturbed, tmp_path):
         ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
         ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("fedavg-share", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
-        ("splitnn", {"model.backbone": "small-cnn"}, {"activations": {"latent-inversion"}, "weights": set()}),
+        (
+            "splitnn",
+            {"model.backbone": "small-cnn"},
+            {"activations": {"latent-inversion"}, "weights": {"gradient-inversion"}},
+        ),
         ("fedreplay", {}, {"latents": {"latent-inversion"}, "weights": {"gradient-inversion"}}),
         (
             "cwt-replay",

@@ -49,16 +49,16 @@ def euclidean(observed: Sequence[Tensor]) -> Distance:
 
 
 def gaussian(
-    observed: Sequence[Tensor], variance: float | str = "n-var", *, scaled: bool = True, weighted: bool = True
+    observed: Sequence[Tensor], variance: float | Tensor | str = "n-var", *, scaled: bool = True, weighted: bool = True
 ) -> Distance:
     """Sum over layers i = 1, 2, ... of Q_i (1 - exp(-D_i / lambda²)), Q_i = 1/i (or 1, unless `weighted`).
 
-    `variance` is lambda²: a number, "var" (the variance of the layer's gradients, SAPAG), or "n-var" (n times it, the
-    adaptive Gaussian). With a number, the sum is multiplied by it (unless not `scaled`): the minimum is the same,
-    but the plain form is so flat that L-BFGS stops at its tolerances far from it.
+    `variance` is lambda²: a number (or one for each target, [N]), "var" (the variance of the layer's gradients, SAPAG),
+    or "n-var" (n times it, the adaptive Gaussian). With a number, the sum is multiplied by it (unless not `scaled`):
+    the minimum is the same, but the plain form is so flat that L-BFGS stops at its tolerances far from it.
     """
     spreads = [_lambda_squared(layer, variance) for layer in observed]
-    factor = float(variance) if scaled and not isinstance(variance, str) else 1.0
+    factor = spreads[0] if scaled and not isinstance(variance, str) else 1.0
 
     def distance(simulated: Sequence[Tensor]) -> Tensor:
         terms = []
@@ -70,10 +70,10 @@ def gaussian(
     return distance
 
 
-def _lambda_squared(layer: Tensor, variance: float | str) -> Tensor:
+def _lambda_squared(layer: Tensor, variance: float | Tensor | str) -> Tensor:
     """[N]; 1 where a layer's gradients are all alike (pruned away, or only one)."""
     if not isinstance(variance, str):
-        return layer.new_full(layer.shape[:1], variance)
+        return torch.as_tensor(variance).to(layer).expand(len(layer))
     count = layer.shape[1]
     spread = layer.var(1) if count > 1 else torch.zeros_like(layer[:, 0])
     spread = spread * count if variance == "n-var" else spread

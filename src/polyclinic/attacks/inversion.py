@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ class Knowledge:
     """What the attacker knows besides the parcels. An attack uses nothing that it does not declare in `needs`.
 
     `model` holds the weights (and batch-norm statistics) that the site computed with. The task is classification into
-    `classes`; another one gives a `loss` of its own, (outputs, labels) -> mean, and the `label_shape` of one image.
+    `classes`; another one gives a `loss` of its own, (outputs, labels) -> mean, and the `label_shape` of one image
+    (`label_form` "masks" if labels lie between 0 and 1).
     """
 
     model: nn.Module
@@ -38,6 +39,7 @@ class Knowledge:
     classes: int | None = None
     loss: Loss | None = None
     label_shape: tuple[int, ...] = ()
+    label_form: Literal["values", "masks"] = "values"
     training: LocalTraining | None = None
     labels: Tensor | None = None  #: [N, B]: classes; or [N, B, *label_shape] for another loss
     prior: Tensor | None = None  #: [N, B, C, H, W]: images to start from
@@ -156,7 +158,7 @@ class Inversion:
         known, rule = self.knowledge, self.settings.label
         classes = known.classes if known.loss is None else None
         if rule == "joint":
-            return FreeLabels(known.label_shape, False) if classes is None else FreeLabels((classes,))
+            return FreeLabels(known.label_shape, known.label_form) if classes is None else FreeLabels((classes,))
         values = self._given_labels(rows) if rule == "known" else self._read_labels(observed)
         return FixedLabels(values if classes is None else F.one_hot(values.long(), classes).to(self.settings.dtype))
 

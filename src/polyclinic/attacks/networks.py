@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.layers import BatchStatistics2d, ManyTargetsConv2d
+from polyclinic.attacks.batch_norm import BatchStatistics2d
+from polyclinic.attacks.convolution import ManyTargetsConv2d
 from polyclinic.errors import BadInput
 
 SPREAD = 0.5  # the papers draw LeNet's weights from U(-0.5, 0.5)

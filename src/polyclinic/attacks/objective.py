@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,16 +14,19 @@ from torch.func import vmap
 from polyclinic.attacks.distances import Distance, DistanceFrom, euclidean, total_variation
 from polyclinic.attacks.simulation import Simulation
 
+#: what labels are: probabilities of classes, plain numbers, or masks between 0 and 1
+LabelForm = Literal["classes", "values", "masks"]
+
 
 @dataclass(frozen=True)
 class FreeLabels:
-    """Labels that are searched for together with the images: `shape` per image, as logits where `classes`."""
+    """Labels that are searched for together with the images, `shape` per image; classes and masks as logits."""
 
     shape: tuple[int, ...]
-    classes: bool = True
+    form: LabelForm = "classes"
 
     def from_point(self, values: Tensor) -> Tensor:
-        return values.softmax(-1) if self.classes else values
+        return {"classes": lambda: values.softmax(-1), "masks": values.sigmoid, "values": lambda: values}[self.form]()
 
 
 @dataclass(frozen=True)

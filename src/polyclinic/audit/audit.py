@@ -13,10 +13,10 @@ from polyclinic.assembly import Assembly, device_of
 from polyclinic.attacks.perceptual import Distance, Pixels, perceptual_distance
 from polyclinic.audit import latents, made, updates
 from polyclinic.audit.case import Finding, NotTried, Seen, Tools, Truth
+from polyclinic.audit.places import Lines, open_run
 from polyclinic.audit.settings import BUDGETS, Audit
-from polyclinic.audit.targets import Lines, Target, read_run, targets
+from polyclinic.audit.targets import Target, targets
 from polyclinic.audit.words import verdicts
-from polyclinic.data.parts import prepare
 from polyclinic.study import Study
 
 #: (what is being attacked, attacks done, attacks in all)
@@ -42,16 +42,19 @@ def audit(
     kinds: Iterable[str] = (),
     sites: Iterable[str] = (),
     device: str = "auto",
+    study: Path | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
-    """Audit a run folder; the content of `audit.json`, which is written anew after every parcel."""
+    """Audit a run folder; the content of `audit.json`, which is written anew after every parcel.
+
+    At a deployed site, `folder` is `KIT/runs/NAME`; `study` names the run's study where the kit has it no more.
+    """
     folder = Path(folder)
-    study, lines = read_run(folder)
-    wanted = targets(folder, study, lines, budget, tuple(kinds), tuple(sites))
-    assembly = Assembly(study, prepare(study.data, study.sites, cache=cache), folder.resolve())
+    assembly, lines = open_run(folder, study=study, cache=cache)
+    wanted = targets(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
     tools = tools_for(assembly, budget, features, device)
-    report = head(study, tools, budget, lines)
+    report = head(assembly.study, tools, budget, lines)
     for done, target in enumerate(wanted):
         if progress:
             progress(target.name, done, len(wanted))

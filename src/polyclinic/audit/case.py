@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,11 +16,14 @@ from polyclinic.attacks.attack import ThreatModel
 from polyclinic.attacks.perceptual import Distance
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.audit.settings import Budget
-from polyclinic.data.parts import SiteData
+from polyclinic.data.parts import SiteData, open_site
 from polyclinic.federation.kept import Release
 from polyclinic.federation.parcel import Parcel
 from polyclinic.models import Backbone
 from polyclinic.randomness import numpy_rng
+
+#: what a part has beside its images
+What = Literal["labels", "masks"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Tools:
     def image_shape(self) -> tuple[int, int, int]:
         info = self.assembly.parts.info
         return info["channels"], info["size"], info["size"]
+
+    @property
+    def what(self) -> What:
+        """What the study's network learns to tell of an image."""
+        return "masks" if self.assembly.study.task.dense else "labels"
+
+    def data_of(self, site: str) -> SiteData:
+        """A site's own images: for scoring alone."""
+        return self.assembly.open_data(site) if self.assembly.open_data else open_site(self.assembly.parts.folder, site)
 
 
 @dataclass(frozen=True)
@@ -108,19 +120,19 @@ class Truth:
         """float [N, C, H, W] in [0, 1] of training images."""
         return torch.from_numpy(np.array(self.data.train.images[index.numpy()])).float() / 255
 
-    def labels(self, index: Tensor) -> Tensor:
-        return torch.from_numpy(np.array(self.data.train.labels[index.numpy()]))
+    def labels(self, index: Tensor, what: What = "labels") -> Tensor:
+        return torch.from_numpy(np.array(getattr(self.data.train, what)[index.numpy()]))
 
-    def members(self, count: int) -> tuple[Tensor, Tensor]:
-        """Up to `count` training images uint8, drawn at random, and their labels."""
+    def members(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
+        """Up to `count` training images uint8, drawn at random, and their labels (or masks)."""
         chosen = self._some(len(self.data.train), count, "members")
-        images, labels = self.data.train.images[chosen], self.data.train.labels[chosen]
+        images, labels = self.data.train.images[chosen], getattr(self.data.train, what)[chosen]
         return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
 
-    def held_out(self, count: int) -> tuple[Tensor, Tensor]:
+    def held_out(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
         """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
         parts = (self.data.validation, self.data.test)
-        images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "labels"))
+        images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", what))
         chosen = self._some(len(images), count, "held out")
         return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
 

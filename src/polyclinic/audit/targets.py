@@ -11,16 +11,15 @@ import numpy as np
 
 from polyclinic.attacks.defences import secure_sum
 from polyclinic.audit.case import Seen, Tools, Truth
+from polyclinic.audit.places import Lines
 from polyclinic.audit.settings import BUDGETS
-from polyclinic.data.parts import Part, SiteData, open_site
+from polyclinic.data.parts import Part, SiteData
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.kept import TELLING, Release, releases
-from polyclinic.federation.ledger import LedgerBroken, verify
 from polyclinic.federation.parcel import Parcel
 from polyclinic.settings import nearest
-from polyclinic.study import Study, load_study
+from polyclinic.study import Study
 
-Lines = dict[str, list[dict[str, Any]]]
 Kept = Mapping[str, list[Release]]
 
 #: kinds whose mean over sites means something
@@ -65,7 +64,7 @@ class Target:
         return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
 
     def truth(self, tools: Tools) -> Truth:
-        opened = [open_site(tools.assembly.parts.folder, site) for site in self.parts]
+        opened = [tools.data_of(site) for site in self.parts]
         used, start = [], 0
         for release, data in zip(self.parts.values(), opened, strict=True):
             batches = Truth(release.used, data, tools.seed).batches
@@ -92,23 +91,13 @@ def joined(sites: Sequence[SiteData]) -> SiteData:
     parts = {}
     for split in ("train", "validation", "test"):
         of_sites = [getattr(site, split) for site in sites]
-        arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in ("images", "labels")}
+        names = [name for name in ("images", "labels", "masks") if getattr(of_sites[0], name) is not None]
+        arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in names}
         parts[split] = Part(**arrays)
     return SiteData(" and ".join(site.name for site in sites), **parts)
 
 
-# --- reading a run ------------------------------------------------------------------------------------
-
-
-def read_run(folder: Path) -> tuple[Study, Lines]:
-    """The study of a run and the lines of its ledgers, whose chains hold."""
-    if not (folder / "study.toml").exists():
-        raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
-    try:
-        lines = {file.stem: verify(file) for file in sorted((folder / "ledger").glob("*.jsonl"))}
-    except LedgerBroken as error:
-        raise WorkFailed(f"the chain is broken: {error}") from None
-    return load_study(folder / "study.toml"), lines
+# --- what is to be attacked ------------------------------------------------------------------------------------
 
 
 def targets(

@@ -12,9 +12,9 @@ from polyclinic.attacks.labels import last_linear
 from polyclinic.attacks.membership_attacks import LossThreshold
 from polyclinic.attacks.simulation import LocalTraining
 from polyclinic.audit.case import Finding, NotTried, Seen, Truth
+from polyclinic.audit.front import front_inverted, is_front
+from polyclinic.audit.inversions import searched
 from polyclinic.audit.pictures import histograms
-from polyclinic.audit.recovery import recovery
-from polyclinic.errors import BadInput
 from polyclinic.models import Backbone
 
 
@@ -29,30 +29,15 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
 def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
     """Search for images whose update is the one that was sent."""
     name = "gradient-inversion"
-    if seen.tools.assembly.study.task.dense:
-        return NotTried(name, "masks would have to be searched for together with images")
     parameters = dict(seen.network.named_parameters())
     if not parameters.keys() <= seen.received("weights").keys():
+        if is_front(seen):
+            return front_inverted(seen, truth)
         return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = Plan(seen)
-    settings, knowledge = plan.settings(), plan.knowledge(truth)
-    missing = settings.needs - seen.tools.threat.granted
-    if missing:
-        return NotTried(name, f"the threat model does not grant {', '.join(sorted(missing))}")
-    try:
-        back = settings.run([seen.parcel], knowledge, seed=seen.tools.seed, device=seen.tools.device)
-    except (BadInput, ValueError) as error:  # ValueError: batch norm of a single value
-        return NotTried(name, str(error))
-    result = recovery(
-        back.images[0],
-        truth.images(truth.used),
-        truth.held_out(seen.tools.budget.candidates)[0].float() / 255,
-        in_order=False,
-        augmentation=seen.tools.assembly.study.optimizer.augment,
-    )
-    return Finding(name, back.threat_model, result.verdict(), plan.assumed, result.draw)
+    return searched(seen, truth, plan.settings(), plan.knowledge(truth), plan.assumed)
 
 
 class Plan:
@@ -107,15 +92,19 @@ class Plan:
     def knowledge(self, truth: Truth) -> Knowledge:
         study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
         classes = len(target.classes) if study.task.name == "classification" else None
+        shape, dense = self.seen.tools.image_shape, study.task.dense
         known = None
         if self.exact and Capability.LABELS in self.seen.tools.threat.granted:
-            known = truth.labels(torch.cat(truth.batches)[: self.images])[None]
+            answers = truth.labels(torch.cat(truth.batches)[: self.images], self.seen.tools.what)
+            known = (study.task.targets(answers, answers) if dense else answers)[None]
         return Knowledge(
             self.seen.network,
-            self.seen.tools.image_shape,
+            shape,
             batch_size=self.looked_for,
             classes=classes,
             loss=None if classes else lambda output, values: study.task.loss(output, values, target),
+            label_shape=(study.task.outputs(target), *shape[1:]) if dense else (),
+            label_form="masks" if dense else "values",
             training=self._training(),
             labels=known,
         )
@@ -149,10 +138,8 @@ def told_by_loss(seen: Seen, truth: Truth) -> Finding | NotTried:
     missing = settings.needs - seen.tools.threat.granted
     if missing:
         return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
-    if seen.tools.assembly.study.task.dense:
-        return NotTried(settings.name, "it is for one label an image, not for masks")
-    count = seen.tools.budget.candidates
-    (members, labels), (others, other_labels) = truth.members(count), truth.held_out(count)
+    count, what = seen.tools.budget.candidates, seen.tools.what
+    (members, labels), (others, other_labels) = truth.members(count, what), truth.held_out(count, what)
     if min(len(members), len(others)) < 2:
         return NotTried(settings.name, "the site has no held-out images to compare with")
     scorer = _losses(seen, model)
@@ -173,6 +160,7 @@ def _losses(seen: Seen, model: Backbone):
 
     def losses(images: Tensor, labels: Tensor) -> Tensor:
         there = seen.tools.device
-        return task.losses(model(images.to(there)), task.targets(labels.to(there)), target)
+        answers = labels.to(there)
+        return task.losses(model(images.to(there)), task.targets(answers, answers if task.dense else None), target)
 
     return losses

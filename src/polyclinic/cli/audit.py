@@ -19,13 +19,14 @@ FEATURES = typer.Option(
 
 
 def audit(
-    run: Path = typer.Argument(..., help="A run folder whose study has the table [audit]."),
+    run: Path = typer.Argument(..., help="A run folder whose study has the table [audit]; at a site, KIT/runs/NAME."),
     budget: str = BUDGET,
     features: str = FEATURES,
     kinds: str = typer.Option("", help="Only parcels of these kinds, with commas between them."),
     sites: str = typer.Option("", help="Only parcels of these sites, with commas between them."),
     grid: bool = typer.Option(False, "--grid", help="Run and audit the study with each defence: leakage and utility."),
     device: str = typer.Option("auto", help="cpu, cuda, ...; auto takes a GPU where there is one."),
+    study: Path | None = typer.Option(None, help="The run's study, at a site whose kit does not have it any more."),
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
@@ -37,7 +38,7 @@ def audit(
     display = None if quiet or as_json else Display()
     options: dict[str, Any] = {"budget": budget, "device": device, "progress": display.show if display else None}
     if not grid:
-        options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites)}
+        options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
     report = _report(run, grid, options, display)
     if as_json:
         typer.echo(json.dumps(report))
