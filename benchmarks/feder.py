@@ -58,7 +58,12 @@ class Plan:
         self.base = self.images() | {
             "model": {"backbone": options.backbone},
             "evaluation": {"every": options.evaluate_every, "select": options.select},
-            "engine": {"device": options.device, "workers": 1, "checkpoint_every": 0},
+            "engine": {
+                "device": options.device,
+                "precision": options.precision,
+                "workers": 1,
+                "checkpoint_every": 0,
+            },
             "optimizer": {
                 "name": "adam",
                 "batch_size": 32,
@@ -347,6 +352,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--check-every", type=int, default=100, help="steps between two measurements of it")
     parser.add_argument("--measured", type=int, default=128, help="images for it")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long, and report what is finished")
     options = parser.parse_args()

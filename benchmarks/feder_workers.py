@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyclinic.comparison import Entry
-from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.run import run
 from polyclinic.study import load_study
 
@@ -36,11 +35,11 @@ def run_all(entries: list[Entry], jobs: int, seconds: float | None, finished: Fi
             finished(entry, "is done")
         return True
     workers = [Worker(waiting, finished) for _ in range(min(jobs, len(todo)))]
-    stop = threading.Timer(seconds or 10**6, lambda: [worker.end() for worker in workers])
+    stop = threading.Timer(seconds or 10**6, lambda: [worker.cut() for worker in workers])
     stop.start()
     for worker in workers:
         worker.thread.join()
-        worker.end(patience=10)
+        worker.end()
     stop.cancel()
     return waiting.empty() and not any(worker.cut_off for worker in workers)
 
@@ -52,23 +51,27 @@ class Worker:
 
     def __init__(self, waiting: queue.SimpleQueue[Entry], finished: Finished) -> None:
         self.waiting, self.finished, self.cut_off = waiting, finished, False
-        command = [sys.executable, __file__]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = self._start()
         self.thread = threading.Thread(target=self.serve)
         self.thread.start()
 
+    def _start(self) -> subprocess.Popen:
+        command = [sys.executable, __file__]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
     def serve(self) -> None:
-        while True:
+        while not self.cut_off:
             try:
                 entry = self.waiting.get_nowait()
             except queue.Empty:
                 return
             words = self.ask(entry)
-            if not words:
-                self.cut_off = True
+            if self.cut_off:
                 return
+            if not words:  # a process that has failed on a GPU fails ever after
+                self.process = self._start()
             with self.telling:
-                self.finished(entry, words)
+                self.finished(entry, words or "failed")
 
     def ask(self, entry: Entry) -> str:
         """Have a run done; what the process says of it, or nothing if it has ended."""
@@ -83,15 +86,18 @@ class Worker:
             return ""
         return self.process.stdout.readline().strip()
 
-    def end(self, patience: float = 0) -> None:
-        """Let the process end by itself, as it does when nothing more can come; end it if it has not by then."""
+    def end(self) -> None:
+        """A process ends by itself when nothing more can come; one that does not is ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            if patience:
-                self.process.stdin.close()
-            self.process.wait(patience)
+            self.process.stdin.close()
+            self.process.wait(10)
         self.process.kill()
         self.process.wait()
+
+    def cut(self) -> None:
+        self.cut_off = True
+        self.process.kill()
 
 
 def work() -> None:
@@ -100,12 +106,8 @@ def work() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         study, folder = map(Path, json.loads(line))
-        try:
-            result = run(load_study(study), folder, resume=True)
-            words = f"is done, {result.values['timing']['seconds']:.0f} s"
-        except (BadInput, WorkFailed, RuntimeError) as error:
-            words = f"failed: {' '.join(str(error).split())[:300]}"
-        print(words, file=answers, flush=True)
+        result = run(load_study(study), folder, resume=True)
+        print(f"is done, {result.values['timing']['seconds']:.0f} s", file=answers, flush=True)
 
 
 if __name__ == "__main__":
