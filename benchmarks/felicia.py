@@ -59,7 +59,7 @@ def speed(device: str, quick: bool) -> list[dict[str, Any]]:
         held = {f"owner-{k}": _noise(k) for k in range(count)}
         row: dict[str, Any] = {"owners": count}
         for name, step in _ways(settings, held, device):
-            row[name] = _time(step, device, 0.3 if quick else 1.0)
+            row[name] = _time(step, device, 0.3 if quick else 0.5)
         for name in [name for name in row if name.startswith("stacked")]:
             row[name.replace("stacked", "ratio")] = round(row["one_by_one"] / row[name], 2)
         rows.append(row)
