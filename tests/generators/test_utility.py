@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyclinic.data.parts import Part
-from polyclinic.generators import utility
+from polyclinic.generators import GENERATORS, utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import Optimizer, Workbench
@@ -49,6 +49,31 @@ def test_diets_start_alike_and_the_useful_one_is_released():
     assert marks["good"]["real"].score == marks["bad"]["real"].score  # the same diet, the same draws, the same network
     assert marks["good"]["synthetic"].score > 0.95 > 0.6 > marks["bad"]["synthetic"].score
     assert utility.gated(marks["bad"]) == "real"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gan", {"width": 2, "steps": 2}),
+        ("dcgan", {"width": 2, "steps": 2}),
+        ("wgan-gp", {"width": 2, "steps": 2}),
+        ("stylegan2", {"width": 2, "steps": 1}),
+        ("vqvae2", {"width": 4, "epochs": 1, "prior_epochs": 1}),
+    ],
+)
+def test_any_generator_can_be_appraised(name, settings):
+    real, held_out = part(12, 1), part(9, 2)
+    model = GENERATORS[name](batch_size=4, **settings).build(channels=1, size=28, target=TARGET, seed=0)
+    rng = torch.Generator().manual_seed(0)
+    model.fit(real.images, real.labels, rng)
+    found = utility.appraise(
+        *(model, bench(), first_weights(), real, held_out, part(30, 4)), images=8, steps=3, rng=rng
+    )
+    assert found["released"] in ("real", "augmented")
+    for diet in utility.DIETS:
+        assert 0 <= found[diet]["test"]["accuracy"] <= 1
+        assert set(found[diet]["subgroups"]) == {"dark", "bright", "glaring"}
+    assert (found["released"] == "augmented") == (found["augmented"]["validation"] > found["real"]["validation"])
 
 
 def test_what_is_known_is_not_trained_again():

@@ -9,16 +9,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.generators.labels import even_labels
 from polyclinic.training import Workbench
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
+    from polyclinic.generators.generator import GeneratorModel
 
 #: what a network can be trained on
 DIETS = ("real", "synthetic", "augmented")
@@ -76,6 +78,32 @@ def learn_all(
             own = torch.Generator().manual_seed(seed)
             found[diet] = learn(bench, initial, part, validation, steps=steps, rng=own)
     return found
+
+
+def appraise(
+    model: GeneratorModel,
+    bench: Workbench,
+    initial: Mapping[str, Tensor],
+    real: Part,
+    validation: Part,
+    test: Part,
+    *,
+    images: int,
+    steps: int,
+    rng: torch.Generator,
+) -> dict[str, Any]:
+    """What `images` of a fitted generator are worth: for each diet its `validation` score, and its metrics on real test
+    images in all (`test`) and by sub-group (`subgroups`); `released` is the diet that validation images chose."""
+    labels = even_labels(images, bench.target)
+    pixels, known = model.sample(labels, rng).numpy(), labels.numpy().astype(real.labels.dtype)
+    made = replace(real, images=pixels, labels=known, masks=None, cases=None, subgroup=None)
+    found = learn_all(bench, initial, real, made, validation, steps=steps, rng=rng)
+    marks: dict[str, Any] = {"released": gated(found)}
+    for diet, learnt in found.items():
+        bench.load(learnt.weights)
+        metrics = bench.task.finish(bench.evaluate(test))
+        marks[diet] = {"validation": learnt.score, "test": metrics, "subgroups": by_subgroup(bench, test)}
+    return marks
 
 
 def helped(found: Mapping[str, Learnt], margin: float = 0.0) -> bool:
