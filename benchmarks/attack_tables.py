@@ -234,7 +234,7 @@ def configurations(data: str, options: argparse.Namespace) -> Iterator[list[Conf
             yield [Configuration(start, distance, 1e-3, "ResNet-18") for start in starts]
     if not options.resnet_only:
         choices = [(lr, start) for lr in (0.1, 1.0) for start in starts]
-        for distance in ("Eucl", "AG"):
+        for distance in () if options.only_forms else ("Eucl", "AG"):
             yield [Configuration(start, distance, lr) for lr, start in choices]
         for form in options.forms:
             group = [Configuration(start, str(width), lr, form=form) for width in widths for lr, start in choices]
@@ -320,6 +320,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resnet-only", action="store_true", help="only that")
     parser.add_argument("--resnet-steps", type=int, default=5000)
     parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--only-forms", action="store_true", help="only fixed lambda²")
     parser.add_argument("--at-once", type=int, help="targets in one batch; 3600 on a GPU, 400 on a CPU")
     parser.add_argument("--double", action="store_true", help="float64 instead of float32")
     parser.add_argument("--seed", type=int, default=0)

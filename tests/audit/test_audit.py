@@ -21,6 +21,9 @@ from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.kept import TELLING, releases
 
+MASKS = {
+    "data.source": "brain-phantom", "data.samples": 60, "task.name": "segmentation", "model.backbone": "unet",
+}  # fmt: skip
 SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 GENERATOR = {
     "generator.name": "vqvae2", "generator.epochs": 1, "generator.prior_epochs": 1, "generator.width": 8,
@@ -56,6 +59,7 @@ def audited(tiny, undisturbed, tmp_path):
         ("fedavg", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("fedprox", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
+        ("fedavg", MASKS, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("fedavg-share", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
         (
@@ -236,6 +240,31 @@ def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
     assert plan.knowledge(truth).labels.tolist() == [truth.labels(torch.cat(release.used)).tolist()]
     blind, _, _ = seen_and_truth(tiny, undisturbed)
     assert updates.Plan(blind).knowledge(truth).labels is None
+
+
+def test_masks_are_searched_for_or_known(tiny, undisturbed):
+    for granted, label in (((), "joint"), ((Capability.LABELS,), "known")):
+        changes = {**MASKS, "audit.threat_model": [*Audit().threat_model, *granted]}
+        seen, release, data = seen_and_truth(tiny, undisturbed, changes)
+        plan, truth = updates.Plan(seen), Truth(release.used, data, 0)
+        known = plan.knowledge(truth)
+        assert (plan.settings().label, known.label_form, known.label_shape) == (label, "masks", (1, 28, 28))
+        if granted:
+            masks = torch.from_numpy(np.array(data.train.masks))[torch.cat(release.used)]
+            assert torch.equal(known.labels, masks[None, :, None].float())
+
+
+def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undisturbed, tmp_path):
+    changes = {**SMALL, "model.backbone": "small-cnn", "optimizer.batch_size": 2, "optimizer.momentum": 0.0}
+    for steps, said in ((1, "the turn was one step on 2 images"), (2, "a turn of 2 steps is taken for one on 2")):
+        done = undisturbed(tiny("splitnn", changes, rounds=1, local_steps=steps))
+        shutil.copytree(done.folder, tmp_path / str(steps))
+        report = audit(tmp_path / str(steps), kinds=["weights"])
+        (found,) = report["parcels"][0]["findings"]
+        assert found["assumed"][0].startswith(said)
+        assert report["parcels"][0]["not_tried"] == [
+            {"attack": "loss-threshold", "why": "only a part of the network was sent"}
+        ]
 
 
 def test_large_updates_are_taken_for_one_step_and_that_is_said(audited):
