@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from polyclinic.cli import run_app
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.prediction import Card, load_predictor
+from polyclinic.prediction import Card, load_predictor, model_file
 
 SITES = ("site-1", "site-2", "site-3")
 
@@ -118,6 +119,15 @@ def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
     with pytest.raises(BadInput, match="damaged or not a model"):
         load_predictor(tmp_path / "junk.safetensors")
     with pytest.raises(BadInput, match="there is no model"):
+        load_predictor(tmp_path)
+
+
+def test_a_model_of_which_the_sites_kept_a_part_says_so(joined, tmp_path):
+    """As a coordinator gets it from deployed sites with batch-norm layers, or whole models, of their own."""
+    with safe_open(joined.folder / "model.safetensors", "pt") as file:
+        card = Card.model_validate_json(file.metadata()["polyclinic"])
+    (tmp_path / "model.safetensors").write_bytes(model_file({}, card))
+    with pytest.raises(BadInput, match=r"lacks \d+ tensors .* predict at a site"):
         load_predictor(tmp_path)
 
 

@@ -22,6 +22,7 @@ from polyclinic.data.file_source import FileSource
 from polyclinic.data.preprocessing.fit import Fit, Shape, fit_image
 from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
+from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.models import Backbone, build
 from polyclinic.settings import Settings
@@ -61,9 +62,6 @@ class Card(Settings):
 
 def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], weights_sha256: str) -> Card:
     """The card of a model trained by `study` on data with these facts (`Parts.info`)."""
-    from_files = isinstance(study.data, FileSource)  # phantoms have settings of the same names and another meaning
-    named = [name for name in ("shape", "window", "slices", "graham") if from_files and hasattr(study.data, name)]
-    preparation = {name: getattr(study.data, name) for name in named}
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
     return Card(
         backbones=backbones,
@@ -72,8 +70,15 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
         method=study.method.name,
         weights_sha256=weights_sha256,
         **facts,
-        **preparation,
+        **preparation_of(study.data),
     )
+
+
+def preparation_of(data: Source) -> dict[str, Any]:
+    """How the images of a source are prepared, as settings of a card."""
+    from_files = isinstance(data, FileSource)  # phantoms have settings of the same names and another meaning
+    named = [name for name in ("shape", "window", "slices", "graham") if from_files and hasattr(data, name)]
+    return {name: getattr(data, name) for name in named}
 
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
@@ -156,7 +161,7 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
         wanted = "each site has a model of its own" if site is None else f"there is no model of site '{site}'"
         raise BadInput(f"--site: {wanted} in {file}; name one of {', '.join(names)}, or give --ensemble")
     chosen = names if ensemble else [site or ""]
-    return Predictor(card, tuple(_model(card, name, tensors) for name in chosen))
+    return Predictor(card, tuple(_model(card, name, tensors, file) for name in chosen))
 
 
 def image_files(paths: Iterable[Path]) -> list[Path]:
@@ -186,9 +191,15 @@ def _read_file(file: Path) -> tuple[Card, dict[str, Tensor]]:
         raise BadInput(f"{file}: is damaged or not a model of polyclinic ({reason}); fetch it again") from None
 
 
-def _model(card: Card, site: str, tensors: Mapping[str, Tensor]) -> Backbone:
+def _model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:
     outputs = card.built_task().outputs(card.target)
     model = build(card.backbones[site], channels=card.channels, outputs=outputs, size=card.size, norm=card.norm)
     start = f"{site}/" if site else ""
-    model.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
+    found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    if missing := model.state_dict().keys() - found.keys():
+        raise BadInput(
+            f"{file}: lacks {len(missing)} tensors of the network, which the sites kept to themselves; predict at a "
+            "site, with the model in the folder of its own run"
+        )
+    model.load_state_dict(found)
     return model.eval()

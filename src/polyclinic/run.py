@@ -175,6 +175,9 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         models = released_models(federation, recorder, last)
         metrics = final_metrics(federation, study, models, bool(bench.local_names))
         metrics |= study.method.more_metrics(federation, models)
+        if not engine.simulation:
+            own = whose_part(study, bool(bench.local_names))
+            federation.ask_all("keep_model", weights=models[""], own=own)
     finally:
         engine.close()
     tensors = _flat(models)
@@ -218,7 +221,7 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
     each on the images of all sites, and `per_site` is each site's model on its own images."""
     task = study.task
     if "" in models:
-        part = "none" if not personal else "best" if study.evaluation.select == "best" else "current"
+        part = whose_part(study, personal)
         scored = score(task, federation.ask_all("evaluate", weights=models[""], split="test", own=part))
         return _tables(scored or {"pooled": {}, "mean": {}, "per_site": {}})
     of_model = {}
@@ -229,6 +232,11 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
     table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
     across = {site: scored["per_site"] for site, scored in of_model.items()}
     return {**_tables({**table, "per_site": own}), "across_sites": across, "convergence": convergence(across)}
+
+
+def whose_part(study: Study, personal: bool) -> str:
+    """Which part of its own a site adds to the released model: none, or the best round's or the last one's."""
+    return "none" if not personal else "best" if study.evaluation.select == "best" else "current"
 
 
 def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import polyclinic
@@ -13,6 +14,8 @@ from polyclinic.deployment.site_config import own_data
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
 from polyclinic.federation.gate import GateRefused
+from polyclinic.federation.parcel import Parcel
+from polyclinic.prediction import load_predictor
 from polyclinic.study import Study
 
 SITES = ["north", "south"]
@@ -57,8 +60,6 @@ def host_of(kit, study, site="north", run="first"):
 
 def train(host, **arguments):
     weights = host.bench.initial if hasattr(host.bench, "initial") else host.bench.weights()
-    from polyclinic.federation.parcel import Parcel
-
     return host.handle(Call("north", "train", 1, {"weights": Parcel("weights", weights)}, arguments))
 
 
@@ -74,6 +75,24 @@ def test_a_deployed_site_works_and_keeps_its_ledger_to_itself(kit):
     assert reply.parcel("weights").metadata["samples"] > 20
     assert (kit / "runs" / "first" / "ledger" / "north.jsonl").exists()
     assert (kit / "runs" / "first" / "sites" / "north" / "noise.key").exists()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "standalone"])
+def test_the_finished_model_is_the_sites_to_use(kit, method):
+    """The common one, or its own; images are then prepared as the site's were, which the coordinator does not know."""
+    path = kit / "local" / "site.toml"
+    path.write_text(path.read_text() + 'shape = "pad"\n')
+    host = host_of(kit, sent(method__name=method))
+    common = {"weights": Parcel("weights", host.bench.weights())} if method == "fedavg" else {}
+    host.handle(Call("north", "train", 1, common))
+    kept = host.resident()[0].state.group("local")
+    own = "none" if method == "fedavg" else "current"
+    assert host.handle(Call("north", "keep_model", 1, common, {"own": own})).parcels == ()
+
+    predictor = load_predictor(kit / "runs" / "first")
+    assert (predictor.card.shape, predictor.card.classes) == ("pad", ("benign", "odd", "malignant"))
+    expected = common["weights"].tensors if common else kept
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in predictor.models[0].state_dict().items())
 
 
 @pytest.mark.parametrize(

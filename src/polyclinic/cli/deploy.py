@@ -21,7 +21,9 @@ NAMES = typer.Argument(None, help="Participants: server, or a site's name; all o
 def init(
     study: Path = typer.Argument(..., help="The study whose sites take part."),
     sets: list[str] = SET,
-    out: Path = typer.Option(Path("deployment"), "--out", help="The folder to write the kits into."),
+    out: Path = typer.Option(
+        Path("deployment"), "--deployment", "-d", "--out", help="The folder to write the kits into."
+    ),
     server: str = typer.Option("localhost", help="Name under which the sites reach the coordinator's machine."),
     port: int = typer.Option(8002, help="The one port that must be open at the coordinator's machine."),
 ) -> None:

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import polyclinic
 from polyclinic.assembly import Assembly
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.parts import Parts
-from polyclinic.deployment.site_config import own_data, policy_of
+from polyclinic.deployment.site_config import own_data, own_source, policy_of
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command, reason_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.gate import GateRefused
 from polyclinic.federation.parcel import ParcelRejected
 from polyclinic.federation.site import SiteHost
-from polyclinic.study import parse_study
+from polyclinic.prediction import card_of, model_file, preparation_of
+from polyclinic.run import digest_of_weights, write_atomically
+from polyclinic.study import Study, parse_study
 
 
 def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
@@ -71,5 +74,24 @@ def deployed_host(told: dict[str, Any]) -> SiteHost:
     names = study.sites.site_names()
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
-    parts = Parts(kit, names, study.data.info(names))
-    return Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data).host()
+    parts, folder = Parts(kit, names, study.data.info(names)), kit / "runs" / told["run"]
+    host = Assembly(study, parts, folder, policy, lambda _: data).host()
+    preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
+    host.keep_model = lambda weights: write_model(folder, study, parts, site, weights, preparation)
+    return host
+
+
+def write_model(
+    folder: Path,
+    study: Study,
+    parts: Parts,
+    site: str,
+    weights: Mapping[str, Tensor],
+    preparation: Mapping[str, Any],
+) -> None:
+    """Put the finished model into the site's own run folder, for `polyclinic predict`, which will prepare images as the
+    site's were prepared."""
+    backbone = study.model.backbones.get(site, study.model.backbone)
+    card = card_of(study, parts.info, {"": backbone}, digest_of_weights(weights)).model_copy(update=dict(preparation))
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    write_atomically(folder / "model.safetensors", model_file(tensors, card))

@@ -18,6 +18,7 @@ from polyclinic.data.datasets import SOURCES
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.partitions.iid import Iid
 from polyclinic.data.parts import Part, SiteData, open_site, prepare
+from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.gate import Policy
 from polyclinic.settings import nearest, variant
@@ -37,23 +38,29 @@ def policy_of(file: Path) -> Policy:
 
 def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:
     """The site's own images under the name that the study uses, with labels as the study numbers its classes."""
+    table = _table(file, wanted)
+    if "prepared" in table:
+        folder = file.parent / table["prepared"]
+        return open_site(folder.parent, folder.name)
+    data, classes = _prepared(own_source(file, wanted), wanted, site, cache)
+    return _as_numbered(data, classes, wanted, file)
+
+
+def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
+    """What a site's file says about the images of a study."""
     datasets = read_toml(file).get("datasets", {})
     if wanted.dataset not in datasets:
         hint = nearest(wanted.dataset, list(datasets))
         raise BadInput(f"{file}: there is no table [datasets.{wanted.dataset}]{hint}; the study asks for it")
-    table = dict(datasets[wanted.dataset])
-    base = file.parent
+    return dict(datasets[wanted.dataset])
+
+
+def own_source(file: Path, wanted: AtSites) -> Source:
+    """Where a site's images come from, at the size and with the split of the study; the study's own words where they
+    lie prepared already, as in a rehearsal."""
+    table, base = _table(file, wanted), file.parent
     if "prepared" in table:
-        folder = base / table["prepared"]
-        return open_site(folder.parent, folder.name)
-    data, classes = _from_source(table, wanted, site, base, cache)
-    return _as_numbered(data, classes, wanted, file)
-
-
-def _from_source(
-    table: dict[str, Any], wanted: AtSites, site: str, base: Path, cache: Path
-) -> tuple[SiteData, list[str]]:
-    """The images of a source, prepared at the study's size and split as the study says."""
+        return wanted
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
     settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "seed")}}
     if "path" in settings:
@@ -61,9 +68,13 @@ def _from_source(
     if "channels" in kind.model_fields:
         settings.setdefault("channels", wanted.channels)
     try:
-        source = kind.model_validate(settings)
+        return kind.model_validate(settings)
     except ValidationError as error:
         raise BadInput(sentences(error, f"datasets.{wanted.dataset}", kind)) from None
+
+
+def _prepared(source: Source, wanted: AtSites, site: str, cache: Path) -> tuple[SiteData, list[str]]:
+    """The site's part of a source, and its classes."""
     parts = prepare(source, Iid(partition="iid", names=(site,)), cache=cache)
     if parts.info["channels"] != wanted.channels:
         found = f"images have {parts.info['channels']} channels, and the study's {wanted.channels}"

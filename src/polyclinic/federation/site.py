@@ -92,7 +92,8 @@ class Site:
     state. `folder` is the site's own; what lies there never leaves it. `replay` mixes replayed images into batches.
     `generator` and `tuning` are the study's tables of that name. `benches` are the workbenches of all networks that
     the study's sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
-    draw it; a simulated site has none, and its noise is the same in every run.
+    draw it; a simulated site has none, and its noise is the same in every run. `keep_model` puts a finished model where
+    the site's people find it; nobody is there at a simulated site.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Site:
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
     secret: str = ""
+    keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""
@@ -167,6 +169,7 @@ class SiteHost:
         self.benches = dict(benches or {})
         self.generator, self.tuning = generator, tuning
         self.terms = terms
+        self.keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
         self.folder = folder
         self.open_data = open_data
         self.policy = policy
@@ -301,6 +304,7 @@ class SiteHost:
             self.tuning,
             (self.bench, *self.benches.values()),
             secret=secret,
+            keep_model=self.keep_model,
         )
 
     def _earlier_ledgers(self, name: str) -> list[Path]:

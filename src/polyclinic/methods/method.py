@@ -92,6 +92,15 @@ class Method(Settings):
         return Parcel("metrics", bench.evaluate(part), privacy=at_site.record_of_scores(site, split))
 
     @operation()
+    def keep_model(
+        self, site: Site, weights: Weights | None = None, own: Literal["current", "best", "none"] = "current"
+    ) -> None:
+        """The run is over: its model, with the site's own part, is the site's to use."""
+        model = local.assemble(site, weights or {}, own)
+        if site.keep_model and model:
+            site.keep_model(model)
+
+    @operation()
     def remember(self, site: Site) -> None:
         """Keep the site's own part of the model as it is now: this round was the best one."""
         site.state.put("best", site.state.group("local"))
