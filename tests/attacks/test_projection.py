@@ -90,6 +90,12 @@ def test_the_label_is_asked_for():
     assert attack.needs == {Capability.GENERATOR, Capability.CANDIDATES, Capability.LABELS}
     with pytest.raises(BadInput, match="conditional = false"):
         attack.run(space, bright, Pixels())
+    guessing = attack.model_copy(update={"guessed": True})
+    guessed = guessing.run(space, torch.cat([bright, 1 - bright]), Pixels(), choices=torch.tensor([0, 1]))
+    assert guessed.distances.max() < 1e-4
+    assert guessing.needs == {Capability.GENERATOR, Capability.CANDIDATES}
+    with pytest.raises(BadInput, match="labels to choose from"):
+        guessing.run(space, bright, Pixels())
     with pytest.raises(BadInput, match="grant labels"):
         attack.compare(space, bright, bright, Pixels(), threat=ThreatModel())
 

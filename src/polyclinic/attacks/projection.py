@@ -7,6 +7,7 @@ never saw. So members and held-out images are projected alike, and only the diff
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -85,17 +86,19 @@ class Projection(Attack):
     decay_at: tuple[float, ...] = Field((0.6, 0.85), description="shares of the steps after which the rate decays")
     at_once: int = Field(32, ge=1, description="targets in one batch; fewer need less memory")
     conditional: bool = Field(True, description="the generator is asked for the target's own label")
+    guessed: bool = Field(False, description="that label is not known: the one of the closest random point is taken")
 
     reads: ClassVar[tuple[str, ...]] = ("generator", "codes")
 
     @property
     def needs(self) -> frozenset[Capability]:
         held = {Capability.GENERATOR, Capability.CANDIDATES}
-        return frozenset(held | {Capability.LABELS} if self.conditional else held)
+        return frozenset(held | {Capability.LABELS} if self.conditional and not self.guessed else held)
 
     @property
     def assumptions(self) -> str:
-        return "noise inside the generator is frozen, and every image is projected by the same number of steps"
+        label = "; an image's label is guessed" if self.conditional and self.guessed else ""
+        return f"noise inside the generator is frozen, and every image is projected by the same number of steps{label}"
 
     def compare(
         self,
@@ -106,6 +109,7 @@ class Projection(Attack):
         *,
         member_labels: Tensor | None = None,
         held_out_labels: Tensor | None = None,
+        choices: Tensor | None = None,
         threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
@@ -113,8 +117,8 @@ class Projection(Attack):
         """Project training images and held-out ones. Which is which is not known to the search."""
         if threat is not None:
             self.check(threat)
-        pairs = ((members, member_labels), (held_out, held_out_labels))
-        near, far = (self.run(space, images, distance, labels=y, seed=seed, device=device) for images, y in pairs)
+        run = partial(self.run, space, distance=distance, choices=choices, seed=seed, device=device)
+        near, far = run(members, labels=member_labels), run(held_out, labels=held_out_labels)
         both = stats.ks_2samp(near.distances, far.distances)
         closer = stats.ks_2samp(near.distances, far.distances, alternative="greater")
         told = separation(-near.distances, -far.distances)
@@ -127,14 +131,18 @@ class Projection(Attack):
         distance: Distance,
         *,
         labels: Tensor | None = None,
+        choices: Tensor | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> Projected:
         """The closest image that the generator can make for each of N, given its label [N] where `conditional`.
 
-        The result for an image does not depend on the others (but for rounding). `distance` lies on `device`.
+        Where labels are `guessed`, `choices` [K] are those to choose from. The result for an image does not depend on
+        the others (but for rounding). `distance` lies on `device`.
         """
         targets = as_unit(images, "images to project")
+        if self.conditional and self.guessed:
+            labels = self._guess(space, targets, choices, distance, seed, device)
         wanted = self._labels(labels, len(targets))
         parts = []
         for rows in torch.arange(len(targets)).split(self.at_once):
@@ -153,6 +161,25 @@ class Projection(Attack):
                 f"attack.conditional: {count} images have {given} labels; give one for each, or set conditional = false"
             )
         return torch.as_tensor(labels)
+
+    def _guess(
+        self, space: LatentSpace, targets: Tensor, choices: Tensor | None, distance: Distance, seed: int, device: str
+    ) -> Tensor:
+        """For each target the label, one of `choices`, whose random images come closest to it."""
+        if choices is None or not len(choices):
+            raise BadInput("attack.guessed: give the labels to choose from as choices")
+        vectors = embed_all(targets, distance, device=device).to(device)
+        drawn = self._drawn(space, seed).to(device)
+        closest = []
+        for label in choices.to(device):
+            made = _images_of(space, drawn, label.expand(len(drawn)))
+            near = squared_distances(vectors, embed_all(made, distance, device=device).to(device))
+            closest.append(near.amin(1))
+        return choices[torch.stack(closest).argmin(0).to(choices.device)]
+
+    def _drawn(self, space: LatentSpace, seed: int) -> Tensor:
+        """Random points, the same for all targets."""
+        return space.draw(self.starts, torch_rng(seed, "projection", "starts"))
 
     def _search(
         self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, seed: int
@@ -178,7 +205,7 @@ class Projection(Attack):
         seed: int,
     ) -> Tensor:
         """For each target [N, D] the closest of some points, the same ones for all targets of a label."""
-        drawn = space.draw(self.starts, torch_rng(seed, "projection", "starts")).to(targets.device)
+        drawn = self._drawn(space, seed).to(targets.device)
         start = torch.empty(len(targets), drawn.shape[1], device=targets.device)
         kinds = torch.zeros(len(targets), device=targets.device) if labels is None else labels
         for kind in kinds.unique():

@@ -27,6 +27,8 @@ from polyclinic.randomness import torch_rng
 
 Results = list[Finding | NotTried]
 
+VALUES = 8  # labels to choose from, where they are values and none is known
+
 
 def of_synthetic_images(seen: Seen, truth: Truth) -> Results:
     """Made images as they were sent."""
@@ -131,8 +133,10 @@ def nearest(
 def projected(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
     """The closest images that the generator can make to members and to held-out images."""
     space, budget, tools = space_of(model), seen.tools.budget, seen.tools
+    conditional = isinstance(model, GANModel)
+    known = conditional and Capability.LABELS in tools.threat.granted
     attack = Projection(
-        iterations=budget.projection_steps, conditional=isinstance(model, GANModel), at_once=budget.projected
+        iterations=budget.projection_steps, conditional=conditional, guessed=not known, at_once=budget.projected
     )
     if space is None:
         return NotTried(attack.name, "this generator names no space to search in")
@@ -147,8 +151,9 @@ def projected(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotT
         members,
         others,
         tools.distance,
-        member_labels=labels if attack.conditional else None,
-        held_out_labels=other_labels if attack.conditional else None,
+        member_labels=labels if known else None,
+        held_out_labels=other_labels if known else None,
+        choices=even_labels(len(model.target.classes) or VALUES, model.target),
         seed=tools.seed,
         device=tools.device,
     )
