@@ -10,6 +10,7 @@ import pytest
 
 from polyclinic.audit import settings
 from polyclinic.audit.audit import audit
+from polyclinic.audit.grid import grid
 from polyclinic.audit.settings import Budget
 from polyclinic.data.parts import prepare
 from polyclinic.deployment.kits import as_sent
@@ -77,3 +78,8 @@ def test_the_coordinators_folder_sends_one_to_the_sites(kit: Path, tmp_path: Pat
     shutil.copy(tmp_path / "study.toml", fetched)
     with pytest.raises(BadInput, match=r"are at its sites; each audits its own part, with `polyclinic audit KIT/runs"):
         audit(fetched)
+
+
+def test_a_site_alone_cannot_run_the_study_again(kit: Path):
+    with pytest.raises(BadInput, match="^--grid: runs the study again with all its sites"):
+        grid(kit / "runs" / RUN)

@@ -10,12 +10,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from polyclinic.audit.audit import audit
+from polyclinic.audit.places import kit_of, study_of
 from polyclinic.audit.settings import Audit
 from polyclinic.data.picture import FAINT, INK
 from polyclinic.errors import BadInput
 from polyclinic.models import cuts
 from polyclinic.run import run
-from polyclinic.study import Study, load_study, parse_study
+from polyclinic.study import Study, parse_study
 
 #: (what is being done, variations done, variations in all)
 Progress = Callable[[str, int, int], None]
@@ -47,9 +48,9 @@ def grid(
     Each variation is a run folder in `grid/`; one that is there already is not run again.
     """
     folder = Path(folder)
-    if not (folder / "study.toml").exists():
-        raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
-    study = load_study(folder / "study.toml")
+    if kit_of(folder):
+        raise BadInput("--grid: runs the study again with all its sites, which one site cannot; leave --grid out")
+    study = study_of(folder, None)
     wanted = variations(study)
     report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "points": []}
     for done, (name, changed) in enumerate(wanted.items()):
