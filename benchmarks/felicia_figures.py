@@ -21,7 +21,7 @@ from polyclinic.generators.coverage import measure
 from polyclinic.generators.sheet import contact_sheet
 
 Row = Mapping[str, Any]
-COLOURS = {0.0: "tab:orange", 0.5: "tab:olive", 1.0: "tab:green", 2.0: "tab:cyan", 3.0: "tab:blue"}
+COLOURS = {0.0: "tab:orange", 0.3: "tab:olive", 0.5: "tab:pink", 1.0: "tab:green", 2.0: "tab:cyan", 3.0: "tab:blue"}
 MORE = {5.0: "tab:purple", 7.0: "tab:brown", 10.0: "tab:red"}
 
 
