@@ -58,6 +58,7 @@ def audited(tiny, undisturbed, tmp_path):
     [
         ("fedavg", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("fedprox", {}, {"weights": {"gradient-inversion", "loss-threshold"}}),
+        ("fedbn", {"model.backbone": "small-cnn"}, {"weights": {"gradient-inversion"}}),
         ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
         ("fedavg", MASKS, {"weights": {"gradient-inversion", "loss-threshold"}}),
         ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", "loss-threshold"}}),

@@ -81,5 +81,5 @@ def test_the_coordinators_folder_sends_one_to_the_sites(kit: Path, tmp_path: Pat
 
 
 def test_a_site_alone_cannot_run_the_study_again(kit: Path):
-    with pytest.raises(BadInput, match="^--grid: runs the study again with all its sites"):
+    with pytest.raises(BadInput, match=r"^--grid: runs the study again with all its sites"):
         grid(kit / "runs" / RUN)

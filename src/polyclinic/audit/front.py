@@ -15,6 +15,7 @@ from polyclinic.attacks.inversion import Knowledge
 from polyclinic.attacks.simulation import LocalTraining
 from polyclinic.audit.case import Finding, NotTried, Seen, Truth
 from polyclinic.audit.inversions import searched
+from polyclinic.audit.words import counted
 from polyclinic.models import split
 
 
@@ -64,5 +65,7 @@ def moved_by(activations: Tensor, gradients: Tensor) -> Tensor:
 
 def _assumed(steps: int, images: int, exact: bool) -> str:
     if exact:
-        return f"the turn was one step on {images} images with the gradients at the cut that the coordinator sent"
-    return f"a turn of {steps} steps is taken for one on {images} images, gradients at the cut being searched for too"
+        some = counted(images, "image")
+        return f"the turn was one step on {some} with the gradients at the cut that the coordinator sent"
+    turn = counted(steps, "step")
+    return f"a turn of {turn} is taken for one on {images}, gradients at the cut being searched for too"

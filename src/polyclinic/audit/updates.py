@@ -15,6 +15,7 @@ from polyclinic.audit.case import Finding, NotTried, Seen, Truth
 from polyclinic.audit.front import front_inverted, is_front
 from polyclinic.audit.inversions import searched
 from polyclinic.audit.pictures import histograms
+from polyclinic.audit.words import counted
 from polyclinic.models import Backbone
 
 
@@ -29,10 +30,10 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
 def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
     """Search for images whose update is the one that was sent."""
     name = "gradient-inversion"
-    parameters = dict(seen.network.named_parameters())
-    if not parameters.keys() <= seen.received("weights").keys():
-        if is_front(seen):
-            return front_inverted(seen, truth)
+    if is_front(seen):
+        return front_inverted(seen, truth)
+    own = dict(seen.network.named_parameters()).keys() - seen.received("weights").keys()
+    if own and seen.round > 1:  # in the first round what a site keeps to itself is as all sites start
         return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
@@ -64,9 +65,13 @@ class Plan:
     @property
     def assumed(self) -> list[str]:
         if self.exact:
-            return [f"the update was made as it was: {self.images} images in {self.steps} steps"]
+            return [f"the update was made as it was: {self._made}"]
         why = "" if self.sgd else f" ({self.seen.tools.assembly.study.optimizer.name} is taken for plain descent)"
-        return [f"{self.images} images in {self.steps} steps are taken for one step on {self.looked_for}{why}"]
+        return [f"{self._made} are taken for one step on {self.looked_for}{why}"]
+
+    @property
+    def _made(self) -> str:
+        return f"{counted(self.images, 'image')} in {counted(self.steps, 'step')}"
 
     def settings(self) -> GradientInversion:
         """Geiping et al.'s attack: its cosine does not mind that an update's length says little about its images.

@@ -69,3 +69,8 @@ def _one_of_each(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 image" or "2 images"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
