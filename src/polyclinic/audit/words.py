@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: kinds that need no attack to be read
-OPEN = {
+#: kinds that need no attack to be read, or get none: whether they leak (None: nobody looked), and what left
+OPEN: dict[str, tuple[bool | None, str]] = {
     "real-images": (True, "real images left the site as they are"),
     "labels": (True, "labels of single images left the site as they are"),
     "masks": (True, "masks of single images left the site as they are"),
-    "statistics": (False, "sums and counts left the site; they were not attacked"),
-    "metrics": (False, "sums of scores left the site; they were not attacked"),
+    "statistics": (None, "sums and counts left the site"),
+    "metrics": (None, "sums of scores left the site"),
     "keys": (False, "public keys, which hold nothing of images"),
 }
 #: what no attack of this house tries, by kind
