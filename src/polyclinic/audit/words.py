@@ -30,7 +30,7 @@ NEVER_TRIED = {
 def verdicts(parcels: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """By kind that left any site: whether it leaks, in a sentence, with the evidence of the strongest finding."""
     left = Counter(line["kind"] for of_site in lines.values() for line in of_site)
-    found = {}
+    found: dict[str, Any] = {}
     for kind, count in sorted(left.items()):
         if kind in OPEN:
             leak, words = OPEN[kind]
@@ -45,7 +45,8 @@ def _of_attacked(kind: str, parcels: Sequence[Mapping[str, Any]]) -> dict[str, A
     untried = {f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]}
     rest = [*sorted(untried), *NEVER_TRIED.get(kind, [])]
     if not findings:
-        why = "no parcel of this kind was attacked" if not parcels else "no attack could be run on it"
+        reasons = f" ({'; '.join(sorted(untried))})" if untried else ""
+        why = f"no attack could be run on it{reasons}" if parcels else "no parcel of this kind was attacked"
         return {"leak": None, "attacked": len(parcels), "words": why, "not_tried": rest}
     leaks = [f for f in findings if f["leak"]]
     shown = _one_of_each(leaks or findings)
