@@ -10,7 +10,7 @@ from torch.func import vmap
 from polyclinic.attacks.batch_norm import BatchStatistics2d
 from polyclinic.attacks.convolution import ManyTargetsConv2d
 from polyclinic.attacks.networks import LeNet, ResNet18, drawn, ready
-from polyclinic.attacks.simulation import Simulation, cross_entropy
+from polyclinic.attacks.simulation import LocalTraining, Simulation, cross_entropy
 from polyclinic.errors import BadInput
 from polyclinic.models import build, parameter_count
 from polyclinic.randomness import torch_rng
@@ -116,6 +116,26 @@ def test_convolution_for_many_targets(make):
             layer.__class__ = ManyTargetsConv2d
     assert sum(isinstance(layer, ManyTargetsConv2d) for layer in twin.modules()) >= 3
     assert_same_second_derivatives(model, twin, 9 if isinstance(model, LeNet) else 8, 4)
+
+
+def test_several_local_steps_of_many_targets():
+    """From the second step on each target has weights of its own; against one target after the other."""
+    twin = ready(seeded(small_resnet).train())
+    for layer in twin.modules():
+        if ManyTargetsConv2d.can_replace(layer):
+            layer.__class__ = ManyTargetsConv2d
+    simulation = Simulation(twin, training=LocalTraining(0.1, steps=2, momentum=0.5))
+    rng = torch_rng("several steps")
+    images = torch.rand(2, 2, 3, 8, 8, generator=rng, dtype=torch.float64, requires_grad=True)
+    labels = torch.rand(2, 2, 4, generator=rng, dtype=torch.float64).softmax(-1)
+    together = vmap(simulation)(images, labels)
+    apart = [simulation(batch, label) for batch, label in zip(images, labels, strict=True)]
+    one_by_one = {name: torch.stack([sent[name] for sent in apart]) for name in together}
+    sizes = [sum((t * t).sum() for t in sent.values()) for sent in (together, one_by_one)]
+    slopes = [torch.autograd.grad(size, images, retain_graph=True)[0] for size in sizes]
+    for name, tensor in together.items():
+        torch.testing.assert_close(tensor, one_by_one[name], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
 
 
 def test_unusual_convolutions_keep_torchs():
