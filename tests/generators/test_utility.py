@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +78,19 @@ def test_any_generator_can_be_appraised(name, settings):
         assert 0 <= found[diet]["test"]["accuracy"] <= 1
         assert set(found[diet]["subgroups"]) == {"dark", "bright", "glaring"}
     assert (found["released"] == "augmented") == (found["augmented"]["validation"] > found["real"]["validation"])
+
+
+def test_the_example_of_the_guide_runs():
+    guide = Path(__file__).parents[2] / "docs" / "felicia.md"
+    [code] = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    for long, short in (("steps=4000", "steps=1, width=2"), ("steps=300", "steps=2"), ("size=64", "size=32")):
+        assert long in code
+        code = code.replace(long, short)
+    grey = part(12, 1)
+    some = Part(np.resize(grey.images, (12, 3, 32, 32)), grey.labels, subgroup=grey.subgroup)
+    names: dict[str, Any] = dict.fromkeys(("real", "validation", "test"), some)
+    exec(code.replace("images=600", "images=6"), names)
+    assert set(names["found"]) == {"released", *utility.DIETS}
 
 
 def test_what_is_known_is_not_trained_again():
