@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.central import CentralTerm
 from polyclinic.generators.duel import Dice, StackDice
@@ -124,6 +125,13 @@ def test_recording_waits_until_steps_are_alike():
     assert recorded.recorded is not None and recorded.recorded.calls == 0
     recorded.step()
     assert recorded.recorded.calls == 1
+
+
+def test_only_a_gpu_records():
+    chosen = GENERATORS["dcgan"]()
+    assert isinstance(chosen, GAN)
+    with pytest.raises(BadInput, match="recorded on a CUDA device, and not on 'cpu'"):
+        Owners(chosen, CentralTerm(), [Federated(0, 1.0, {"a": pictures(4, 1)})], TWO, recorded=True)
 
 
 def test_samples_of_all_owners_are_those_of_each():

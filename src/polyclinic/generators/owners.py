@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.errors import BadInput
 from polyclinic.generators.central import Central, CentralTerm
 from polyclinic.generators.duel import Dice, Duel, ManyDice, StackDice
 from polyclinic.generators.gan import CHUNK_PIXELS, GAN, GANModel, centred
@@ -59,6 +60,10 @@ class Owners:
     ) -> None:
         """`as_products`: compute convolutions as matrix products, which is faster where tensor cores are; `recorded`:
         have a GPU run a step as one CUDA graph."""
+        if recorded and torch.device(device).type != "cuda":
+            raise BadInput(
+                f"owners: a step is recorded on a CUDA device, and not on '{device}'; leave out recorded=True"
+            )
         self.as_products = as_products
         self.settings, self.term, self.federations, self.target = settings, term, list(federations), target
         self.device, self.step_number = torch.device(device), 0
