@@ -110,7 +110,8 @@ def test_recorded_owners_learn_the_same(changes):
         plain.step()
         told = recorded.step()
     assert set(told) == {"discriminator", "generator", "recognised"}
-    assert recorded.recorded is not None and recorded.recorded.play is not None
+    assert recorded.recorded is not None
+    assert recorded.recorded.play is not None
     for member in range(len(plain.names)):
         theirs = recorded.pairs.state(member)
         for name, tensor in plain.pairs.state(member).items():
@@ -122,7 +123,8 @@ def test_recording_waits_until_steps_are_alike():
     recorded = owners(recordable=True, frozen=2)
     for _ in range(2):
         recorded.step()
-    assert recorded.recorded is not None and recorded.recorded.calls == 0
+    assert recorded.recorded is not None
+    assert recorded.recorded.calls == 0
     recorded.step()
     assert recorded.recorded.calls == 1
 
