@@ -14,7 +14,7 @@ from polyclinic.generators.duel import Dice
 from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.stylegan2_augmentation import augmented, recoloured
 from polyclinic.generators.stylegan2_discriminator import GROUP, Spread
-from polyclinic.generators.stylegan2_layers import Conv, Finish, Linear, StyledConv, blur, doubled, filtered, taps
+from polyclinic.generators.stylegan2_layers import Conv, Finish, Linear, StyledConv, blur, doubled, filtered, spread
 from polyclinic.generators.stylegan2_networks import Shape, StyleGenerator
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.tasks import Target
@@ -64,13 +64,13 @@ def test_a_filter_inside_the_weights_is_the_filter_before_them(kernel):
     """What a GPU computes and what a CPU computes, borders included."""
     x, weight, padding = noise(2, 3, 8, 8), noise(4, 3, kernel, kernel), 1 + kernel // 2
     before = F.conv2d(blur(x, padding, padding), weight, stride=2)
-    assert torch.allclose(F.conv2d(x, filtered(weight, taps().double()), stride=2, padding=padding), before)
+    assert torch.allclose(F.conv2d(x, filtered(weight, spread(kernel).double()), stride=2, padding=padding), before)
 
 
 def test_a_filter_inside_the_weights_is_the_filter_after_an_enlarging_convolution():
     x, weight = noise(2, 3, 6, 6), noise(3, 4, 3, 3)
     after = blur(F.conv_transpose2d(x, weight, stride=2), 1, 1)
-    assert torch.allclose(F.conv_transpose2d(x, filtered(weight, taps().double()), stride=2, padding=2), after)
+    assert torch.allclose(F.conv_transpose2d(x, filtered(weight, spread(3).double()), stride=2, padding=2), after)
 
 
 def test_factors_bias_noise_and_activation_by_hand():
