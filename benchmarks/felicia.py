@@ -161,6 +161,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="an experiment stops after so many")
     parser.add_argument("--steps", type=int, help="steps of every generator")
+    parser.add_argument("--looks", type=int, help="moments at which what the generators make is judged")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
@@ -178,6 +179,7 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
     wanted = {
         "steps": options.steps,
         "seconds": options.seconds,
+        "looks": options.looks,
         "seeds": options.seeds,
         "weights": options.lambdas and tuple(options.lambdas),
         "points": options.points and tuple(options.points),
