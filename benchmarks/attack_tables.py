@@ -227,19 +227,20 @@ def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
 
 
 def configurations(data: str, options: argparse.Namespace) -> Iterator[list[Configuration]]:
-    """Groups that can be attacked in one batch; what all tables have comes first."""
+    """Groups that can be attacked in one batch."""
     starts, widths = options.starts, (200, 1000) if options.quick else (*WIDTHS, 2000) if data == "cifar" else WIDTHS
-    if options.resnet or options.resnet_only:
-        for distance in ("Eucl", "AG"):
+    choices = [(lr, start) for lr in (0.1, 1.0) for start in starts]
+    for distance in options.distances:
+        if distance not in FORMS and (options.resnet or options.resnet_only):
             yield [Configuration(start, distance, 1e-3, "ResNet-18") for start in starts]
-    if not options.resnet_only:
-        choices = [(lr, start) for lr in (0.1, 1.0) for start in starts]
-        for distance in () if options.only_forms else ("Eucl", "AG"):
-            yield [Configuration(start, distance, lr) for lr, start in choices]
-        for form in options.forms:
-            group = [Configuration(start, str(width), lr, form=form) for width in widths for lr, start in choices]
-            size = max(1, options.at_once // options.images)
-            yield from (group[i : i + size] for i in range(0, len(group), size))
+        if options.resnet_only:
+            continue
+        if distance in FORMS:
+            group = [Configuration(start, str(width), lr, form=distance) for width in widths for lr, start in choices]
+        else:
+            group = [Configuration(start, distance, lr) for lr, start in choices]
+        size = max(1, options.at_once // options.images)
+        yield from (group[i : i + size] for i in range(0, len(group), size))
 
 
 def row_of(data: str, what: Configuration, ours: dict[str, Any]) -> dict[str, Any]:
@@ -319,8 +320,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resnet", action="store_true", help="ResNet-18 with AdamW on 20 images, too")
     parser.add_argument("--resnet-only", action="store_true", help="only that")
     parser.add_argument("--resnet-steps", type=int, default=5000)
-    parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--only-forms", action="store_true", help="only fixed lambda²")
+    parser.add_argument(
+        "--distances",
+        nargs="+",
+        choices=("Eucl", "AG", *FORMS),
+        default=["Eucl", "AG", *FORMS],
+        help="Euclidean, adaptive Gaussian, and all fixed lambda² in the plain or the scaled form",
+    )
     parser.add_argument("--at-once", type=int, help="targets in one batch; 3600 on a GPU, 400 on a CPU")
     parser.add_argument("--double", action="store_true", help="float64 instead of float32")
     parser.add_argument("--seed", type=int, default=0)

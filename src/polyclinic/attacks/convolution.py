@@ -71,6 +71,7 @@ class _WeightGradients(torch.autograd.Function):
         gradient, images, ctx.window = inputs
         ctx.shape = images.shape
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # else zeros would be written for what each pixel sees
         ctx.save_for_backward(gradient, output[1])
 
     @staticmethod
