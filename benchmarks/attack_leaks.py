@@ -157,17 +157,21 @@ def planted(leak: str, folder: Path) -> dict[str, Any]:
     return {"name": "planted", "leak": leak, "public": str(folder / "public.npy")}
 
 
-def overfitted_vqvae2(epochs: int) -> dict[str, Any]:
-    wide = {"width": 64, "code_width": 16, "top_codes": 128, "bottom_codes": 128, "batch_size": 25}
-    prior = {"prior_epochs": 2 * epochs, "prior_batch_size": 25, "prior_width": 96, "prior_dropout": 0.0}
-    return {"name": "vqvae2", "epochs": epochs, **wide, **prior}
+def overfitted_vqvae2(options: argparse.Namespace) -> dict[str, Any]:
+    """Many passes over few images, the prior's without dropout; a smaller one for small images."""
+    passes = {"epochs": options.epochs, "prior_epochs": options.prior_epochs, "prior_dropout": 0.0}
+    common = {"name": "vqvae2", "batch_size": 25, "prior_batch_size": 25, **passes}
+    if options.quick:
+        small = {"width": 32, "code_width": 8, "top_codes": 64, "bottom_codes": 64, "blocks": 1}
+        return {**common, **small, "prior_width": 48, "prior_layers": 4}
+    return {**common, "width": 64, "code_width": 16, "top_codes": 128, "bottom_codes": 128, "prior_width": 96}
 
 
 def audited(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the study with one generator, audit the first site's, and sum up."""
     begin = time.perf_counter()
     data = folder / "data"
-    chosen = overfitted_vqvae2(options.epochs) if name == "vqvae2" else planted(name, data)
+    chosen = overfitted_vqvae2(options) if name == "vqvae2" else planted(name, data)
     study = study_of(data, chosen, options.size, device=options.device)
     run(study, folder / name, cache=folder / "cache")
     options_of_audit = {"device": options.device, "features": options.features, "cache": folder / "cache"}
@@ -209,10 +213,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--features", default="pixels", help="what images are compared by: see `polyclinic audit`")
     parser.add_argument("--only", nargs="+", choices=("overfitted", "mirrored", "honest", "vqvae2"))
     parser.add_argument("--vqvae2", action="store_true", help="overfit a VQ-VAE-2 with its prior, too")
-    parser.add_argument("--epochs", type=int, default=400, help="of the VQ-VAE-2; twice as many of its prior")
+    parser.add_argument("--epochs", type=int, help="of the VQ-VAE-2; 400 (150 with --quick)")
+    parser.add_argument("--prior-epochs", type=int, help="of its prior; 800 (600 with --quick)")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     options.size = 28 if options.quick else 64
+    options.epochs = options.epochs or (150 if options.quick else 400)
+    options.prior_epochs = options.prior_epochs or (600 if options.quick else 800)
     return options
 
 
