@@ -75,7 +75,7 @@ class Copies:
             )
         if self.chance <= SIGNIFICANT:
             return f"no made image is a copy, but {closer}, which chance does in {self.chance:.1%} of cases"
-        return f"none of {len(self.is_copy)} made images is a copy, and {closer}, as chance would have it"
+        return f"none of {len(self.is_copy)} made images is a copy, and {closer}, no more than chance has it"
 
     def _evidence(self, copies: int) -> dict[str, float | int | str]:
         return {
