@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 
@@ -340,3 +341,11 @@ def test_presets_are_the_papers():
     assert PRESETS["idlg"].label == "sign"
     assert PRESETS["geiping"].distance == "cosine"
     assert PRESETS["dlg"].start == "normal"
+
+
+def test_a_fixed_variance_in_both_forms():
+    observed, simulated = [torch.zeros(2, 3)], [torch.ones(2, 3)]
+    for scaled, factor in ((True, 50.0), (False, 1.0)):
+        attack = GradientInversion(distance="gaussian", variance=50.0, scaled=scaled)
+        expected = torch.full((2,), factor * (1 - math.exp(-3 / 50)))
+        torch.testing.assert_close(attack.distance_from()(observed)(simulated), expected)

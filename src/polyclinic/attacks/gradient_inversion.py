@@ -33,6 +33,9 @@ class GradientInversion(Attack):
         "euclidean", description="how far gradients are from those that were sent"
     )
     variance: float | None = Field(None, gt=0, description="lambda squared of the distance 'gaussian'")
+    scaled: bool = Field(
+        True, description="that distance is multiplied by lambda squared; false: as the papers have it"
+    )
     total_variation: float = Field(0.0, ge=0, description="weight of the images' roughness")
     start: Scheme = Field("transformed-gaussian", description="images and labels to start from")
     label: Literal["joint", "sign", "counts", "known"] = Field(
@@ -113,7 +116,7 @@ class GradientInversion(Attack):
 
     def distance_from(self) -> DistanceFrom:
         if self.variance is not None:
-            return partial(gaussian, variance=self.variance)
+            return partial(gaussian, variance=self.variance, scaled=self.scaled)
         return DISTANCES[self.distance]
 
     def optimizer_at(self, start: Tensor, pixels: int) -> Optimizer:
