@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from polyclinic.attacks.distances import DISTANCES, cosine, euclidean, gaussian, squared_distance, total_variation
+from polyclinic.randomness import torch_rng
 
 # two layers, of two and of three numbers; one target
 OBSERVED = [torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0, 6.0]])]
@@ -87,3 +88,13 @@ def test_slope_of_the_squared_distance():
 def test_total_variation():
     picture = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
     assert total_variation(picture[None, None, None]).tolist() == [(0 + 2) / 2 + (1 + 3) / 2]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_each_target_may_have_a_variance_of_its_own(scaled: bool):
+    rng = torch_rng("variances")
+    observed, simulated = ([torch.rand(3, n, generator=rng) for n in (4, 6)] for _ in range(2))
+    together = gaussian(observed, torch.tensor([0.5, 8.0, 100.0]), scaled=scaled)(simulated)
+    for row, variance in enumerate((0.5, 8.0, 100.0)):
+        alone = gaussian([o[row : row + 1] for o in observed], variance, scaled=scaled)
+        torch.testing.assert_close(together[row], alone([s[row : row + 1] for s in simulated])[0])
