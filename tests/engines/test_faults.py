@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 from faulty_method import FAULTY
@@ -173,3 +174,17 @@ def test_a_failure_in_the_last_round_does_not_cost_the_site_its_test(tiny, troub
     (trouble / "site-2-3").write_text("raise")
     values = run(make(tiny, trouble), tmp_path / "run")
     assert set(values.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
+
+
+def test_ctrl_c_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path):
+    """Nor does it start them again; the run can be resumed."""
+    study = tiny("faulty", {"engine.workers": 2}, trouble=str(trouble))
+    (trouble / "site-2-2").write_text("hang")
+    interrupt = threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run(study, tmp_path / "run", display=After(1, interrupt.start))
+    assert [worker._process.process.is_alive() for worker in workers] == [False, False]
+    (trouble / "site-2-2").unlink()
+    run(study, tmp_path / "run", resume=True)
+    run(study, tmp_path / "undisturbed")
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")

@@ -58,12 +58,18 @@ class Lanes:
                 if waiting[lane]:
                     begun[lane].append(threads[lane].submit(self._call_worker, lane, waiting[lane].popleft()))
 
-            for lane in list(waiting) * AHEAD:
-                begin(lane)
-            for call in calls:
-                lane = self._lane(call.site)
-                yield begun[lane].popleft().result()
-                begin(lane)
+            try:
+                for lane in list(waiting) * AHEAD:
+                    begin(lane)
+                for call in calls:
+                    lane = self._lane(call.site)
+                    yield begun[lane].popleft().result()
+                    begin(lane)
+            except KeyboardInterrupt:  # nobody wants to wait for turns that a resumed run will do again
+                for thread in threads.values():
+                    thread.shutdown(wait=False, cancel_futures=True)
+                self.close()
+                raise
 
     def _lane(self, site: str) -> int:
         return self.sites.index(site) % len(self._pool)
