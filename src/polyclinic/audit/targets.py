@@ -152,7 +152,10 @@ def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
         full = [group for group in at_once.values() if len(group) == len(of_sites) > 1]
         found += full[: BUDGETS[budget].releases or None]
     if not found:
-        raise BadInput("audit.secure_sum: no operation was done by several sites at once; set it to false")
+        raise BadInput(
+            "audit.secure_sum: no operation was done by several sites at once, and a deployed site has only its own "
+            "part; set it to false"
+        )
     return found
 
 
