@@ -64,7 +64,7 @@ class Copies:
             how = f"{ORIENTATIONS[turn]} " if turn else ""
             which = int(self.training.index[worst])
             return (
-                f"{copies} of {len(self.is_copy)} made images are copies of training images, for instance number "
+                f"copies of training images among {len(self.is_copy)} made ones: {copies}, for instance number "
                 f"{worst}, which {how}is training image {which} (distance {self.training.distance[worst]:.2g}, "
                 f"where the closest held-out images have {self.limit / COPY_FACTOR:.2g}); {closer}"
             )
