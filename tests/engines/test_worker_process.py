@@ -32,10 +32,7 @@ def engine(tmp_path):
 
     def make(script, sites=("a", "b"), workers=2, deadline=None, start=None):
         def start_worker():
-            environment = {**os.environ, "READY": str(tmp_path / "ready")}
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(os, "environ", environment)
-                return WorkerProcess(["sh", "-c", script], threads=1)
+            return WorkerProcess(["sh", "-c", script.replace("$READY", str(tmp_path / "ready"))], threads=1)
 
         made.append(InProcess(None, sites, start or start_worker, workers=workers, deadline=deadline))
         return made[-1]
