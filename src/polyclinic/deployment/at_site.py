@@ -29,7 +29,7 @@ from polyclinic.federation.parcel import ParcelRejected
 from polyclinic.federation.site import SiteHost
 from polyclinic.prediction import card_of, model_file, preparation_of
 from polyclinic.run import digest_of_weights, write_atomically
-from polyclinic.study import Study, parse_study
+from polyclinic.study import parse_study
 
 
 def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
@@ -74,24 +74,20 @@ def deployed_host(told: dict[str, Any]) -> SiteHost:
     names = study.sites.site_names()
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
-    parts, folder = Parts(kit, names, study.data.info(names)), kit / "runs" / told["run"]
-    host = Assembly(study, parts, folder, policy, lambda _: data).host()
+    parts = Parts(kit, names, study.data.info(names))
+    assembly = Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data)
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
-    host.keep_model = lambda weights: write_model(folder, study, parts, site, weights, preparation)
+    host = assembly.host()
+    host.keep_model = lambda weights: write_model(assembly, site, weights, preparation)
     return host
 
 
-def write_model(
-    folder: Path,
-    study: Study,
-    parts: Parts,
-    site: str,
-    weights: Mapping[str, Tensor],
-    preparation: Mapping[str, Any],
-) -> None:
+def write_model(assembly: Assembly, site: str, weights: Mapping[str, Tensor], preparation: Mapping[str, Any]) -> None:
     """Put the finished model into the site's own run folder, for `polyclinic predict`, which will prepare images as the
     site's were prepared."""
-    backbone = study.model.backbones.get(site, study.model.backbone)
-    card = card_of(study, parts.info, {"": backbone}, digest_of_weights(weights)).model_copy(update=dict(preparation))
+    study = assembly.study
+    backbones = {"": study.model.backbones.get(site, study.model.backbone)}
+    card = card_of(study, assembly.parts.info, backbones, digest_of_weights(weights))
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-    write_atomically(folder / "model.safetensors", model_file(tensors, card))
+    content = model_file(tensors, card.model_copy(update=dict(preparation)))
+    write_atomically(assembly.folder / "model.safetensors", content)
