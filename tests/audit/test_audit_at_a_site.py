@@ -14,7 +14,6 @@ from polyclinic.audit.grid import grid
 from polyclinic.audit.settings import Budget
 from polyclinic.data.parts import prepare
 from polyclinic.deployment.kits import as_sent
-from polyclinic.engines.nvflare.job import write_job
 from polyclinic.errors import BadInput
 
 RUN = "fedavg-seed0"
@@ -30,7 +29,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kit(tiny, undisturbed, tmp_path: Path) -> Path:
-    """The kit of site-1 after a run, as `polyclinic deploy` and NVFlare leave it."""
+    """The kit of site-1 after a run, as `polyclinic deploy` leaves it."""
     study = tiny("fedavg", {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}, rounds=1)
     done = undisturbed(study)
     parts = prepare(study.data, study.sites)
@@ -42,9 +41,7 @@ def kit(tiny, undisturbed, tmp_path: Path) -> Path:
     sent = as_sent(study, parts, parts.names)
     (kit / "local").mkdir()
     (kit / "local" / "site.toml").write_text(f'[datasets.{sent.data.dataset}]\nprepared = "../data/site-1"\n')
-    job = write_job(tmp_path, "job", order={"study": sent.as_tables(), "run": RUN, "version": "0"}, least=1)
-    shutil.copytree(job / "app", kit / "2f1c-job" / "app_site-1")
-    (tmp_path / "study.toml").write_text(sent.to_toml())
+    (run / "study.toml").write_text(sent.to_toml())
     return kit
 
 
@@ -66,7 +63,7 @@ def test_it_finds_what_an_audit_of_the_simulated_run_finds(kit: Path, tiny, undi
 
 
 def test_a_kit_without_the_study_asks_for_it(kit: Path, tmp_path: Path):
-    shutil.rmtree(kit / "2f1c-job")
+    (kit / "runs" / RUN / "study.toml").rename(tmp_path / "study.toml")
     with pytest.raises(BadInput, match=r"ask the coordinator for its study.toml, and name that file with --study$"):
         audit(kit / "runs" / RUN)
     assert audit(kit / "runs" / RUN, study=tmp_path / "study.toml")["verdicts"]["weights"]["words"]
@@ -75,7 +72,7 @@ def test_a_kit_without_the_study_asks_for_it(kit: Path, tmp_path: Path):
 def test_the_coordinators_folder_sends_one_to_the_sites(kit: Path, tmp_path: Path):
     fetched = tmp_path / "fetched"
     fetched.mkdir()
-    shutil.copy(tmp_path / "study.toml", fetched)
+    shutil.copy(kit / "runs" / RUN / "study.toml", fetched)
     with pytest.raises(BadInput, match=r"are at its sites; each audits its own part, with `polyclinic audit KIT/runs"):
         audit(fetched)
 

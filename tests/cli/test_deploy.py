@@ -8,6 +8,7 @@ import psutil
 import pytest
 from run_folders import history, ledgers, result
 
+from polyclinic.audit.places import kit_of, study_of
 from polyclinic.cli import run_app
 from polyclinic.deployment.processes import Rehearsal
 from polyclinic.engines.nvflare.job import CLASSES
@@ -152,9 +153,9 @@ def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsa
     for site in ("site-1", "site-2"):
         there = rehearsal / "sites" / site / "runs" / "fedavg-seed0"
         assert ledgers(there) == {f"{site}.jsonl": (expected / "ledger" / f"{site}.jsonl").read_bytes()}
-        assert (
-            load_predictor(there).card.weights_sha256 == result(expected)["weights_sha256"]
-        )  # and the site can use it
+        # and the site can use the model, and audit what it sent
+        assert load_predictor(there).card.weights_sha256 == result(expected)["weights_sha256"]
+        assert study_of(there, kit_of(there)).method == study.method
     assert not (tmp_path / "run" / "ledger").exists()
 
     assert run_app(["deploy", "status", "-d", str(rehearsal)]) == 0

@@ -1,14 +1,12 @@
 """Where a run lies, and where its images are: a run folder of `polyclinic run`, or a deployed site's part of one.
 
-A simulated run has its study beside it, and all sites' images can be prepared again. A deployed site's part lies in its
-kit (`KIT/runs/NAME`): the study is the one that the coordinator sent for it, and images are the site's own, as its
-`local/site.toml` says. So that part is audited at the site, by the site.
+The study lies beside the run. Of a simulated run, all sites' images can be prepared again. A deployed site's part lies
+in its kit (`KIT/runs/NAME`), and images are the site's own, as its `local/site.toml` says. So that part is audited at
+the site, by the site.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,12 @@ from polyclinic.assembly import Assembly
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.parts import Parts, prepare
 from polyclinic.deployment.site_config import own_data
-from polyclinic.engines.nvflare.job import plain
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger import LedgerBroken, verify
-from polyclinic.study import Study, load_study, parse_study
+from polyclinic.study import Study, load_study
 
 #: what left each site, by the lines of its ledger
 Lines = dict[str, list[dict[str, Any]]]
-
-#: where NVFlare keeps, in a site's kit, what the coordinator sent for a job
-ORDERS = "*/app_*/config/config_fed_client.json"
 
 
 def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = None) -> tuple[Assembly, Lines]:
@@ -56,22 +50,7 @@ def study_of(folder: Path, kit: Path | None) -> Study:
         raise BadInput(
             f"{folder}: is not a run folder; name one that `polyclinic run` wrote, or KIT/runs/NAME at a site"
         )
-    orders = [order for order in orders_in(kit) if order["run"] == folder.resolve().name]
-    if not orders:
-        raise BadInput(
-            f"{folder}: the study of this run is not in the kit any more; ask the coordinator for its study.toml, "
-            "and name that file with --study"
-        )
-    return parse_study(orders[-1]["study"])
-
-
-def orders_in(kit: Path) -> Iterator[dict[str, Any]]:
-    """What the coordinator sent this site for its jobs, the latest last."""
-    for file in sorted(kit.glob(ORDERS), key=lambda one: one.stat().st_mtime):
-        for one in json.loads(file.read_text(encoding="utf-8")).get("executors", []):
-            order = one["executor"]["args"].get("props", {}).get("order")
-            if order:
-                yield plain(order)
+    raise BadInput(f"{folder}: holds no study; ask the coordinator for its study.toml, and name that file with --study")
 
 
 def lines_of(folder: Path) -> Lines:

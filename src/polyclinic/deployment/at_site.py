@@ -76,6 +76,8 @@ def deployed_host(told: dict[str, Any]) -> SiteHost:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     parts = Parts(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data)
+    assembly.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
     host = assembly.host()
     host.keep_model = lambda weights: write_model(assembly, site, weights, preparation)
