@@ -176,6 +176,15 @@ def test_a_failure_in_the_last_round_does_not_cost_the_site_its_test(tiny, troub
     assert set(values.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
 
 
+@pytest.fixture
+def listens_to_ctrl_c():
+    """A shell's background job ignores Ctrl-C, and with it all that it starts: these tests as well."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_ctrl_c_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path):
     """Nor does it start them again; the run can be resumed."""
     study = tiny("faulty", {"engine.workers": 2}, trouble=str(trouble))
