@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from feder_data import SITES, prepared
+from feder_generators import train_ahead
 from feder_workers import run_all
 
 from polyclinic.comparison import Entry
@@ -139,7 +140,7 @@ def searched(plan: Plan, rows: list[str], **changes: Any) -> dict[str, float]:
     """The best learning rate of each method by validation images; all methods try the same ones, with seed 0."""
     rates = RATES[1:2] if plan.quick else plan.options.rates
     planned = {(row, lr): plan.entry(row, 0, lr, **changes) for row in rows for lr in rates}
-    ahead = [plan.generators(0, **changes)] if plan.options.jobs > 1 else []
+    ahead = [plan.generators(0, **changes)] if needs_training(plan, rows) else []
     go(plan, ahead + list(planned.values()))
     best = {}
     for row in rows:
@@ -147,6 +148,12 @@ def searched(plan: Plan, rows: list[str], **changes: Any) -> dict[str, float]:
         best[row] = max(scores, key=lambda lr: scores[lr])
     print(f"{time.monotonic() - plan.options.started:.0f} s: learning rates: {best}", flush=True)
     return best
+
+
+def needs_training(plan: Plan, rows: Any) -> bool:
+    """Whether a run ahead must train generators, for runs side by side not to wait for each other."""
+    used = any(ROWS[row][0].startswith("feder") or "images" in ROWS[row][1] for row in rows)
+    return used and plan.options.jobs > 1 and not plan.options.trained
 
 
 def validation_score(entry: Entry) -> float:
@@ -299,10 +306,21 @@ def by_seed(plan: Plan, planned: Mapping[Any, list[Entry]]) -> list[Entry]:
     """
     order: list[Entry] = []
     for seed, of_seed in enumerate(zip(*planned.values(), strict=True), start=1):
-        if plan.options.jobs > 1 and seed < plan.options.seeds and not plan.options.scalability:
+        if seed < plan.options.seeds and not plan.options.scalability and needs_training(plan, planned):
             order.append(plan.generators(seed))
         order += of_seed
     return order
+
+
+def only_generators(plan: Plan) -> None:
+    """Train those of all seeds, side by side."""
+    options = plan.options
+
+    def tell(words: str) -> None:
+        print(f"{time.monotonic() - options.started:.0f} s: {words}", flush=True)
+
+    studies = [plan.generators(seed).study for seed in range(options.seeds)]
+    train_ahead(studies, plan.out / "generators", options.generators_at_once, options.seconds or None, tell)
 
 
 def write(plan: Plan, found: dict[str, Any]) -> None:
@@ -315,6 +333,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         options.out = options.out or scratch
         plan = Plan(options)
+        if options.generators_at_once:
+            return only_generators(plan)
         asked = {name: getattr(options, name) for name in ASKED}
         data = f"{options.task} by source" if options.data else "skin phantoms"
         found: dict[str, Any] = {"benchmark": "feder", "quick": options.quick, "data": data, "options": asked}
@@ -353,6 +373,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--measured", type=int, default=128, help="images for it")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
+    parser.add_argument(
+        "--generators-at-once", type=int, default=0, help="only train the generators of all seeds, so many at a time"
+    )
+    parser.add_argument("--trained", action="store_true", help="generators lie in the cache: nothing is trained ahead")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long, and report what is finished")
     options = parser.parse_args()

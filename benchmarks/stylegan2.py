@@ -18,7 +18,7 @@ import torch
 from polyclinic.generators import stylegan2_layers
 from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.stylegan2_graphs import WARM_UP
-from polyclinic.generators.stylegan2_training import R1_EVERY
+from polyclinic.generators.stylegan2_training import R1_EVERY, Steps
 from polyclinic.tasks import Target
 
 #: precision, whether steps are recorded, whether networks are compiled
@@ -55,6 +55,8 @@ def measure(case: str, size: int, options: argparse.Namespace) -> dict[str, floa
         _finish(options.device)
         cycles += 1
     spent = time.perf_counter() - started
+    if options.profile:
+        _profile(steps, Path(options.profile), f"{size} px, {case}, folded up to {options.folded_up_to}")
     memory = torch.cuda.max_memory_allocated() / 2**30 if options.device.startswith("cuda") else 0.0
     del steps, model
     if memory:
@@ -66,6 +68,17 @@ def measure(case: str, size: int, options: argparse.Namespace) -> dict[str, floa
         "warm-up, seconds": first,
         "peak GiB": memory,
     }
+
+
+def _profile(steps: Steps, file: Path, title: str) -> None:
+    """Append the kernels that one cycle spent most time in."""
+    with torch.profiler.profile() as found:
+        for _ in range(R1_EVERY):
+            steps.step()
+        torch.cuda.synchronize()
+    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=110)
+    with file.open("a") as lines:
+        lines.write(f"{title}\n{table}\n")
 
 
 def _finish(device: str) -> None:
@@ -105,6 +118,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured at least so long")
     parser.add_argument("--folded-up-to", type=int, default=stylegan2_layers.FOLDED_UP_TO, help="as in the layers")
+    parser.add_argument("--profile", help="append the kernels that take longest to this file (a GPU only)")
     parser.add_argument("--search", action="store_true", help="let cuDNN try its algorithms first")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()

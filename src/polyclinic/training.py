@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.models import split
+from polyclinic.recorded_gradients import RecordedGradients
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class Workbench:
     before a site has any of its own.
     """
 
+    #: on a GPU: passes over a batch of the workbench's own model are recorded and replayed (`RecordedGradients`)
+    recorded = False
+
     def __init__(
         self,
         model: Backbone,
@@ -97,6 +101,7 @@ class Workbench:
         self.cut = cut
         #: indices of the images of every batch, while somebody wants to know
         self.used: list[Tensor] | None = None
+        self._recorded: RecordedGradients | None = None
         self.local_names = local_names
         self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
 
@@ -186,15 +191,31 @@ class Workbench:
         """
         model = (model or self.model).train()
         total = torch.zeros((), device=self.device)
+        learn = self._learner(model, class_weights)
         for images, targets in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
-            loss = self.loss(self.forward(images, model), targets, class_weights)
-            loss.backward()
+            loss = learn(images, targets)
             if correct is not None:
                 correct(model)
             optimizer.step()
-            total += loss.detach()
+            total += loss
         return float(total) / steps
+
+    def _learner(self, model: nn.Module, class_weights: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """What gives the loss of a batch and leaves its gradients in the model."""
+        if self.recorded and self.device.type == "cuda" and model is self.model and class_weights is None:
+            if self._recorded is None:
+                self._recorded = RecordedGradients(
+                    model, lambda images, targets: self.loss(self.forward(images), targets)
+                )
+            return self._recorded
+
+        def learn(images: Tensor, targets: Tensor) -> Tensor:
+            loss = self.loss(self.forward(images, model), targets, class_weights)
+            loss.backward()
+            return loss.detach()
+
+        return learn
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():

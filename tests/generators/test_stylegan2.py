@@ -14,7 +14,17 @@ from polyclinic.generators.duel import Dice
 from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.stylegan2_augmentation import augmented, recoloured
 from polyclinic.generators.stylegan2_discriminator import GROUP, Spread
-from polyclinic.generators.stylegan2_layers import Conv, Finish, Linear, StyledConv, blur, doubled, filtered, spread
+from polyclinic.generators.stylegan2_layers import (
+    Conv,
+    Finish,
+    Linear,
+    StyledConv,
+    blur,
+    doubled,
+    filtered,
+    spread,
+    swept,
+)
 from polyclinic.generators.stylegan2_networks import Shape, StyleGenerator
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.tasks import Target
@@ -47,6 +57,14 @@ def test_blur_is_the_filter_1_3_3_1():
     taps = torch.tensor([1.0, 3.0, 3.0, 1.0], dtype=torch.float64) / 8
     kernel = (taps[:, None] * taps[None]).expand(3, 1, 4, 4)
     assert torch.allclose(blur(x, 2, 1), F.conv2d(F.pad(x, (2, 1, 2, 1)), kernel, groups=3))
+
+
+@pytest.mark.parametrize(("side", "before", "after"), [(8, 2, 2), (9, 1, 1), (8, 2, 1)])
+def test_a_product_with_bands_is_the_filter(side, before, after):
+    """What a GPU computes at large sizes; of every second pixel, where no others are wanted."""
+    x = noise(2, 3, side, side)
+    assert torch.allclose(swept(x, side + before + after - 3, before), blur(x, before, after))
+    assert torch.allclose(swept(noise(2, 3, 8, 8), 4, 1, stride=2), blur(noise(2, 3, 8, 8), 1, 1)[..., ::2, ::2])
 
 
 def test_sizes_change_by_two_and_flat_images_stay_flat():

@@ -6,6 +6,7 @@ tensors on the GPU, and random ones be drawn there.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 #: calls before a recording: optimisers make their state, libraries choose their algorithms
 WARM_UP = 2
+#: one recording at a time: several networks may learn in threads of one process, each on a stream of its own
+_RECORDING = threading.Lock()
 
 
 class Recorded:
@@ -58,5 +61,5 @@ class Recorded:
         self.inputs = tuple(one.clone() for one in inputs)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.rng)
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        with _RECORDING, torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
             self.given = self.function(*self.inputs)

@@ -34,17 +34,27 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
     model = untrained(site)
     if not reuse:
         return model, fit(site, model)
-    file = cache_folder(None) / "generators" / f"{fingerprint(site)}.safetensors"
-    make_folder(file.parent)
+    file = kept_at(site)
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two runs that want the same one, the second waits for it
         if file.exists():
             return model, read_trained(model, file)
         figures = fit(site, model)
-        numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
-        state = {f"model/{name}": tensor for name, tensor in model.state().items()}
-        write_tensors(file, {**state, **{f"figure/{name}": value for name, value in numbers.items()}})
+        write_trained(model, figures, file)
     return model, figures
+
+
+def kept_at(site: Site) -> Path:
+    """Where the site's generator is kept in the cache, once it has been trained."""
+    file = cache_folder(None) / "generators" / f"{fingerprint(site)}.safetensors"
+    make_folder(file.parent)
+    return file
+
+
+def write_trained(model: GeneratorModel, figures: Mapping[str, float], file: Path) -> None:
+    """Keep a generator with the figures of its training."""
+    numbers = {f"figure/{name}": torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
+    write_tensors(file, {f"model/{name}": tensor for name, tensor in model.state().items()} | numbers)
 
 
 def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:

@@ -1,0 +1,59 @@
+"""The generators of many sites and seeds at once, in threads of one process, ahead of the runs that use them.
+
+A small network leaves most of a GPU idle, and processes take turns on it. Threads that each work on a stream of their
+own share it. What comes out lies in the cache, where runs with `reuse_generators` find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from polyclinic.assembly import Assembly
+from polyclinic.data.parts import prepare
+from polyclinic.federation.site import Site
+from polyclinic.generators import GeneratorModel
+from polyclinic.methods import synthesis
+from polyclinic.study import Study
+
+
+def train_ahead(
+    studies: Iterable[Study], folder: Path, at_once: int, seconds: float | None, tell: Callable[[str], None]
+) -> None:
+    """Train the generators of these studies' sites, so many at a time; none is begun after `seconds`."""
+    waiting = [(site, synthesis.kept_at(site)) for study in studies for site in _sites(study, folder)]
+    # networks are drawn with torch's global random state, so not in threads
+    todo = [(site, synthesis.untrained(site), file) for site, file in waiting if not file.exists()]
+    started = time.monotonic()
+
+    def train(site: Site, model: GeneratorModel, file: Path) -> None:
+        if seconds is not None and time.monotonic() - started > seconds:
+            return
+        with _own_stream(site.bench.device):
+            figures = synthesis.fit(site, model)
+            synthesis.write_trained(model, figures, file)
+        shown = " ".join(f"{name} {value:.0f}" for name, value in figures.items() if "steps" in name or "fd" in name)
+        tell(f"generator of {site.name}, seed {site.seed}: {shown}")
+
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(lambda work: train(*work), todo))
+
+
+def _sites(study: Study, folder: Path) -> list[Site]:
+    """The sites of a study, as they are when it begins."""
+    torch.set_num_threads(study.engine.threads)  # as in a run of the study, which looks for the same generator
+    parts = prepare(study.data, study.sites)
+    host = Assembly(study, parts, folder / f"sites-seed{study.seed}").host()
+    return [host._open(name) for name in parts.names]
+
+
+def _own_stream(device: torch.device) -> contextlib.AbstractContextManager:
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    torch.cuda.synchronize()  # what was put on the GPU for this thread is there
+    return torch.cuda.stream(torch.cuda.Stream(device))
