@@ -12,7 +12,7 @@ import typer
 
 from polyclinic.errors import BadInput
 
-BUDGET = typer.Option("quick", help="How much is tried: quick (about a minute), standard or thorough.")
+BUDGET = typer.Option("quick", help="How much is tried: quick (some minutes on two cores), standard or thorough.")
 FEATURES = typer.Option(
     "pixels", help="What images are compared by: pixels, efficientnet-lite0, lpips-alex or lpips-vgg."
 )
