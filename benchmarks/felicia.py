@@ -30,6 +30,7 @@ from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN, GANModel, RealBatches
 from polyclinic.generators.generator import seeded
 from polyclinic.generators.owners import Federated, Images, Owners
+from polyclinic.generators.products import Way
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 
@@ -41,9 +42,16 @@ QUICK = {
 }
 FULL = {
     "digits": Scale(6000, 1200, 6, 3, (0.0, 1.0, 3.0), (0, 5, 10, 20, 35, 50)),
-    "bias": Scale(10000, 1200, 4, 3, (0.0, 1.0, 3.0, 10.0), (0.02, 0.1, 0.5, 0.98), 600),
-    "skin": Scale(10000, 1200, 8, 3, (0.0, 1.0, 3.0, 5.0, 7.0, 10.0), (), 150, repeats=2),
+    "bias": Scale(10000, 1200, 4, 3, (0.0, 1.0, 3.0, 10.0), (0.02, 0.1, 0.5, 0.98), 600, repeats=2, real_repeats=8),
+    "skin": Scale(10000, 1200, 8, 3, (0.0, 1.0, 3.0, 5.0, 7.0, 10.0), (), 150, repeats=2, real_repeats=8),
 }
+#: a conditional DCGAN as the paper has it: cross-entropy, the label as one more channel, nothing that helps with few
+#: images; learning rate and smoothed labels are those of PrivGAN's code
+PLAIN = {
+    **{"loss": "log", "smoothing": 0.05, "lr": 2e-4, "condition": "plane"},
+    **{"discriminator_norm": "none", "augment": False, "spread": False},
+}
+FAST: Way = "products"  # on a GPU
 
 
 # --- speed --------------------------------------------------------------------------------------------
@@ -70,7 +78,7 @@ def speed(device: str, quick: bool) -> list[dict[str, Any]]:
 def _ways(settings: GAN, held: dict[str, Images], device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     fast = device.startswith("cuda")
     for recorded in (False, True) if fast else (False,):
-        how = {"as_products": fast, "recorded": recorded}
+        how: dict[str, Any] = {"way": FAST if fast else "vmap", "recorded": recorded}
         owners = Owners(settings, CentralTerm(), [Federated(0, 1.0, held)], TWO, device=device, **how)
         yield "stacked_recorded" if recorded else "stacked", owners.step
     yield "one_by_one", OneByOne(settings, CentralTerm(), held, device).step
@@ -165,6 +173,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
+    parser.add_argument("--way", choices=["vmap", "products", "grouped", "each"], help="of convolutions on a GPU")
+    parser.add_argument("--thin", choices=["vmap", "products", "grouped", "each"], help="of those next to pixels")
+    parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
+    parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
+    parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
+    parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
     parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses of bias")
     parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
@@ -185,9 +199,16 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "points": options.points and tuple(options.points),
         "device": options.device,
         "precision": options.precision,
+        "way": options.way,
+        "thin": options.thin,
+        "repeats": options.repeats,
+        "apart": options.apart or None,
         "recorded": False if options.eager else None,
     }
     base = (QUICK if options.quick else FULL)[name]
+    wanted["small"] = (
+        base.small | (PLAIN if options.plain else {}) | ({"width": options.width} if options.width else {})
+    )
     return dataclasses.replace(base, **{key: value for key, value in wanted.items() if value is not None})
 
 

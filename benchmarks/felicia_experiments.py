@@ -30,6 +30,7 @@ from polyclinic.generators.coverage import components, measure
 from polyclinic.generators.gan import GAN
 from polyclinic.generators.learners import Lesson, LessonNetwork, auc, teach
 from polyclinic.generators.owners import Federated, Images, Owners
+from polyclinic.generators.products import Way
 from polyclinic.randomness import numpy_rng, seed_of
 from polyclinic.tasks import Target
 
@@ -53,9 +54,19 @@ class Scale:
     device: str = "cpu"
     precision: str = "fp32"
     recorded: bool = True  #: on a GPU: each step as one CUDA graph
-    repeats: int = 1  #: classifiers of each diet, whose marks are averaged
+    way: Way = "products"  #: on a GPU: how convolutions of a stack are computed
+    thin: Way | None = None  #: and those next to pixels
+    repeats: int = 1  #: classifiers of each diet at each look, whose marks are averaged
+    real_repeats: int = 1  #: classifiers from real images alone
     size: int | None = None  #: side of the images, if it is not to be the study's
-    small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator in a hurry
+    small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator other than the study's
+    apart: bool = False  #: every class has networks of its own, without labels (PrivGAN's way)
+
+    def quickly(self) -> dict[str, Any]:
+        """How a stack is computed: on a GPU in the way that is quick there, each step as one CUDA graph."""
+        if not self.device.startswith("cuda"):
+            return {}
+        return {"way": self.way, "thin": self.thin, "recorded": self.recorded}
 
     def looks_at(self, trained: float) -> int:
         """How many looks are due after this share of the training."""
@@ -104,10 +115,11 @@ def stacked(
     scale: Scale,
     say: Callable[[str], None],
 ) -> Owners:
-    """The owners of all federations; on a GPU with convolutions as products, and each step as one CUDA graph."""
-    fast, started = scale.device.startswith("cuda"), time.perf_counter()
-    how = {"as_products": fast, "recorded": fast and scale.recorded}
-    owners = Owners(settings, term, federations, target, device=scale.device, precision=scale.precision, **how)
+    """The owners of all federations, as one model."""
+    started = time.perf_counter()
+    owners = Owners(
+        settings, term, federations, target, device=scale.device, precision=scale.precision, **scale.quickly()
+    )
     say(f"{len(owners.names)} owners built in {time.perf_counter() - started:.1f} s")
     return owners
 
@@ -253,36 +265,44 @@ class Candidate:
     exam: Exam
 
 
-def examine(candidates: Sequence[Candidate], material: Material, scale: Scale, images: int) -> list[dict[str, Any]]:
-    """Teach all candidates; their marks on validation (to choose by) and on the exam (to report), means of repeats."""
+def examine(
+    candidates: Sequence[Candidate], material: Material, scale: Scale, images: int, repeats: int
+) -> list[dict[str, Any]]:
+    """Teach all candidates, each so many times from weights and draws of its own; the means of their marks on
+    validation (to choose by) and on the exam (to report)."""
+    turns = [(one, again(one.lesson, number)) for one in candidates for number in range(repeats)]
+    marks: list[dict[str, float]] = []
+    for start in range(0, len(turns), TAUGHT_AT_ONCE):
+        marks += _marks(turns[start : start + TAUGHT_AT_ONCE], material, scale)
     rows = []
-    for start in range(0, len(candidates), TAUGHT_AT_ONCE):
-        some = candidates[start : start + TAUGHT_AT_ONCE]
-        marks = [_marks(some, material, scale, number) for number in range(scale.repeats)]
-        for place, one in enumerate(some):
-            mean = {name: float(np.mean([run[place][name] for run in marks])) for name in marks[0][place]}
-            rows.append({**one.key, "images": images, **mean})
+    for place, one in enumerate(candidates):
+        own = marks[place * repeats : (place + 1) * repeats]
+        rows.append({**one.key, "images": images, **{name: float(np.mean([m[name] for m in own])) for name in own[0]}})
     return rows
 
 
-def _marks(candidates: Sequence[Candidate], material: Material, scale: Scale, number: int) -> list[dict[str, float]]:
-    """One classifier for each candidate, from weights and draws of its own for every number."""
+def again(lesson: Lesson, number: int) -> Lesson:
+    return dataclasses.replace(lesson, seed=seed_of(lesson.seed, "repeat", number))
+
+
+def _marks(turns: Sequence[tuple[Candidate, Lesson]], material: Material, scale: Scale) -> list[dict[str, float]]:
+    """One classifier for each turn."""
     channels, size = material.dataset.images.shape[1:3]
     taught = teach(
-        [dataclasses.replace(one.lesson, seed=seed_of(one.lesson.seed, "repeat", number)) for one in candidates],
+        [lesson for _, lesson in turns],
         lambda: LessonNetwork(channels, 2, size),
         2,
         steps=scale.learner_steps,
         batch_size=64,
         lr=1e-3,
         device=scale.device,
-        as_products=scale.device.startswith("cuda"),
+        **scale.quickly(),
     )
-    exams = {id(one.exam): one.exam for one in candidates}
+    exams = {id(one.exam): one.exam for one, _ in turns}
     said = {key: taught.logits(exam.images).cpu() for key, exam in exams.items()}
     return [
         {"validation": float(taught.scores[place]), **one.exam.mark(said[id(one.exam)][place])}
-        for place, one in enumerate(candidates)
+        for place, (one, _) in enumerate(turns)
     ]
 
 
@@ -299,7 +319,11 @@ def worth(
     save: Save,
 ) -> dict[str, Any]:
     """Train all federations; judge the first owner's images on the way: alone, and beside its real ones."""
-    owners = stacked(material.gan(scale), material.term(weight=1.0), federations, material.target, scale, say)
+    settings, target, trained = material.gan(scale), material.target, federations
+    if scale.apart:
+        settings, target = settings.model_copy(update={"condition": "none", "balance": False}), Target()
+        trained = [of_class(one, label) for one in federations for label in CLASSES]
+    owners = stacked(settings, material.term(weight=1.0), trained, target, scale, say)
     real = [one.owners[owner] for one in federations]
     base, rows = real_only(material, scale, plan, real, validation, exams), []
     made_labels = torch.arange(2 * made_per_class) % 2
@@ -309,7 +333,9 @@ def worth(
         candidates = []
         every = owners.samples(made_labels, f"worth {step}")
         for place, key in enumerate(plan):
-            made = every[owners.names.index((place, owner))]
+            makers = [len(CLASSES) * place + label for label in CLASSES] if scale.apart else [place] * len(CLASSES)
+            of_each = [every[owners.names.index((maker, owner))] for maker in makers]
+            made = torch.where((made_labels == 0)[:, None, None, None], *of_each)
             synthetic = Images(made, made_labels.to(real[place].labels.dtype))
             both = Images(torch.cat([real[place].images, made]), torch.cat([real[place].labels, synthetic.labels]))
             for diet, given in (("synthetic", synthetic), ("augmented", both)):
@@ -320,12 +346,22 @@ def worth(
             if key["seed"] == 0:
                 name = "/".join(f"{k}={v}" for k, v in key.items() if k != "seed")
                 pictures[name] = made[:24].numpy()
-        rows.extend(examine(candidates, material, scale, images))
+        rows.extend(examine(candidates, material, scale, images, scale.repeats))
         save(found)
 
     found: dict[str, Any] = {"training": {}, "real": base, "rows": rows, "pictures": pictures}
     train(owners, scale, found, look, say)
     return found
+
+
+CLASSES = (0, 1)
+
+
+def of_class(federation: Federated, label: int) -> Federated:
+    """The same owners with their images of one class only."""
+    kept = {name: one.labels == label for name, one in federation.owners.items()}
+    owners = {name: Images(one.images[kept[name]], one.labels[kept[name]]) for name, one in federation.owners.items()}
+    return Federated(federation.seed, federation.weight, owners)
 
 
 def real_only(
@@ -344,7 +380,7 @@ def real_only(
             seen.add(tuple(known.items()))
             lesson = Lesson(real[place], validation[place], seed_of(key["seed"], "learner", "real"))
             candidates.append(Candidate({**known, "diet": "real"}, lesson, exams[key["seed"]]))
-    return examine(candidates, material, scale, 0)
+    return examine(candidates, material, scale, 0, scale.real_repeats)
 
 
 def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:

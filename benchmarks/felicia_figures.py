@@ -195,16 +195,10 @@ def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> 
     for weight in weights:
         of_share = {s: where(rows, share=s, diet="augmented", **{"lambda": weight}) for s in shares}
         lines[f"real + {name_of(weight)}"] = (colour(weight), of_share)
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    for axis, metric in zip(figure.subplots(1, 3), ("mean", "deer", "horse"), strict=True):
-        for name, (paint, by_share) in lines.items():
-            points = [mean_std(by_share[share], metric) for share in shares]
-            y, error = zip(*points, strict=True)
-            axis.errorbar([1 - s for s in shares], y, error, label=name, color=paint, marker="o", capsize=2)
-        axis.set_xlabel("β, share of deer in class 2 at the first owner")
-        axis.set_ylabel(f"accuracy, {'all' if metric == 'mean' else metric}")
-    axis.legend(fontsize=8)
-    figure.savefig(out / "bias.png", dpi=120)
+    if len(shares) > 1:
+        bias_by_share(lines, shares, out / "bias.png")
+    else:
+        bias_along_training(where(found["rows"], diet="augmented"), real, weights, out / "bias.png")
     contact_sheet({_label(key): torch.from_numpy(a)[:12] for key, a in arrays.items()}, out / "bias_sheet.png")
     by_name = {name: by_share for name, (_, by_share) in lines.items()}
     for weight in weights:
@@ -216,6 +210,33 @@ def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> 
             for s in shares
         }
     return [*bias_table(by_name, shares), "", *gain_table(by_name, shares)]
+
+
+def bias_by_share(lines: dict[str, tuple[str, dict]], shares: list[float], path: Path) -> None:
+    """Fig. 6: accuracy against the share of deer."""
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    for axis, metric in zip(figure.subplots(1, 3), ACCURACIES, strict=True):
+        for name, (paint, by_share) in lines.items():
+            points = [mean_std(by_share[share], metric) for share in shares]
+            y, error = zip(*points, strict=True)
+            axis.errorbar([1 - s for s in shares], y, error, label=name, color=paint, marker="o", capsize=2)
+        axis.set_xlabel("β, share of deer in class 2 at the first owner")
+        axis.set_ylabel(f"accuracy, {ACCURACIES[metric]}")
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def bias_along_training(rows: list[Row], real: list[Row], weights: list[float], path: Path) -> None:
+    """Where only one share was asked for: real + synthetic images along training."""
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    for axis, metric in zip(figure.subplots(1, 3), ACCURACIES, strict=True):
+        along_training(axis, rows, real, weights, metric, with_band=True)
+        axis.set_ylabel(f"accuracy, {ACCURACIES[metric]}")
+    axis.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+ACCURACIES = {"mean": "all", "deer": "deer", "horse": "horses"}
 
 
 def bias_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) -> list[str]:
@@ -262,12 +283,14 @@ def skin(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> 
     return skin_table(rows, real, weights)
 
 
-def along_training(axis: Any, rows: list[Row], real: list[Row], weights: list[float], *, with_band: bool) -> None:
+def along_training(
+    axis: Any, rows: list[Row], real: list[Row], weights: list[float], metric: str = "auc", *, with_band: bool
+) -> None:
     """Figs. 8 and 9: AUC against the images seen, the mean of seeds and their standard deviation."""
-    _real_line(axis, real)
+    _real_line(axis, real, metric)
     moments = values(rows, "images")
     for weight in weights:
-        points = [mean_std(where(rows, images=m, **{"lambda": weight}), "auc") for m in moments]
+        points = [mean_std(where(rows, images=m, **{"lambda": weight}), metric) for m in moments]
         y, error = (np.array(part) for part in zip(*points, strict=True))
         axis.plot(moments, y, label=name_of(weight), color=colour(weight), marker="o", markersize=3)
         if with_band:
@@ -289,8 +312,8 @@ def by_lambda(axis: Any, rows: list[Row], real: list[Row], weights: list[float])
     axis.set_xlabel("λ (0: local GAN); lines: second half of the training")
 
 
-def _real_line(axis: Any, real: list[Row]) -> None:
-    base = mean_std(real, "auc")
+def _real_line(axis: Any, real: list[Row], metric: str = "auc") -> None:
+    base = mean_std(real, metric)
     axis.axhline(base[0], color="black", linestyle="--", label="real only")
     axis.axhspan(base[0] - base[1], base[0] + base[1], color="gray", alpha=0.2)
 

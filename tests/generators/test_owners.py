@@ -59,9 +59,12 @@ def test_products_are_convolutions(channels, outputs, side, with_bias):
 # --- stacks -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("as_products", [False, True])
+WAYS = ["vmap", "products", "grouped", "each"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, {"discriminator_norm": "group"}, {"norm": "group"}, {"condition": "plane"}])
-def test_a_stack_computes_what_each_network_computes_alone(as_products, changes):
+def test_a_stack_computes_what_each_network_computes_alone(way, changes):
     chosen = gan(**changes)
     shape = chosen.shape(1, 28, TWO)
     members = [seeded(lambda: chosen.networks(shape), seed) for seed in range(3)]
@@ -69,7 +72,7 @@ def test_a_stack_computes_what_each_network_computes_alone(as_products, changes)
     images = torch.randn(3, 5, 1, 28, 28, generator=rng(2))
     for part, inputs in (("generator", (noise, labels)), ("discriminator", (images, labels))):
         alone = torch.stack([net[part].train()(*(x[m] for x in inputs)) for m, net in enumerate(members)])
-        stacked = Stacked([net[part] for net in members], as_products=as_products)
+        stacked = Stacked([net[part] for net in members], way=way)
         torch.testing.assert_close(stacked(*inputs), alone, rtol=1e-4, atol=1e-5)
 
 
@@ -113,12 +116,15 @@ class Stacking(Dice):
         return super().uniform(*shape)[None]
 
 
-@pytest.mark.parametrize("name", ["dcgan", "gan", "wgan-gp"])
-def test_stacked_owners_learn_as_one_by_one(name):
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("dcgan", "vmap"), ("gan", "vmap"), ("wgan-gp", "vmap"), ("dcgan", "grouped"), ("wgan-gp", "each")],
+)
+def test_stacked_owners_learn_as_one_by_one(name, way):
     chosen = gan(name, critic_steps=1)
     owners = {"a": pictures(10, 1), "b": pictures(7, 2), "c": pictures(12, 3)}
     federations = [Federated(0, 2.0, owners), Federated(1, 0.5, owners)]
-    stacked = Owners(chosen, CentralTerm(), federations, TWO)
+    stacked = Owners(chosen, CentralTerm(), federations, TWO, way=way)
     for _ in range(2):
         stacked.step()
     for place, federation in enumerate(federations):

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.generators.adversarial import Phi, another_owner, taken_for, told_apart
-from polyclinic.generators.duel import BETAS, Dice
+from polyclinic.generators.duel import BETAS, Dice, adam
 from polyclinic.generators.gan_networks import refine
 from polyclinic.settings import Settings
 
@@ -69,7 +69,7 @@ class Central:
         recordable: bool = False,
     ) -> None:
         self.network, self.phi, self.term, self.owners = network, phi, term, owners
-        self.optimizer = torch.optim.Adam(parameters, term.central_lr or lr, betas=BETAS, capturable=recordable)
+        self.optimizer = adam(parameters, term.central_lr or lr, betas=BETAS, recordable=recordable)
         self.refine_norms, self.precision, self.device = refine_norms, precision, torch.device(device)
 
     @classmethod

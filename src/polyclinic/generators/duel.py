@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.generators.adversarial import Phi, gradient_penalty
 from polyclinic.generators.augmentation import DRAWS, augment
-from polyclinic.generators.gan_networks import refine
+from polyclinic.generators.gan_networks import LARGEST_GROUP, refine
 
 BETAS = (0.5, 0.999)
 
@@ -124,6 +124,13 @@ class Modules:
         return list(self.networks["discriminator"].parameters())
 
 
+def adam(
+    parameters: list[nn.Parameter], lr: float, *, betas: tuple[float, float] = (0.9, 0.999), recordable: bool = False
+) -> torch.optim.Adam:
+    """Adam; where it is to be `recordable` in a CUDA graph, its counts lie on the device and its step is one kernel."""
+    return torch.optim.Adam(parameters, lr, betas=betas, capturable=recordable, fused=recordable or None)
+
+
 class Duel:
     """A pair with its two optimisers. `taken` counts the generator's steps; where they are to be recorded as a CUDA
     graph (`recordable`), it lies on the device, as the optimisers' counts do."""
@@ -148,9 +155,8 @@ class Duel:
         self.device = torch.device(device)
         self.precision = precision
         self.taken: int | Tensor = torch.zeros((), device=self.device) if recordable else 0
-        adam: dict[str, Any] = {"betas": BETAS, "capturable": recordable}
-        self.of_generator = torch.optim.Adam(pair.generator, lr, **adam)
-        self.of_discriminator = torch.optim.Adam(pair.discriminator, lr_discriminator, **adam)
+        self.of_generator = adam(pair.generator, lr, betas=BETAS, recordable=recordable)
+        self.of_discriminator = adam(pair.discriminator, lr_discriminator, betas=BETAS, recordable=recordable)
 
     # --- the discriminator ------------------------------------------------------------------------
 
@@ -159,8 +165,10 @@ class Duel:
         with torch.no_grad():
             fake = self.make(wanted, dice)
         self.pair.refine()
-        seen, made = self.look(real, dice), self.look(fake, dice)
-        loss = self.phi.real(self.score(seen, labels)).mean(-1) + self.phi.fake(self.score(made, wanted)).mean(-1)
+        rows = [real.shape[-4], fake.shape[-4]]
+        seen, made = self.look(torch.cat([real, fake], -4), dice).split(rows, -4)
+        if_real, if_fake = self.scores([seen, made], [labels, wanted])
+        loss = self.phi.real(if_real).mean(-1) + self.phi.fake(if_fake).mean(-1)
         if self.penalty:
             share = dice.uniform(labels.shape[-1])
             steep = gradient_penalty(lambda between: self.score(between, labels), seen, made, share)
@@ -207,6 +215,13 @@ class Duel:
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.autocast():
             return self.pair.score(images, labels)
+
+    def scores(self, parts: list[Tensor], labels: list[Tensor]) -> list[Tensor]:
+        """Of several sets of images: in one pass, where no group whose spread is taken would hold images of two."""
+        if any(part.shape[-4] % LARGEST_GROUP for part in parts):
+            return [self.score(part, known) for part, known in zip(parts, labels, strict=True)]
+        together = self.score(torch.cat(parts, -4), torch.cat(labels, -1))
+        return list(together.split([part.shape[-4] for part in parts], -1))
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.precision == "fp32":

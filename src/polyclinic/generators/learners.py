@@ -6,6 +6,7 @@ to the draws.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.duel import Dice, ManyDice, StackDice
+from polyclinic.generators.duel import Dice, ManyDice, StackDice, adam
 from polyclinic.generators.generator import seeded
 from polyclinic.generators.owners import Images, StackedBatches
-from polyclinic.generators.products import Down
+from polyclinic.generators.products import Down, Way
+from polyclinic.generators.recorded import Recorded
 from polyclinic.generators.stack import Stacked
 
 CHUNK_PIXELS = 2**22  # of all learners' images together that are scored at a time
@@ -44,18 +46,21 @@ def teach(
     lr: float,
     device: str,
     flips: bool = True,
-    as_products: bool = False,
+    way: Way = "vmap",
+    thin: Way | None = None,
+    recorded: bool = False,
 ) -> Taught:
-    """Train a classifier for each lesson with Adam, and keep each as it was when it did best on validation images."""
+    """Train a classifier for each lesson with Adam, and keep each as it was when it did best on validation images;
+    `recorded`: have a GPU run a step as one CUDA graph."""
     where = torch.device(device)
     networks = [seeded(lambda: {"net": builder()}, lesson.seed)["net"].to(where) for lesson in lessons]
-    stacked = Stacked(networks, as_products=as_products)
+    stacked = Stacked(networks, way=way, thin=thin)
     batches = StackedBatches([lesson.train for lesson in lessons], batch_size, True, where)
     dice = _dice(lessons, where)
-    parameters = list(stacked.parameters.values())
-    optimizer = torch.optim.Adam(parameters, lr)
+    optimizer = adam(list(stacked.parameters.values()), lr, recordable=recorded)
     best = Best(stacked, len(lessons), where)
-    for step in range(1, steps + 1):
+
+    def step(dice: Dice) -> dict[str, Tensor]:
         images, labels = batches.next(dice)
         if flips:
             turned = dice.uniform(batch_size)[..., None, None, None] < 0.5
@@ -65,7 +70,12 @@ def teach(
         losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().long(), reduction="none")
         losses.reshape(labels.shape).mean(1).sum().backward()
         optimizer.step()
-        if step % max(1, steps // CHECKS) == 0 or step == steps:
+        return {"loss": losses.detach()}
+
+    take = Recorded(step, (dice,)) if recorded else functools.partial(step, dice)
+    for number in range(1, steps + 1):
+        take()
+        if number % max(1, steps // CHECKS) == 0 or number == steps:
             best.keep(validation_scores(stacked, lessons, classes))
     return Taught(stacked, best, classes)
 

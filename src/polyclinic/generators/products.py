@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyclinic.generators import stacked_convolutions
+from polyclinic.generators.stacked_convolutions import Way
+
 VIEWS = [(i, j) for i in (0, 1) for j in (0, 1)]  # the four shifts by a block: down, right
 
 
@@ -32,8 +35,7 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         found = (patches.flatten(0, 2) @ _kernel(weight, "last")).reshape(len(images), rows, columns, outputs)
     if bias is not None:
         found = found + bias.to(found.dtype)
-    # group norm under vmap knows no other layout
-    return found.permute(0, 3, 1, 2).contiguous()
+    return found.permute(0, 3, 1, 2)
 
 
 def spread_out(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,9 +80,10 @@ def _spreading_kernel(weight: Tensor) -> Tensor:
 
 
 class Down(nn.Conv2d):
-    """A convolution that halves the side; `as_products` says how it is computed, not what."""
+    """A convolution that halves the side; `way` says how it is computed in a stack of networks, not what."""
 
-    as_products = False
+    way: Way = "vmap"
+    in_order = False  # whether what it gives must lie channel by channel in memory
 
     def __init__(self, channels: int, outputs: int) -> None:
         super().__init__(channels, outputs, 4, 2, 1)
@@ -89,27 +92,44 @@ class Down(nn.Conv2d):
         return self.apply_weight(images, self.weight)
 
     def apply_weight(self, images: Tensor, weight: Tensor) -> Tensor:
-        if self.as_products:
-            return convolve(images, weight, self.bias)
-        return F.conv2d(images, weight, self.bias, self.stride, self.padding)
+        if self.way == "vmap":
+            return F.conv2d(images, weight, self.bias, self.stride, self.padding)
+        if self.way == "products":
+            found = convolve(images, weight, self.bias)
+        else:
+            found = stacked_convolutions.convolve(self.way, images, weight, self.bias)
+        return found.contiguous() if self.in_order else found
 
 
 class Up(nn.ConvTranspose2d):
     """A transposed convolution that doubles the side."""
 
-    as_products = False
+    way: Way = "vmap"
+    in_order = False  # whether what it gives must lie channel by channel in memory
 
     def __init__(self, channels: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__(channels, outputs, 4, 2, 1, bias=bias)
 
     def forward(self, images: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if self.as_products:
-            return spread_out(images, self.weight, self.bias)
-        return super().forward(images)
+        if self.way == "vmap":
+            return super().forward(images)
+        if self.way == "products":
+            found = spread_out(images, self.weight, self.bias)
+        else:
+            found = stacked_convolutions.spread_out(self.way, images, self.weight, self.bias)
+        return found.contiguous() if self.in_order else found
 
 
-def compute_as_products(network: nn.Module, wanted: bool = True) -> None:
-    """Have all layers of a network that can compute as matrix products, or not."""
+THIN = 8  # channels of pixels, below which a layer is computed in a way of its own
+
+
+def compute(network: nn.Module, way: Way, thin: Way | None = None) -> None:
+    """Have all layers of a network whose stack can be computed in several ways be computed in this one; those that take
+    or give pixels in another, if wanted."""
+    # under vmap group norm knows no other layout
+    in_order = any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
     for layer in network.modules():
         if isinstance(layer, Down | Up):
-            layer.as_products = wanted
+            pixels = layer.in_channels if isinstance(layer, Down) else layer.out_channels
+            layer.way = thin or way if pixels < THIN else way
+            layer.in_order = in_order
