@@ -32,7 +32,7 @@ RATES = (1e-4, 3e-4, 1e-3)
 #: what is searched; the others take the rate of the method they are a variant of
 SEARCHED = ("standalone", "centralized", "fedavg", "fedprox", "fedbn", "feder")
 BUFFERS = (0, 128, 256, 1024)
-NODES = (2, 4, 8, 16)
+NODES = [2, 4, 8, 16]
 #: what the figures depend on besides the data, for the record
 ASKED = (
     *("rounds", "local_steps", "seeds", "rates", "size", "most", "backbone", "decay_every", "select", "evaluate_every"),
@@ -250,12 +250,12 @@ def table(rows: dict[str, Any]) -> None:
 def scalability(plan: Plan, found: dict[str, Any]) -> None:
     """2 to 16 equal nodes on the images of one source (its own split each time), FedER beside FedAvg."""
     rows = ["fedavg", "feder"]
-    rates = found["learning rates"] = searched(plan, rows, **equal_nodes(plan, NODES[0]))
+    rates = found["learning rates"] = searched(plan, rows, **equal_nodes(plan, plan.options.nodes[0]))
     planned: dict[tuple[int, str], list[Entry]] = {
         (nodes, row): [
             plan.entry(row, seed, rates[row], **equal_nodes(plan, nodes)) for seed in range(plan.options.seeds)
         ]
-        for nodes in (NODES[:1] if plan.quick else NODES)
+        for nodes in (plan.options.nodes[:1] if plan.quick else plan.options.nodes)
         for row in rows
     }
 
@@ -319,7 +319,8 @@ def only_generators(plan: Plan) -> None:
     def tell(words: str) -> None:
         print(f"{time.monotonic() - options.started:.0f} s: {words}", flush=True)
 
-    studies = [plan.generators(seed).study for seed in range(options.seeds)]
+    places = [equal_nodes(plan, nodes) for nodes in options.nodes] if options.scalability else [{}]
+    studies = [plan.generators(seed, **place).study for seed in range(options.seeds) for place in places]
     train_ahead(studies, plan.out / "generators", options.generators_at_once, options.seconds or None, tell)
 
 
@@ -352,6 +353,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal nodes")
     parser.add_argument("--rows", type=lambda text: text.split(";"), help="only these rows, separated by ;")
     parser.add_argument("--scalability", action="store_true", help="Fig. 2 instead of the tables")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="of Fig. 2")
     parser.add_argument("--out", help="folder of the runs, to go on later; by default they are thrown away")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)

@@ -64,9 +64,13 @@ def band(inputs: int, outputs: int, before: int, stride: int, device: torch.devi
 
     Products are fast where rows in memory begin at a multiple of 16 bytes, so the side that is even lies along them.
     """
-    reach = torch.arange(inputs)[None] - stride * torch.arange(outputs)[:, None] + before
+    places = torch.arange(outputs, device=device)[:, None] * stride - before
+    reach = torch.arange(inputs, device=device)[None] - places
     weights = (0.5 - 0.25 * (reach - 1.5).abs()).clamp(min=0).to(dtype)
-    return (weights if outputs % 2 else weights.T.contiguous().T).to(device)
+    weights = weights if outputs % 2 else weights.T.contiguous().T
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        torch.cuda.current_stream(device).synchronize()  # others use it from other streams
+    return weights
 
 
 def spread(kernel: int) -> Tensor:
