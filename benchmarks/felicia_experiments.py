@@ -315,10 +315,13 @@ def worth(
     validation: list[Images],
     exams: dict[int, Exam],
     made_per_class: int,
+    rare: str,
     say: Callable[[str], None],
     save: Save,
 ) -> dict[str, Any]:
     """Train all federations; judge the first owner's images on the way: alone, and beside its real ones."""
+    expert = Expert(material, scale, rare)
+    say(f"tells {rare} from the rest of its class: {expert.right} right")
     settings, target, trained = material.gan(scale), material.target, federations
     if scale.apart:
         settings, target = settings.model_copy(update={"condition": "none", "balance": False}), Target()
@@ -330,15 +333,16 @@ def worth(
     pictures: dict[str, np.ndarray] = {}
 
     def look(step: int, images: int) -> None:
-        candidates = []
+        candidates, seen = [], [torch.empty(0)] * len(plan)
         every = owners.samples(made_labels, f"worth {step}")
         for place, key in enumerate(plan):
             makers = [len(CLASSES) * place + label for label in CLASSES] if scale.apart else [place] * len(CLASSES)
             of_each = [every[owners.names.index((maker, owner))] for maker in makers]
             made = torch.where((made_labels == 0)[:, None, None, None], *of_each)
+            seen[place] = made[made_labels == expert.label]
             synthetic = Images(made, made_labels.to(real[place].labels.dtype))
             both = Images(torch.cat([real[place].images, made]), torch.cat([real[place].labels, synthetic.labels]))
-            for diet, given in (("synthetic", synthetic), ("augmented", both)):
+            for diet, given in zip(DIETS, (synthetic, both), strict=True):
                 seed = seed_of(key["seed"], "learner", step)
                 candidates.append(
                     Candidate({**key, "diet": diet}, Lesson(given, validation[place], seed), exams[key["seed"]])
@@ -346,15 +350,58 @@ def worth(
             if key["seed"] == 0:
                 name = "/".join(f"{k}={v}" for k, v in key.items() if k != "seed")
                 pictures[name] = made[:24].numpy()
-        rows.extend(examine(candidates, material, scale, images, scale.repeats))
+        shares = expert.shares([key["seed"] for key in plan], seen)
+        for place, row in enumerate(examine(candidates, material, scale, images, scale.repeats)):
+            rows.append({**row, "rare_share": shares[place // len(DIETS)]})
         save(found)
 
-    found: dict[str, Any] = {"training": {}, "real": base, "rows": rows, "pictures": pictures}
+    found: dict[str, Any] = {"training": {}, "real": base, "rows": rows, "pictures": pictures, "expert": expert.right}
     train(owners, scale, found, look, say)
     return found
 
 
 CLASSES = (0, 1)
+DIETS = ("synthetic", "augmented")  # beside real only
+
+
+class Expert:
+    """For each seed a network that has seen all owners' real images of the class with the rare sub-group and tells that
+    one from the other: no owner has it; it says what generators make, and decides nothing."""
+
+    def __init__(self, material: Material, scale: Scale, rare: str) -> None:
+        assert material.dataset.subgroup is not None
+        self.label = int(material.dataset.labels[material.dataset.subgroup == rare][0])
+        self.parts = [self._of_class(material, material.splits(seed), rare) for seed in range(scale.seeds)]
+        channels, size = material.dataset.images.shape[1:3]
+        lessons = [
+            Lesson(parts["train"], parts["validation"], seed_of(seed, "expert"))
+            for seed, parts in enumerate(self.parts)
+        ]
+        how: dict[str, Any] = {"steps": 2 * scale.learner_steps, "batch_size": 64, "lr": 1e-3, "device": scale.device}
+        self.taught = teach(lessons, lambda: LessonNetwork(channels, 2, size), 2, **how, **scale.quickly())
+        self.right = [round(self._accuracy(seed), 3) for seed in range(scale.seeds)]
+
+    def _of_class(self, material: Material, splits: dict[str, np.ndarray], rare: str) -> dict[str, Images]:
+        found = {}
+        for name, index in splits.items():
+            own = index[material.dataset.labels[index] == self.label]
+            assert material.dataset.subgroup is not None
+            is_rare = torch.from_numpy((material.dataset.subgroup[own] == rare).astype(np.int64))
+            found[name] = Images(material.images(own).images, is_rare)
+        return found
+
+    def _accuracy(self, seed: int) -> float:
+        """Mean of both sub-groups, on test images."""
+        test = self.parts[seed]["test"]
+        says = self.taught.logits(test.images)[seed].argmax(-1).cpu()
+        return float(np.mean([(says[test.labels == one] == one).float().mean() for one in (0, 1)]))
+
+    def shares(self, seeds: list[int], sets: list[Tensor]) -> list[float]:
+        """Of each set of made images (all as many) the share that its seed's expert takes for the rare sub-group."""
+        by_seed = {seed: torch.cat([one for s, one in zip(seeds, sets, strict=True) if s == seed]) for seed in seeds}
+        says = self.taught.logits_of_each([by_seed[seed] for seed in sorted(by_seed)]).argmax(-1).float()
+        each = {seed: iter(says[place].split(len(sets[0]))) for place, seed in enumerate(sorted(by_seed))}
+        return [float(next(each[seed]).mean()) for seed in seeds]
 
 
 def of_class(federation: Federated, label: int) -> Federated:
@@ -399,7 +446,7 @@ def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
                 plan.append({"seed": seed, "share": share, "lambda": weight})
                 federations.append(Federated(seed, weight, held))
                 validation.append(material.images(sites["biased"]["validation"]))
-    return worth(material, scale, plan, federations, "biased", validation, exams, 1500, say, save)
+    return worth(material, scale, plan, federations, "biased", validation, exams, 1500, "horse", say, save)
 
 
 def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:
@@ -416,7 +463,7 @@ def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
             plan.append({"seed": seed, "lambda": weight})
             federations.append(Federated(seed, weight, held))
             validation.append(material.images(sites["hospital-1"]["validation"]))
-    return worth(material, scale, plan, federations, "hospital-1", validation, exams, 200, say, save)
+    return worth(material, scale, plan, federations, "hospital-1", validation, exams, 200, "MEL", say, save)
 
 
 def held_out(material: Material, seed: int) -> np.ndarray:

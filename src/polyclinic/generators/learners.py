@@ -129,7 +129,11 @@ class Taught:
 
     def logits(self, images: Tensor) -> Tensor:
         """What every classifier says about the same images uint8 [N, C, H, W]: [M, N, classes]."""
-        return _logits(self.stacked, [images] * len(self.scores))
+        return self.logits_of_each([images] * len(self.scores))
+
+    def logits_of_each(self, sets: list[Tensor]) -> Tensor:
+        """What every classifier says about images of its own; all have as many."""
+        return _logits(self.stacked, sets)
 
 
 @torch.no_grad()
