@@ -176,7 +176,7 @@ class Attacked(Objective):
 def optimizer_of(group: list[Configuration], start: Tensor, options: argparse.Namespace) -> Optimizer:
     """`start` has as many rows for each configuration of the group."""
     if group[0].network == "ResNet-18":
-        return Adam(start, lr=group[0].lr, steps=options.resnet_steps)
+        return Adam(start, lr=group[0].lr, steps=options.resnet_steps[0])
     rates = torch.tensor([what.lr for what in group]).repeat_interleave(len(start) // len(group))
     return LBFGS(start, lr=rates, steps=options.steps)
 
@@ -192,8 +192,9 @@ def network(name: str, images: Tensor, seed: int) -> nn.Module:
 
 def attack(
     group: list[Configuration], images: Tensor, labels: Tensor, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Attack every image in every configuration of a group, each as a target of its own, and score what comes back."""
+) -> Iterator[list[dict[str, Any]]]:
+    """Attack every image in every configuration of a group, each as a target of its own, and score what comes back: at
+    the end, or with AdamW after each number of steps that was asked for."""
     begin = time.perf_counter()
     dtype = torch.float64 if options.double else torch.float32
     model = network(group[0].network, images, options.seed).to(options.device, dtype)
@@ -209,11 +210,15 @@ def attack(
     widths = torch.tensor([float(what.distance) if what.form else 1.0 for what in group], dtype=dtype)
     widths = widths.repeat_interleave(len(images)).to(options.device)
     objective = Attacked(simulation, observed, FreeLabels((CLASSES,)), image_shape=shape, widths=widths, form=form)
-    found = search(objective, optimizer_of(group, start, options), returns="last")
-    ends, begins = (objective.unpack(point)[0].cpu().chunk(len(group)) for point in (found.point, start))
-    seconds = round((time.perf_counter() - begin) / len(group), 1)
-    scores = [scoring.score(e, images[:, None], b) for e, b in zip(ends, begins, strict=True)]
-    return [{**score.summary(), "seconds": seconds} for score in scores]
+    optimizer = optimizer_of(group, start, options)
+    for steps in options.resnet_steps if isinstance(optimizer, Adam) else [options.steps]:
+        if isinstance(optimizer, Adam):  # goes on from where it stood
+            optimizer.limit, optimizer.steps = steps - int(optimizer.step_count), steps
+            optimizer.active = ~(optimizer.diverged | optimizer.converged)
+        found = search(objective, optimizer, returns="last")
+        ends, begins = (objective.unpack(point)[0].cpu().chunk(len(group)) for point in (found.point, start))
+        told = {"steps": steps, "seconds": round((time.perf_counter() - begin) / len(group), 1)}
+        yield [{**scoring.score(e, images[:, None], b).summary(), **told} for e, b in zip(ends, begins, strict=True)]
 
 
 def start_of(scheme: str, shape: torch.Size, row: int, seed: int) -> Tensor:
@@ -266,8 +271,8 @@ def show(row: dict[str, Any]) -> None:
     theirs = ", ".join(f"{name} {value}" for name, value in paper.items() if value is not None) or "no figure"
     print(
         f"{row['data']:<6} {row['network']:<9} {row['start']:<5} {row['distance']:>5} {row['form']:<6} "
-        f"lr {row['lr']:<5} MSE {row['mse']:.2e} SSIM {row['ssim']:.3f} failed {row['non_converging']:>3} "
-        f"of {row['images']} ({row['seconds']:.0f} s) | paper: {theirs}",
+        f"lr {row['lr']:<5} {row['steps']:>4} steps: MSE {row['mse']:.2e} SSIM {row['ssim']:.3f} "
+        f"failed {row['non_converging']:>3} of {row['images']} ({row['seconds']:.0f} s) | paper: {theirs}",
         flush=True,
     )
 
@@ -285,13 +290,13 @@ def main() -> None:
             count = min(len(images), 20) if group[0].network == "ResNet-18" else len(images)
             tf32 = group[0].network == "ResNet-18"  # its size asks for it; L-BFGS would lose its way
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-            found = attack(group, images[:count], labels[:count] % CLASSES, options)
-            for what, ours in zip(group, found, strict=True):
-                rows.append(row_of(data, what, ours))
-                show(rows[-1])
-            figures = figures_of(rows, baselines, options)
-            if options.json:  # as they come, so that an interrupted benchmark keeps what it has found
-                options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            for found in attack(group, images[:count], labels[:count] % CLASSES, options):
+                for what, ours in zip(group, found, strict=True):
+                    rows.append(row_of(data, what, ours))
+                    show(rows[-1])
+                figures = figures_of(rows, baselines, options)
+                if options.json:  # as they come, so that an interrupted benchmark keeps what it has found
+                    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(figures))
 
 
@@ -299,8 +304,6 @@ def figures_of(rows: list[dict[str, Any]], baselines: dict[str, Any], options: a
     figures = {
         "benchmark": "attack_tables",
         "quick": options.quick,
-        "steps": options.steps,
-        "resnet_steps": options.resnet_steps,
         "precision": "fp64" if options.double else "fp32",
         "baselines": baselines,
         "rows": rows,
@@ -319,7 +322,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of L-BFGS, each of up to 20 iterations; 100 (20 with --quick)")
     parser.add_argument("--resnet", action="store_true", help="ResNet-18 with AdamW on 20 images, too")
     parser.add_argument("--resnet-only", action="store_true", help="only that")
-    parser.add_argument("--resnet-steps", type=int, default=5000)
+    parser.add_argument(
+        "--resnet-steps", type=int, nargs="+", default=[5000], help="of AdamW; scores after each of these numbers"
+    )
     parser.add_argument(
         "--distances",
         nargs="+",
