@@ -7,6 +7,7 @@ buffer with as many images of each class does not help merely by being balanced.
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ def prepared(task: str, folder: Path, size: int, most: int, out: Path) -> dict[s
     file = out / f"{task}-{size}-{most}.npz"
     if not file.exists():
         out.mkdir(parents=True, exist_ok=True)
-        np.savez(file, label_names=np.array(CLASSES[task]), **MAKERS[task](folder, size, most))
+        partial = file.with_suffix(f".{os.getpid()}.npz")  # another process may be about to read it
+        np.savez(partial, label_names=np.array(CLASSES[task]), **MAKERS[task](folder, size, most))
+        partial.replace(file)
     data = {"source": "npz", "path": str(file), "size": size, "validation": 0.15, "test": 0.25}
     return {"data": data, "sites": {"partition": "column"}}

@@ -7,6 +7,7 @@ own share it. What comes out lies in the cache, where runs with `reuse_generator
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,9 @@ def train_ahead(
     waiting = [(site, synthesis.kept_at(site)) for study in studies for site in _sites(study, folder)]
     # networks are drawn with torch's global random state, so not in threads
     todo = [(site, synthesis.untrained(site), file) for site, file in waiting if not file.exists()]
-    started = time.monotonic()
+    started, ready = time.monotonic(), threading.Barrier(max(1, min(at_once, len(todo))))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # here: a thread must not wait for the whole GPU while another one records
 
     def train(site: Site, model: GeneratorModel, file: Path) -> None:
         if seconds is not None and time.monotonic() - started > seconds:
@@ -40,7 +43,8 @@ def train_ahead(
         shown = " ".join(f"{name} {value:.0f}" for name, value in figures.items() if "steps" in name or "fd" in name)
         tell(f"generator of {site.name}, seed {site.seed}: {shown}")
 
-    with ThreadPoolExecutor(at_once) as threads:
+    device = todo[0][0].bench.device if todo else torch.device("cpu")
+    with ThreadPoolExecutor(ready.parties, initializer=_begin, initargs=(device, ready)) as threads:
         list(threads.map(lambda work: train(*work), todo))
 
 
@@ -52,8 +56,17 @@ def _sites(study: Study, folder: Path) -> list[Site]:
     return [host._open(name) for name in parts.names]
 
 
+def _begin(device: torch.device, ready: threading.Barrier) -> None:
+    """A thread gets its handles of the GPU's libraries, before any other begins to record."""
+    with _own_stream(device):
+        images = torch.ones(8, 8, 8, 8, device=device, requires_grad=True)
+        rows = torch.nn.functional.conv2d(images, torch.ones(8, 8, 1, 1, device=device)).flatten(1)
+        (rows @ rows.T).sum().backward()
+        float(rows.detach().sum())
+    ready.wait()
+
+
 def _own_stream(device: torch.device) -> contextlib.AbstractContextManager:
     if device.type != "cuda":
         return contextlib.nullcontext()
-    torch.cuda.synchronize()  # what was put on the GPU for this thread is there
     return torch.cuda.stream(torch.cuda.Stream(device))

@@ -45,6 +45,7 @@ CLASSIFIER_STEPS = 600
 def main() -> None:
     options = _options()
     started = time.monotonic()
+    Workbench.recorded = True  # three classifiers for each generator
     images, labels, classes = read(options)
     order = torch.randperm(len(images), generator=torch_rng(options.seed, "fig3", "order"))
     count = min(options.train, len(images) // 2)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from polyclinic.generators import stylegan2_layers
 from polyclinic.generators.stylegan2 import StyleGAN2
 from polyclinic.generators.stylegan2_graphs import WARM_UP
 from polyclinic.generators.stylegan2_training import R1_EVERY, Steps
@@ -56,7 +55,7 @@ def measure(case: str, size: int, options: argparse.Namespace) -> dict[str, floa
         cycles += 1
     spent = time.perf_counter() - started
     if options.profile:
-        _profile(steps, Path(options.profile), f"{size} px, {case}, folded up to {options.folded_up_to}")
+        _profile(steps, Path(options.profile), f"{size} px, {case}")
     memory = torch.cuda.max_memory_allocated() / 2**30 if options.device.startswith("cuda") else 0.0
     del steps, model
     if memory:
@@ -94,7 +93,6 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if options.device.startswith("cuda") else "cpu",
         "width": options.width,
         "batch": options.batch,
-        "folded up to": options.folded_up_to,
         "search": options.search,
         "cases": {},
     }
@@ -117,12 +115,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--latent", type=int, default=512)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured at least so long")
-    parser.add_argument("--folded-up-to", type=int, default=stylegan2_layers.FOLDED_UP_TO, help="as in the layers")
     parser.add_argument("--profile", help="append the kernels that take longest to this file (a GPU only)")
     parser.add_argument("--search", action="store_true", help="let cuDNN try its algorithms first")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    stylegan2_layers.FOLDED_UP_TO = options.folded_up_to
     torch.backends.cudnn.benchmark = options.search
     if options.quick:
         options.sizes, options.cases, options.width, options.latent = [32], ["fp32"], 4, 8

@@ -21,8 +21,6 @@ from polyclinic.generators.stylegan2_layers import (
     StyledConv,
     blur,
     doubled,
-    filtered,
-    spread,
     swept,
 )
 from polyclinic.generators.stylegan2_networks import Shape, StyleGenerator
@@ -77,18 +75,19 @@ def test_sizes_change_by_two_and_flat_images_stay_flat():
     assert torch.allclose(doubled(flat), torch.ones(1, 1, 16, 16))
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_a_filter_inside_the_weights_is_the_filter_before_them(kernel):
-    """What a GPU computes and what a CPU computes, borders included."""
-    x, weight, padding = noise(2, 3, 8, 8), noise(4, 3, kernel, kernel), 1 + kernel // 2
-    before = F.conv2d(blur(x, padding, padding), weight, stride=2)
-    assert torch.allclose(F.conv2d(x, filtered(weight, spread(kernel).double()), stride=2, padding=padding), before)
-
-
-def test_a_filter_inside_the_weights_is_the_filter_after_an_enlarging_convolution():
-    x, weight = noise(2, 3, 6, 6), noise(3, 4, 3, 3)
-    after = blur(F.conv_transpose2d(x, weight, stride=2), 1, 1)
-    assert torch.allclose(F.conv_transpose2d(x, filtered(weight, spread(3).double()), stride=2, padding=2), after)
+@pytest.mark.parametrize("layer", [Conv(3, 5, 1, down=True), Conv(3, 5, 3, down=True), Conv(9, 3, 3), Conv(8, 8, 1)])
+def test_a_layer_computes_on_a_gpu_what_it_computes_on_a_cpu(layer, monkeypatch):
+    """Borders and bias included; channels are filled up there, and filters are products."""
+    x = torch.randn(2, layer.weight.shape[1], 8, 8, requires_grad=True)
+    if layer.bias is not None:
+        torch.nn.init.normal_(layer.bias)
+    found = {}
+    for gpu in (False, True):
+        monkeypatch.setattr("polyclinic.generators.stylegan2_layers.on_gpu", lambda x, gpu=gpu: gpu)
+        y = layer(x)
+        found[gpu] = (y, *torch.autograd.grad(y.square().sum(), (x, layer.weight)))
+    for cpu, gpu in zip(found[False], found[True], strict=True):
+        assert torch.allclose(cpu, gpu, atol=1e-4)
 
 
 def test_factors_bias_noise_and_activation_by_hand():
@@ -272,7 +271,7 @@ def test_a_gpu_computes_the_same(monkeypatch):
     w, seen = torch.randn(4, 8, generator=rng()), torch.randn(4, 1, 32, 32, generator=rng())
     judge = model.networks["discriminator"]
     here = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
-    monkeypatch.setattr("polyclinic.generators.stylegan2_layers.folds", lambda x: True)
+    monkeypatch.setattr("polyclinic.generators.stylegan2_layers.on_gpu", lambda x: True)
     there = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(here, there, strict=True))
     steps = stepping()

@@ -2,7 +2,7 @@
 
 Weights are stored with unit variance and scaled when used, so that all of them learn at one speed. Images are filtered
 with [1, 3, 3, 1] wherever their size changes. At small sizes a GPU waits for whoever starts its kernels, so layers are
-made of few: scales go into weights, and on a GPU the filter does too. At large ones it is a product of matrices.
+made of few: scales go into weights, and on a GPU the filter is a product of matrices.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SLOPE = 0.2
 GAIN = math.sqrt(2)
 EPS = 1e-8
 TAPS = (1 / 8, 3 / 8, 3 / 8, 1 / 8)
-#: the largest side of an input, in px, for which a GPU is given weights with the filter inside
-FOLDED_UP_TO = 1024
+#: a GPU's tensor cores take channels in groups of so many; with three, or 513, convolutions go elsewhere and crawl
+GROUPED = 8
 
 
 def activate(x: Tensor) -> Tensor:
@@ -33,6 +33,11 @@ def unit(vectors: Tensor) -> Tensor:
     return vectors * (vectors.square().mean(1, keepdim=True) + EPS).rsqrt()
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Whether to compute in the way that suits a GPU; the result is the same."""
+    return x.is_cuda
+
+
 # --- filters ------------------------------------------------------------------------------------------
 
 
@@ -41,7 +46,7 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
 
     Sums of shifted copies, which have second derivatives on any device.
     """
-    if x.is_cuda:
+    if on_gpu(x):
         return swept(x, x.shape[-1] + before + after - 3, before)
     x = F.pad(x, (before, after, before, after))
     x = (x[..., :-3, :] + x[..., 3:, :] + 3 * (x[..., 1:-2, :] + x[..., 2:-1, :])) / 8
@@ -73,34 +78,21 @@ def band(inputs: int, outputs: int, before: int, stride: int, device: torch.devi
     return weights
 
 
-def spread(kernel: int) -> Tensor:
-    """What the filter makes of each weight of a kernel, [(k + 3)², k²]. Layers keep it, as recorded steps must."""
-    line = torch.tensor(TAPS)
-    one_each = torch.eye(kernel**2).reshape(-1, 1, kernel, kernel)
-    return F.conv2d(one_each, (line[:, None] * line[None])[None, None], padding=3).flatten(1).T.contiguous()
-
-
-def filtered(weight: Tensor, spread: Tensor) -> Tensor:
-    """Weights [O, I, k, k] with the filter inside, [O, I, k + 3, k + 3]: one convolution does the work of two.
-
-    Four times the arithmetic of a 3x3 kernel, which a GPU has to spare, for a tenth of the passes over the images. A
-    product of matrices, as a convolution over a quarter of a million kernels would take longer than the network; it
-    keeps channels last.
-    """
-    outputs, inputs, side, _ = weight.shape
-    flat = weight.permute(0, 2, 3, 1).reshape(outputs, side**2, inputs)
-    wide = torch.bmm(spread.expand(outputs, -1, -1), flat)
-    return wide.reshape(outputs, side + 3, side + 3, inputs).permute(0, 3, 1, 2)
-
-
-def folds(x: Tensor) -> bool:
-    """Whether the filter goes into the weights for such an input: where passes cost more than arithmetic."""
-    return x.is_cuda and x.shape[-1] <= FOLDED_UP_TO
-
-
 def doubled(x: Tensor) -> Tensor:
     """Images of twice the side, filtered: between two pixels three quarters of the nearer and one of the farther."""
     return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0) -> Tensor:
+    """A convolution of images [B, I, H, W] with weights [O, I, k, k]."""
+    if not on_gpu(x):
+        return F.conv2d(x, weight, bias, stride=stride, padding=padding)
+    outputs, inputs = weight.shape[:2]
+    more, others = -inputs % GROUPED, -outputs % GROUPED
+    x = F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
+    weight = F.pad(weight, (0, 0, 0, 0, 0, more, 0, others)) if more or others else weight
+    bias = F.pad(bias, (0, others)) if others and bias is not None else bias
+    return F.conv2d(x, weight, bias, stride=stride, padding=padding)[:, :outputs]
 
 
 # --- layers with weights ------------------------------------------------------------------------------
@@ -131,19 +123,16 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
         self.scale, self.gain = gain / math.sqrt(inputs * kernel**2), gain
         self.down, self.kernel = down, kernel
-        self.register_buffer("spread", spread(kernel) if down else None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight * self.scale
         bias = self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain
         if not self.down:
-            return F.conv2d(x, weight, bias, padding=self.kernel // 2)
+            return convolved(x, weight, bias, padding=self.kernel // 2)
         padding = 1 + self.kernel // 2
-        if folds(x):
-            return F.conv2d(x, filtered(weight, self.get_buffer("spread")), bias, stride=2, padding=padding)
-        if x.is_cuda and self.kernel == 1:  # only the pixels that are wanted
-            return F.conv2d(swept(x, x.shape[-1] // 2, padding, stride=2), weight, bias)
-        return F.conv2d(blur(x, padding, padding), weight, bias, stride=2)
+        if on_gpu(x) and self.kernel == 1:  # only the pixels that are wanted
+            return convolved(swept(x, x.shape[-1] // 2, padding, stride=2), weight, bias)
+        return convolved(blur(x, padding, padding), weight, bias, stride=2)
 
 
 class StyledConv(nn.Module):
@@ -161,7 +150,6 @@ class StyledConv(nn.Module):
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
         self.scale, self.kernel = 1 / math.sqrt(inputs * kernel**2), kernel
         self.up, self.demodulate = up, demodulate
-        self.register_buffer("spread", spread(kernel) if up else None, persistent=False)
 
     def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Images [B, inputs, H, W] and styles w [B, style] to images, and factors [B, outputs, 1, 1] still to be
@@ -176,13 +164,9 @@ class StyledConv(nn.Module):
 
     def _convolved(self, x: Tensor) -> Tensor:
         if not self.up:
-            return F.conv2d(x, self.weight, padding=self.kernel // 2)
+            return convolved(x, self.weight, padding=self.kernel // 2)
         # four pixels out of each: the filter's sum is brought back from one to four
-        weight = self.weight * 4
-        if folds(x):
-            wide = filtered(weight, self.get_buffer("spread"))
-            return F.conv_transpose2d(x, wide.transpose(0, 1), stride=2, padding=2)
-        return blur(F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), 1, 1)
+        return blur(F.conv_transpose2d(x, (self.weight * 4).transpose(0, 1), stride=2), 1, 1)
 
 
 class Finish(nn.Module):
