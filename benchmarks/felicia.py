@@ -173,11 +173,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
-    parser.add_argument("--way", choices=["vmap", "products", "grouped", "each"], help="of convolutions on a GPU")
-    parser.add_argument("--thin", choices=["vmap", "products", "grouped", "each"], help="of those next to pixels")
+    parser.add_argument(
+        "--way", choices=["vmap", "products", "patches", "grouped", "each"], help="of convolutions on a GPU"
+    )
+    parser.add_argument(
+        "--thin", choices=["vmap", "products", "patches", "grouped", "each"], help="of those next to pixels"
+    )
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
     parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
+    parser.add_argument("--ways", nargs="+", help="of convolutions on a GPU: the quickest of these")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
     parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses of bias")
@@ -200,6 +205,7 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "device": options.device,
         "precision": options.precision,
         "way": options.way,
+        "ways": options.ways and tuple(options.ways),
         "thin": options.thin,
         "repeats": options.repeats,
         "apart": options.apart or None,

@@ -240,10 +240,12 @@ ACCURACIES = {"mean": "all", "deer": "deer", "horse": "horses"}
 
 
 def bias_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) -> list[str]:
-    table = ["| share of horses | trained on | all | deer | horses | AUC |", "|---" * 6 + "|"]
+    table = ["| share of horses | trained on | all | deer | horses | AUC | horses among made |", "|---" * 7 + "|"]
     for share in shares:
         for name, by_share in by_name.items():
-            cells = [text(mean_std(by_share[share], metric)) for metric in ("mean", "deer", "horse", "auc")]
+            metrics = ("mean", "deer", "horse", "auc", *(["rare_share"] if name.startswith("synthetic") else []))
+            cells = [text(mean_std(by_share[share], metric)) for metric in metrics]
+            cells += [""] * (5 - len(cells))
             table.append(f"| {share:g} | {name} | " + " | ".join(cells) + " |")
     return table
 
@@ -305,7 +307,7 @@ def by_lambda(axis: Any, rows: list[Row], real: list[Row], weights: list[float])
     for place, weight in enumerate(weights):
         own = where(rows, **{"lambda": weight})
         at = [place + 0.15 * (row["seed"] - 1) for row in own]
-        shade = [0.2 + 0.8 * row["images"] / end for row in own]
+        shade = [min(1.0, 0.2 + 0.8 * row["images"] / end) for row in own]
         axis.scatter(at, [row["auc"] for row in own], color=colour(weight), alpha=shade, s=16, linewidths=0)
         axis.plot([place - 0.3, place + 0.3], [mean_std(late(own), "auc")[0]] * 2, color=colour(weight))
     axis.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
@@ -322,9 +324,9 @@ def skin_table(rows: list[Row], real: list[Row], weights: list[float]) -> list[s
     """AUC and melanomas found; what is more than the local GAN's, and than real images alone, seed by seed."""
     table = [
         "| | synthetic | more than local GAN's | real + synthetic | more than real only | released by the gate | "
-        "melanomas found: synthetic | real + synthetic | released |",
-        "|---" * 9 + "|",
-        f"| real only | | | {text(mean_std(real, 'auc'))} | | | | {text(mean_std(real, 'MEL'))} | |",
+        "melanomas found: synthetic | real + synthetic | released | melanomas among made malignant ones |",
+        "|---" * 10 + "|",
+        f"| real only | | | {text(mean_std(real, 'auc'))} | | | | {text(mean_std(real, 'MEL'))} | | |",
     ]
     local = late(where(rows, diet="synthetic", **{"lambda": 0.0}))
     for weight in weights:
@@ -334,6 +336,7 @@ def skin_table(rows: list[Row], real: list[Row], weights: list[float]) -> list[s
             *(mean_std(late(made), "auc"), gain(late(made), local, "auc")),
             *(mean_std(late(both), "auc"), gain(late(both), real, "auc"), mean_std(let_out, "auc")),
             *(mean_std(late(made), "MEL"), mean_std(late(both), "MEL"), mean_std(let_out, "MEL")),
+            mean_std(late(made), "rare_share"),
         ]
         table.append(f"| {name_of(weight)} | " + " | ".join(text(cell) for cell in cells) + " |")
     return table

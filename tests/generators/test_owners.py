@@ -59,7 +59,7 @@ def test_products_are_convolutions(channels, outputs, side, with_bias):
 # --- stacks -------------------------------------------------------------------------------------------
 
 
-WAYS = ["vmap", "products", "grouped", "each"]
+WAYS = ["vmap", "products", "patches", "grouped", "each"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -118,7 +118,15 @@ class Stacking(Dice):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("dcgan", "vmap"), ("gan", "vmap"), ("wgan-gp", "vmap"), ("dcgan", "grouped"), ("wgan-gp", "each")],
+    [
+        ("dcgan", "vmap"),
+        ("gan", "vmap"),
+        ("wgan-gp", "vmap"),
+        ("dcgan", "grouped"),
+        ("wgan-gp", "each"),
+        ("dcgan", "patches"),
+        ("wgan-gp", "patches"),
+    ],
 )
 def test_stacked_owners_learn_as_one_by_one(name, way):
     chosen = gan(name, critic_steps=1)

@@ -126,8 +126,8 @@ THIN = 8  # channels of pixels, below which a layer is computed in a way of its 
 def compute(network: nn.Module, way: Way, thin: Way | None = None) -> None:
     """Have all layers of a network whose stack can be computed in several ways be computed in this one; those that take
     or give pixels in another, if wanted."""
-    # under vmap group norm knows no other layout
-    in_order = any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
+    # under vmap norms know no other layout
+    in_order = any(isinstance(layer, nn.GroupNorm | nn.BatchNorm2d) for layer in network.modules())
     for layer in network.modules():
         if isinstance(layer, Down | Up):
             pixels = layer.in_channels if isinstance(layer, Down) else layer.out_channels

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 #: how a layer of a stack is computed: as `vmap` does, as matrix products (`products.py`), or as here
-Way = Literal["vmap", "products", "grouped", "each"]
+Way = Literal["vmap", "products", "patches", "grouped", "each"]
 
 ALIGNED = 8  # channels of a group that tensor cores take together
 
@@ -44,12 +44,12 @@ class _Physical(torch.autograd.Function):
 
 def convolve(way: Way, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv2d(images, weight, bias, stride=2, padding=1)` of one network of a stack."""
-    return _Physical.apply(images, weight, bias, _each_down if way == "each" else _grouped_down)
+    return _Physical.apply(images, weight, bias, DOWN[way])
 
 
 def spread_out(way: Way, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv_transpose2d(images, weight, bias, stride=2, padding=1)` of one network of a stack."""
-    return _Physical.apply(images, weight, bias, _each_up if way == "each" else _grouped_up)
+    return _Physical.apply(images, weight, bias, UP[way])
 
 
 # --- one grouped convolution --------------------------------------------------------------------------
@@ -106,3 +106,74 @@ def _stacked(found: list[Tensor], bias: Tensor | None) -> Tensor:
     if bias is not None:
         stack = stack + bias.to(stack.dtype)[:, None, None, None]
     return stack.permute(0, 1, 4, 2, 3)
+
+
+# --- products of patches ------------------------------------------------------------------------------
+
+
+def _patches_down(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    many, count, _, rows, columns = images.shape
+    kernel = weight.permute(0, 3, 4, 2, 1).reshape(many, -1, weight.shape[1])
+    found = torch.bmm(_Patches.apply(images), kernel)
+    if bias is not None:
+        found = found + bias.to(found.dtype)[:, None]
+    return found.reshape(many, count, rows // 2, columns // 2, -1).permute(0, 1, 4, 2, 3)
+
+
+def _patches_up(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    many, count, channels, rows, columns = images.shape
+    kernel = weight.permute(0, 1, 3, 4, 2).reshape(many, channels, -1)
+    products = torch.bmm(images.permute(0, 1, 3, 4, 2).reshape(many, -1, channels), kernel)
+    found = _Overlaid.apply(products, (count, 2 * rows, 2 * columns))
+    return found if bias is None else found + bias.to(found.dtype)[:, None, :, None, None]
+
+
+class _Patches(torch.autograd.Function):
+    """Images [M, B, C, H, W] to the 4x4 pixels that each output of a convolution sees, [M, B H/2 W/2, 16 C]; around an
+    image there are zeros. Its slope lays patches over each other; autograd's own would do so view by view."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        many, count, channels, rows, columns = images.shape
+        ctx.shape = (count, rows, columns)
+        framed = images.new_zeros(many, count, rows + 2, columns + 2, channels)
+        framed[:, :, 1:-1, 1:-1] = images.permute(0, 1, 3, 4, 2)
+        network, image, row, column, _ = framed.stride()
+        shape = (many, count, rows // 2, columns // 2, 4, 4 * channels)
+        views = framed.as_strided(shape, (network, image, 2 * row, 2 * column, row, 1))
+        return views.reshape(many, -1, 16 * channels)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        return _Overlaid.apply(slope, ctx.shape)
+
+
+class _Overlaid(torch.autograd.Function):
+    """Patches [M, B H/2 W/2, 16 C] added up where they overlap, to images [M, B, C, H, W]: the slope of `_Patches`,
+    which in turn is its own."""
+
+    @staticmethod
+    def forward(ctx: Any, patches: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        (count, rows, columns), many, channels = shape, len(patches), patches.shape[-1] // 16
+        high, wide = rows // 2, columns // 2
+        parts = patches.reshape(many, count, high, wide, 2, 2, 2, 2, channels)
+        framed = patches.new_empty(many, count, high + 1, 2, wide + 1, 2, channels)
+        framed[:, :, high] = 0
+        framed[:, :, :, :, wide] = 0
+        for down in (0, 1):
+            for right in (0, 1):
+                part = parts[:, :, :, :, down, :, right].permute(0, 1, 2, 4, 3, 5, 6)
+                place = framed[:, :, down : down + high, :, right : right + wide]
+                if down or right:
+                    place += part
+                else:
+                    place.copy_(part)
+        return framed.reshape(many, count, rows + 2, columns + 2, channels)[:, :, 1:-1, 1:-1].permute(0, 1, 4, 2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _Patches.apply(slope), None
+
+
+DOWN = {"patches": _patches_down, "grouped": _grouped_down, "each": _each_down}
+UP = {"patches": _patches_up, "grouped": _grouped_up, "each": _each_up}
