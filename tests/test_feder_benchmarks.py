@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import feder  # noqa: E402
+import feder_generators  # noqa: E402
 from feder_data import balanced  # noqa: E402
+
+from polyclinic.methods import synthesis  # noqa: E402
+from polyclinic.study import parse_study  # noqa: E402
 
 
 def test_sites_have_as_many_of_either_class():
@@ -54,6 +59,32 @@ def test_figures_are_means_over_seeds_by_hand():
     assert found["convergence std"] == pytest.approx(2.0)
     assert found["bytes a node sends in a round"] == 125
     assert feder.figures([Finished(None)]) == {"n": 0}
+
+
+def test_generators_trained_side_by_side_are_those_that_runs_would_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path / "cache"))
+    study = parse_study(
+        {
+            "data": {"source": "skin-phantom", "size": 28, "samples": 60},
+            "sites": {"partition": "iid", "count": 3},
+            "method": {"name": "feder", "reuse_generators": True},
+            "generator": {"name": "stylegan2", "width": 2, "latent": 4, "batch_size": 4, "steps": 2},
+            "tuning": {"on": False},
+        }
+    )
+    sites = feder_generators._sites(study, tmp_path)
+    alone = [synthesis.untrained(site) for site in sites]
+    for site, model in zip(sites, alone, strict=True):
+        synthesis.fit(site, model)
+    told: list[str] = []
+    feder_generators.train_ahead([study], tmp_path, 2, None, told.append)
+    assert len(told) == 3
+
+    monkeypatch.setattr(synthesis, "fit", lambda *_: pytest.fail("trained again"))
+    for site, model in zip(sites, alone, strict=True):
+        found, _ = synthesis.train_generator(site, reuse=True)
+        for name, tensor in model.state().items():
+            assert torch.equal(found.state()[name], tensor), name
 
 
 @pytest.mark.slow
