@@ -39,7 +39,8 @@ def test_first_last_and_random_ones_are_kept_as_they_left(tiny, undisturbed):
     found = kept(result.folder)
     rounds = [release.round for release in found]
     assert (rounds[0], rounds[-1]) == (1, 6)
-    assert len(rounds) in (2, 3)  # the lot may fall on the last one
+    assert len(rounds) == 3
+    assert 1 < rounds[1] < 6  # the lot falls on none of the two that are kept anyway
     left = {(line["round"], line["kind"], line["digest"]) for line in lines(result.folder)}
     for release in found:
         assert {(release.round, "weights", digest) for digest in release.digests} <= left
@@ -114,4 +115,4 @@ def test_the_choice_does_not_depend_on_the_order_of_arrival(found):
         left = [other for other in [*left, one] if other[0] in keeping._chosen([*left, one])]
     assert {name for name, _ in left} == at_once
     assert {notes[0][0], notes[-1][0]} <= at_once
-    assert len(at_once) <= 4
+    assert len(at_once) == min(4, len(notes))

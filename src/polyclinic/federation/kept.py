@@ -80,9 +80,9 @@ class Keeping:
                 shutil.rmtree(old.folder, ignore_errors=True)
 
     def _chosen(self, found: list[tuple[str, Mapping[str, Any]]]) -> set[str]:
-        """Of what is there, the first, the last, and of those after the first the ones that a lot falls on."""
+        """Of what is there, the first, the last, and of those in between the ones that a lot falls on."""
         in_order = sorted(found, key=lambda one: (one[1]["round"], one[1]["step"]))
-        by_lot = sorted(in_order[1:], key=lambda one: one[1]["priority"])[: self.random]
+        by_lot = sorted(in_order[1:-1], key=lambda one: one[1]["priority"])[: self.random]
         return {name for name, _ in (in_order[0], in_order[-1], *by_lot)}
 
 
