@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from monai.metrics import SSIMMetric
 
 from polyclinic.attacks import scoring
+from polyclinic.attacks.perceptual import Pixels, perceptual_distance
+from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
 
@@ -37,6 +40,24 @@ def test_ssim_is_scikit_images_with_a_window_of_7():
     assert scoring.ssim(a, b).tolist() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize(("window", "flat"), [(7, True), (11, False)])
+def test_ssim_window_by_window(window: int, flat: bool):
+    """The definition written out: every window inside the image, sample covariance where it is flat."""
+    a, b = pictures(1, 1, 14, 13), pictures(1, 1, 14, 13, name="b")
+    line = np.ones(7) if flat else np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2))
+    weight = np.outer(line, line) / line.sum() ** 2
+    factor, values = (49 / 48 if flat else 1), []
+    for i in range(14 - window + 1):
+        for j in range(13 - window + 1):
+            x, y = (image[0, 0, i : i + window, j : j + window].numpy() for image in (a, b))
+            mx, my = (weight * x).sum(), (weight * y).sum()
+            vx, vy, vxy = (
+                factor * (weight * s * t).sum() for s, t in ((x - mx, x - mx), (y - my, y - my), (x - mx, y - my))
+            )
+            values.append((2 * mx * my + 1e-4) * (2 * vxy + 9e-4) / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4)))
+    assert float(scoring.ssim(a, b, window=window)) == pytest.approx(np.mean(values), abs=1e-12)
+
+
 def test_ssim_of_an_image_with_itself():
     a = pictures(2, 1, 12, 12)
     for window in (7, 11):
@@ -61,6 +82,44 @@ def test_images_of_a_batch_are_assigned():
     assert result.by_assignment
     assert "paired with the truth" in str(result)
     assert result.mse.tolist() == pytest.approx([1e-4] * 6)
+
+
+def test_starts_of_a_batch_go_with_their_images():
+    """The image that came back first began in the second place: it converged if it is nearer than that start was."""
+    truth = torch.zeros(1, 2, 1, 8, 8)
+    truth[0, 1] = 1.0
+    found = torch.stack([torch.full((1, 8, 8), 0.9), torch.full((1, 8, 8), 0.4)])[None]  # swapped
+    start = torch.stack([torch.full((1, 8, 8), 0.95), torch.full((1, 8, 8), 0.5)])[None]
+    assert scoring.score(found, truth, start).non_converging.tolist() == [False, True]
+
+
+def test_truth_of_another_shape_is_refused():
+    """Broadcasting would compare every image with every other one, and call that a score."""
+    truth = pictures(3, 1, 8, 8)
+    with pytest.raises(BadInput, match=r"score: .*\(3, 1, 8, 8\).* give all as \[N, B, C, H, W\]"):
+        scoring.score(truth[:, None], truth, truth[:, None])
+    with pytest.raises(BadInput, match="score"):
+        scoring.score(truth[:2, None], truth[:, None], truth[:2, None])
+
+
+def test_a_perceptual_distance_is_scored_beside_the_rest():
+    truth = pictures(3, 1, 1, 28, 28).float()
+    found = torch.stack([truth[0], 1 - truth[1], torch.full_like(truth[2], torch.nan)])
+    distance = perceptual_distance()
+    result = scoring.score(found, truth, torch.full_like(truth, 5.0), distance=distance)
+    assert result.features == "EffLite0"
+    expected = distance(found[:2, 0], truth[:2, 0]).detach()
+    torch.testing.assert_close(result.perceptual[:2].float(), expected)
+    assert math.isnan(result.perceptual[2])
+    assert result.summary()["EffLite0"] == pytest.approx(float(expected.mean()))
+    assert ", EffLite0 0." in str(result)
+    assert "EffLite0" not in scoring.score(found, truth, truth).summary()
+
+
+def test_the_random_other_image_has_a_perceptual_distance_too():
+    truth = pictures(4, 1, 12, 12).float()
+    found = scoring.random_other_image(truth, distance=Pixels())
+    assert found["pixels"] == pytest.approx(found["mse"], rel=1e-5)
 
 
 def test_who_did_not_converge():

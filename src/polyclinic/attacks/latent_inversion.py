@@ -27,6 +27,7 @@ from polyclinic.attacks.attack import Attack, Capability, ThreatModel
 from polyclinic.attacks.distances import total_variation
 from polyclinic.attacks.image_sets import digest
 from polyclinic.attacks.networks import ready
+from polyclinic.attacks.perceptual import Distance
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.attacks.search import search
 from polyclinic.errors import BadInput
@@ -48,10 +49,10 @@ class Inverted:
     together: int  #: images of a target
     threat_model: str
 
-    def score(self, truth: Tensor) -> Score:
+    def score(self, truth: Tensor, *, distance: Distance | None = None) -> Score:
         """Against the true images [N, C, H, W] in [0, 1], in their order: latents keep it, so nothing is assigned."""
         found, true, start = (images[:, None] for images in (self.images, truth, self.start))
-        return score(found, true, start)
+        return score(found, true, start, distance=distance)
 
 
 class LatentInversion(Attack):

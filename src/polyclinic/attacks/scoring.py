@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyclinic.errors import BadInput
 from polyclinic.randomness import numpy_rng
+
+if TYPE_CHECKING:
+    from polyclinic.attacks.perceptual import Distance
 
 HOPELESS = 2.0  # the papers' bound: a mean squared error of 2 is no image in [0, 1]
 
@@ -64,14 +69,16 @@ class Score:
     ssim: Tensor
     non_converging: Tensor
     by_assignment: bool  #: images of a batch were paired with the truth by least error, their order being lost
+    perceptual: Tensor | None = None  #: where a perceptual distance was given
+    features: str = ""  #: what that was measured with
 
     def summary(self) -> dict[str, float | int | bool]:
         """Means over the images that converged (NaN if none did), as the papers give them, and how many did not."""
         good = ~self.non_converging
-        means = {
-            name: float(values[good].mean())
-            for name, values in (("mse", self.mse), ("psnr", self.psnr), ("ssim", self.ssim))
-        }
+        figures = {"mse": self.mse, "psnr": self.psnr, "ssim": self.ssim}
+        if self.perceptual is not None:
+            figures[self.features] = self.perceptual
+        means = {name: float(values[good].mean()) for name, values in figures.items()}
         counts = {"images": len(self.mse), "non_converging": int(self.non_converging.sum())}
         median = float(self.mse.nan_to_num(torch.inf).median())
         return {**means, "median_mse": median, **counts, "by_assignment": self.by_assignment}
@@ -81,16 +88,23 @@ class Score:
         paired = ", images of a batch paired with the truth by least error" if self.by_assignment else ""
         return (
             f"{found['images'] - found['non_converging']} of {found['images']} images converged: "
-            f"MSE {found['mse']:.2e}, PSNR {found['psnr']:.1f} dB, SSIM {found['ssim']:.3f}{paired}"
+            f"MSE {found['mse']:.2e}, PSNR {found['psnr']:.1f} dB, SSIM {found['ssim']:.3f}"
+            f"{f', {self.features} {found[self.features]:.3f}' if self.features else ''}{paired}"
         )
 
 
-def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7) -> Score:
-    """Score reconstructions [N, B, C, H, W] against the truth, both in [0, 1].
+def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7, distance: Distance | None = None) -> Score:
+    """Score reconstructions [N, B, C, H, W] against the truth, both in [0, 1]; `distance`: a perceptual one as well.
 
     An image did not converge if its error is not below that of the start [N, B, C, H, W] (paired in the same way), or
     at 2 or above, or not finite.
     """
+    if found.dim() != 5 or found.shape != truth.shape or found.shape != start.shape:
+        shapes = ", ".join(str(tuple(images.shape)) for images in (found, truth, start))
+        raise BadInput(
+            f"score: found images, truth and start have the shapes {shapes}; give all as [N, B, C, H, W], B being the "
+            "images behind one parcel (images[:, None] where it is one)"
+        )
     several = truth.shape[1] > 1
     if several:
         order = torch.stack([assignment(f, t) for f, t in zip(found, truth, strict=True)])
@@ -102,7 +116,18 @@ def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7) -> Sc
     non_converging = ~(error < torch.minimum(before, torch.full_like(before, HOPELESS)))
     ratio = torch.where(error.isnan(), error, psnr(found, truth))
     similarity = torch.where(error.isnan(), error, ssim(found, truth, window=window))
-    return Score(error, ratio, similarity, non_converging, several)
+    if distance is None:
+        return Score(error, ratio, similarity, non_converging, several)
+    far = _perceptual(distance, found, truth).to(error)
+    far = torch.where(error.isnan(), error, far)
+    return Score(error, ratio, similarity, non_converging, several, far, distance.name)
+
+
+@torch.no_grad()
+def _perceptual(distance: Distance, found: Tensor, truth: Tensor) -> Tensor:
+    """[M] of images [M, C, H, W]; what lies outside [0, 1] is no picture that a network has ever seen."""
+    pairs = zip(found.nan_to_num(0.5).clamp(0, 1).float().split(64), truth.float().split(64), strict=True)
+    return torch.cat([distance(one, other) for one, other in pairs])
 
 
 def assignment(found: Tensor, truth: Tensor) -> Tensor:
@@ -115,14 +140,18 @@ def assignment(found: Tensor, truth: Tensor) -> Tensor:
     return torch.from_numpy(order).to(found.device)
 
 
-def random_other_image(truth: Tensor, *, seed: int = 0, window: int = 7) -> dict[str, float]:
-    """The papers' baseline: MSE and SSIM of an "attack" that returns another image of the set [M, C, H, W]."""
+def random_other_image(
+    truth: Tensor, *, seed: int = 0, window: int = 7, distance: Distance | None = None
+) -> dict[str, float]:
+    """The papers' baseline: MSE and SSIM of an "attack" that returns another image of the set [M, C, H, W], and by
+    a perceptual distance, under its name, where one is given."""
     count = len(truth)
     if count < 2:
         raise ValueError("another image needs a set of two or more")
     shift = numpy_rng(seed, "random other image").integers(1, count, size=count)
     others = truth[torch.from_numpy((np.arange(count) + shift) % count)]
-    return {
+    found = {
         "mse": float(mean_squared_error(others, truth).mean()),
         "ssim": float(ssim(others, truth, window=window).mean()),
     }
+    return found if distance is None else {**found, distance.name: float(_perceptual(distance, others, truth).mean())}
