@@ -128,6 +128,8 @@ def test_nearest_and_ratio_by_hand():
     assert found.ratio.tolist() == pytest.approx([0.01 / 0.09], rel=1e-4)
     alone = nearest(torch.full((1, 1, 4, 4), 0.3), others[:1], Pixels())
     assert alone.ratio.isnan().all()
+    twice = nearest(torch.zeros(1, 1, 4, 4), torch.zeros(2, 1, 4, 4), Pixels())
+    assert twice.ratio.tolist() == [1]  # as near to two images: that is no copy of one
 
 
 @given(st.integers(0, 7))

@@ -18,7 +18,7 @@ from polyclinic.attacks import scoring
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion import PRESETS, GradientInversion
 from polyclinic.attacks.initialisation import draw
-from polyclinic.attacks.inversion import Knowledge, Reconstruction
+from polyclinic.attacks.inversion import Knowledge, Reconstruction, _better
 from polyclinic.attacks.networks import LeNet, ResNet18, drawn
 from polyclinic.attacks.simulation import LocalTraining, cross_entropy
 from polyclinic.errors import BadInput
@@ -190,20 +190,20 @@ def test_a_batch_behind_one_gradient(lenet, smooth_images, sent):
     assert int((result.mse < 1e-3).sum()) >= 3
 
 
-@pytest.mark.parametrize(("momentum", "batch_size", "steps"), [(0.0, None, 3), (0.9, 1, 2)])
-def test_weights_after_several_local_steps(lenet, smooth_images, momentum, batch_size, steps):
+@pytest.mark.parametrize(("momentum", "decay", "batch_size", "steps"), [(0.0, 0.5, None, 3), (0.9, 0.0, 1, 2)])
+def test_weights_after_several_local_steps(lenet, smooth_images, momentum, decay, batch_size, steps):
     """A FedAvg update over steps of torch's SGD: on both images each time, or on one and then on the other."""
     images, labels = smooth_images(2), torch.tensor([2, 4])
     site = drawn(LeNet(1, 5, 16), torch_rng(0, "unused"))
     site.load_state_dict(lenet.state_dict())
-    optimizer = torch.optim.SGD(site.parameters(), lr=0.01, momentum=momentum)
+    optimizer = torch.optim.SGD(site.parameters(), lr=0.01, momentum=momentum, weight_decay=decay)
     for step in range(steps):
         rows = slice(None) if batch_size is None else slice(step, step + 1)
         optimizer.zero_grad()
         nn.functional.cross_entropy(site(images[rows]), labels[rows]).backward()
         optimizer.step()
     parcel = Parcel("weights", {name: tensor.detach().clone() for name, tensor in site.state_dict().items()})
-    training = LocalTraining(0.01, steps, batch_size=batch_size, momentum=momentum)
+    training = LocalTraining(0.01, steps, batch_size=batch_size, momentum=momentum, weight_decay=decay)
     known = knowledge(lenet, batch_size=2, training=training, labels=labels[None])
     attack = GradientInversion(target="weights", label="known", lr=0.5, iterations=40, precision="fp64")
     found = attack.run([parcel], known)
@@ -229,6 +229,31 @@ def test_a_loss_of_its_own(smooth_images):
     assert joint.labels.item() != pytest.approx(0.7, abs=1e-6)
 
 
+def test_targets_that_leave_the_batch_take_nobody_elses_labels_along(one_image_each):
+    """Known labels, groups smaller than the number of parcels, and half of a group gone before the rest."""
+    model, _, labels, parcels = one_image_each
+    gone = [Parcel("gradients", {name: tensor * torch.inf for name, tensor in p.tensors.items()}) for p in parcels[:2]]
+    attack = GradientInversion(label="known", lr=0.1, iterations=2, at_once=3, precision="fp64")
+    several = [*gone, *parcels[2:6]]
+    found = attack.run(several, knowledge(model, labels=labels[:6]))
+    assert found.diverged.tolist() == [True, True, False, False, False, False]
+    assert found.labels.tolist() == labels[:6].tolist()
+    for row in range(2, 6):
+        alone = attack.run(several[row : row + 1], knowledge(model, labels=labels[row : row + 1]))
+        torch.testing.assert_close(found.images[row], alone.images[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("given", "what"), [({"labels": torch.zeros(3)}, "labels"), ({"labels": None}, "prior")])
+def test_labels_and_priors_come_for_each_image(one_image_each, given, what):
+    model, images, _, parcels = one_image_each
+    settings = {"label": "known"} if what == "labels" else {"start": "prior"}
+    known = knowledge(model, **given, prior=images[:2])
+    with pytest.raises(BadInput, match=rf"Knowledge\.{what} is for .*; give \[3, 1, \.\.\.\]"):
+        GradientInversion(**settings).run(parcels[:3], known)
+    with pytest.raises(BadInput, match="no parcels to attack"):
+        GradientInversion().run([], knowledge(model))
+
+
 def test_a_prior_to_start_from(one_image_each):
     model, images, _, parcels = one_image_each
     prior = (images[:2] + 0.05).clamp(0, 1)
@@ -244,6 +269,31 @@ def test_restarts_keep_the_lowest_loss(one_image_each):
     assert bool((thrice.loss <= once.loss).all())
     assert bool((thrice.loss < once.loss).any())
     assert bool((thrice.evaluations > once.evaluations).all())
+
+
+def test_a_start_that_diverged_loses_to_one_that_did_not():
+    def result(loss: float, image: float) -> dict[str, Tensor]:
+        return {"loss": torch.tensor([loss]), "images": torch.tensor([[image]]), "evaluations": torch.tensor([1])}
+
+    for first, second in ((math.nan, 3.0), (3.0, math.nan), (4.0, 3.0)):
+        best = _better(result(first, first), result(second, second))
+        assert best["images"].tolist() == [[3.0]]
+        assert best["evaluations"].tolist() == [2]
+
+
+def test_the_loss_is_that_of_the_image_that_is_returned(one_image_each):
+    """Also of the last point, which no iteration looks at any more."""
+    model, _, labels, parcels = one_image_each
+    for returns in ("last", "best"):
+        attack = GradientInversion(label="known", optimizer="adam", lr=0.05, iterations=4, returns=returns)
+        found = attack.run(parcels[:1], knowledge(model, labels=labels[:1]))
+        loss = cross_entropy(model(found.images[0]), one_hot(labels[0], 5).float())
+        simulated = torch.autograd.grad(loss, list(model.parameters()))
+        distance = sum(
+            (s - parcels[0].tensors[name]).square().sum()
+            for s, (name, _) in zip(simulated, model.named_parameters(), strict=True)
+        )
+        assert float(found.loss[0]) == pytest.approx(float(distance), rel=1e-4)
 
 
 def test_train_mode_batch_norm_of_our_backbones(sent):
@@ -278,8 +328,8 @@ def test_printing_an_attack_prints_its_threat_model():
     text = str(GradientInversion(label="known", batch_norm="eval"))
     assert text == (
         "gradient-inversion: the attacker has the gradients that a site sent, knows the network (weights and loss "
-        "included), the number of images, the batch-norm statistics that the site computed with and the images' "
-        "labels; labels are known, one step on one batch, batch norm (if any) in evaluation mode."
+        "included), the number of images, the batch-norm statistics that the site computed with and the labels of the "
+        "images behind a parcel; labels are known, one step on one batch, batch norm (if any) in evaluation mode."
     )
 
 
@@ -294,7 +344,9 @@ def test_needs_follow_the_settings():
 def test_more_than_the_threat_model_grants_is_refused(one_image_each):
     model, _, labels, parcels = one_image_each
     attack = GradientInversion(label="known", **FAST)
-    with pytest.raises(BadInput, match="needs the images' labels, which is not granted; grant labels"):
+    with pytest.raises(
+        BadInput, match="needs the labels of the images behind a parcel, which is not granted; grant labels"
+    ):
         attack.run(parcels, knowledge(model, labels=labels), threat=ThreatModel())
     granted = ThreatModel(granted=ThreatModel().granted | {Capability.LABELS})
     attack.check(granted)

@@ -9,7 +9,8 @@ from torch import Tensor
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.latent_space import CodeSpace, GaussianSpace, vqvae2_space
 from polyclinic.attacks.perceptual import Pixels, perceptual_distance
-from polyclinic.attacks.projection import Projection
+from polyclinic.attacks.projection import Projected, Projection, Projections
+from polyclinic.attacks.roc import separation
 from polyclinic.errors import BadInput
 from polyclinic.generators.autoencoder import noise_images
 from polyclinic.generators.vqvae2 import VQVAE2
@@ -74,6 +75,21 @@ def test_an_image_is_projected_the_same_in_any_company():
     assert torch.equal(together.distances, FREE.run(space, targets, Pixels()).distances)
 
 
+def test_who_is_a_member_changes_no_projection():
+    space, members, others = spanned(images(8, "a")), images(6, "b"), images(6, "c")
+    found, swapped = (FREE.compare(space, *sets, Pixels()) for sets in ((members, others), (others, members.flip(0))))
+    torch.testing.assert_close(found.members.images, swapped.held_out.images.flip(0))
+    torch.testing.assert_close(found.held_out.images, swapped.members.images)
+    assert found.separation.auc == pytest.approx(1 - swapped.separation.auc)
+
+
+@pytest.mark.parametrize(("p", "leak"), [(0.009, True), (0.02, False)])
+def test_one_in_a_hundred_is_the_limit_of_chance(p: float, leak: bool):
+    near = Projected(images(3, "a"), torch.ones(3), torch.ones(3), "pixels")
+    told = separation(torch.arange(3.0), torch.arange(3.0))
+    assert Projections(near, near, 0.4, 2 * p, p, told, "").verdict().leak == leak
+
+
 def test_the_label_is_asked_for():
     """The generator draws bright images for label 1 and dark ones for label 0, and cannot do otherwise."""
 
@@ -87,7 +103,7 @@ def test_the_label_is_asked_for():
     found = attack.run(space, bright, Pixels(), labels=torch.tensor([1, 0]))
     assert found.distances[0] < 1e-4
     assert found.distances[1] > 0.2
-    assert attack.needs == {Capability.GENERATOR, Capability.CANDIDATES, Capability.LABELS}
+    assert attack.needs == {Capability.GENERATOR, Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
     with pytest.raises(BadInput, match="conditional = false"):
         attack.run(space, bright, Pixels())
     guessing = attack.model_copy(update={"guessed": True})
@@ -96,8 +112,9 @@ def test_the_label_is_asked_for():
     assert guessing.needs == {Capability.GENERATOR, Capability.CANDIDATES}
     with pytest.raises(BadInput, match="labels to choose from"):
         guessing.run(space, bright, Pixels())
-    with pytest.raises(BadInput, match="grant labels"):
-        attack.compare(space, bright, bright, Pixels(), threat=ThreatModel())
+    stingy = ThreatModel(granted=ThreatModel().granted - {Capability.CANDIDATE_LABELS})
+    with pytest.raises(BadInput, match="grant candidate-labels"):
+        attack.compare(space, bright, bright, Pixels(), threat=stingy)
 
 
 def test_noise_that_is_not_frozen_is_named():

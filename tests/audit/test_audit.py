@@ -117,7 +117,21 @@ def test_generators_of_every_kind_are_projected_into(audited, generator, changes
     report, _ = audited("fedavg-replay", {**table, **replay})
     (parcel,) = [one for one in report["parcels"] if one["kind"] == "generator"]
     assert [one["attack"] for one in parcel["findings"]] == ["copies", "nearest-synthetic", "projection"]
-    assert ("label is guessed" in parcel["findings"][-1]["threat_model"]) == (generator == "dcgan")
+    said = parcel["findings"][-1]["threat_model"]
+    assert ("the labels of those that it asks about" in said) == (generator == "dcgan")  # StyleGAN2's styles have none
+
+
+def test_labels_of_candidates_that_are_not_granted_are_guessed(audited):
+    table = {"generator.name": "dcgan", "generator.steps": 2, "generator.width": 2, "generator.latent": 4}
+    replay = {"generator.batch_size": 8, "replay.codes": "prior", "replay.probe": False, "replay.samples": 8}
+    granted = [c for c in Audit().threat_model if c != Capability.CANDIDATE_LABELS]
+    report, _ = audited("fedavg-replay", {**table, **replay, "audit.threat_model": granted})
+    (parcel,) = [one for one in report["parcels"] if one["kind"] == "generator"]
+    assert "label is guessed" in parcel["findings"][-1]["threat_model"]
+    (weights,) = [one for one in report["parcels"] if one["kind"] == "weights"]
+    assert {"attack": "loss-threshold", "why": "the threat model does not grant candidate-labels"} in weights[
+        "not_tried"
+    ]
 
 
 def test_sealed_parcels_are_audited_at_their_sender(audited):

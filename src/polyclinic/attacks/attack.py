@@ -23,6 +23,7 @@ class Capability(StrEnum):
     CLASSIFIER = "classifier"
     DISCRIMINATOR = "discriminator"
     CANDIDATES = "candidates"
+    CANDIDATE_LABELS = "candidate-labels"
     ARCHITECTURE = "architecture"
     BATCH_SIZE = "batch-size"
     LOCAL_TRAINING = "local-training"
@@ -45,18 +46,19 @@ _WORDS = {
     Capability.CLASSIFIER: "the trained model's outputs",
     Capability.DISCRIMINATOR: "the discriminator with its weights, which no site need ever send",
     Capability.CANDIDATES: "the images that it asks about",
+    Capability.CANDIDATE_LABELS: "the labels of those that it asks about",
     Capability.ARCHITECTURE: "the network (weights and loss included)",
     Capability.BATCH_SIZE: "the number of images",
     Capability.LOCAL_TRAINING: "learning rate and number of the site's local steps",
     Capability.BATCH_NORM_STATISTICS: "the batch-norm statistics that the site computed with",
-    Capability.LABELS: "the images' labels",
+    Capability.LABELS: "the labels of the images behind a parcel",
     Capability.PRIOR: "images to start from",
     Capability.SIMILAR_IMAGES: "images of the same kind, to train models of its own",
 }
 #: what an attacker holds in its hands; the rest is what it knows
 _HELD = frozenset(list(Capability)[: list(Capability).index(Capability.ARCHITECTURE)])
-#: what an honest but curious receiver of all parcels has. Candidates belong to the question "was this image among
-#: them?" itself; whoever has a network has the statistics in it
+#: what an honest but curious receiver of all parcels has. Candidates and their labels belong to the question "was
+#: this image among them?" itself; whoever has a network has the statistics in it
 RECEIVER = frozenset(Capability) - {
     Capability.DISCRIMINATOR,
     Capability.LABELS,

@@ -73,6 +73,7 @@ class Inversion:
 
     def of(self, parcels: Sequence[Parcel]) -> Reconstruction:
         """The reconstruction of all parcels, `at_once` of them in a batch."""
+        self._check_counts(len(parcels))
         size = self.settings.at_once
         groups = [range(i, min(i + size, len(parcels))) for i in range(0, len(parcels), size)]
         with tensor_cores(self.settings.precision == "tf32"):
@@ -153,6 +154,20 @@ class Inversion:
             raise BadInput("attack.label: the sign rule is for one image; use 'counts' for a batch")
         if settings.label in ("sign", "counts") and known.loss is not None:
             raise BadInput(f"attack.label: '{settings.label}' reads classes; use 'joint' or 'known' for other tasks")
+
+    def _check_counts(self, count: int) -> None:
+        """One row of labels and of a prior for each parcel, with one for each of its images."""
+        if not count:
+            raise BadInput("attack: there are no parcels to attack; give one or more")
+        images = self.knowledge.batch_size
+        given = {"labels": self.settings.label == "known", "prior": self.settings.start == "prior"}
+        for name in (name for name, used in given.items() if used):
+            found = tuple(getattr(self.knowledge, name).shape[:2])
+            if found != (count, images):
+                raise BadInput(
+                    f"attack: Knowledge.{name} is for {' x '.join(map(str, found))} images, and there are {count} "
+                    f"parcels of {images}; give [{count}, {images}, ...]"
+                )
 
     def _labels(self, observed: dict[str, Tensor], rows: range) -> FreeLabels | FixedLabels:
         known, rule = self.knowledge, self.settings.label

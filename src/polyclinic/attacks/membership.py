@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.attacks.image_sets import Images, as_unit
+from polyclinic.attacks.image_sets import Images, as_unit, digest
 from polyclinic.attacks.neighbours import nearest
 from polyclinic.attacks.perceptual import Distance
 from polyclinic.errors import BadInput
@@ -106,8 +106,11 @@ def shadow_scores(
     train: Train, images: Images, labels: Tensor, *, count: int = 16, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Train `count` shadow models on halves of a pool of images; what each says of all of them, [count, N], and
-    which ones it was trained on, bool [count, N]. The pool must hold the candidates for `lira`."""
-    inside = shadow_memberships(count, len(images), seed)
+    which ones it was trained on, bool [count, N]. The pool must hold the candidates for `lira`.
+
+    Halves are drawn by the images' pixels, not by their places: where members stand in the pool cannot matter."""
+    by_pixels = torch.tensor(sorted(range(len(images)), key=lambda row: digest(torch.as_tensor(images[row]))))
+    inside = shadow_memberships(count, len(images), seed)[:, by_pixels.argsort()]
     found = []
     for number, members in enumerate(inside):
         scorer = train(members.nonzero()[:, 0], seed_of(seed, "shadow model", number))

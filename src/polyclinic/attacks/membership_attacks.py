@@ -106,11 +106,11 @@ class DiscriminatorScore(MembershipAttack):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.DISCRIMINATOR, Capability.CANDIDATES})
+        return frozenset({Capability.DISCRIMINATOR, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
 
     @property
     def assumptions(self) -> str:
-        return "the discriminator takes what it was trained on for more real, and candidates' labels are known"
+        return "the discriminator takes what it was trained on for more real"
 
     def run(
         self,
@@ -137,11 +137,11 @@ class LossThreshold(MembershipAttack):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES})
+        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
 
     @property
     def assumptions(self) -> str:
-        return "what was trained on has a low loss, and candidates' labels are known"
+        return "what was trained on has a low loss"
 
     def run(
         self,
@@ -170,11 +170,12 @@ class ShadowModels(MembershipAttack):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES, Capability.SIMILAR_IMAGES})
+        asked = {Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
+        return frozenset({Capability.CLASSIFIER, Capability.SIMILAR_IMAGES, *asked})
 
     @property
     def assumptions(self) -> str:
-        return "shadow models are trained as the attacked one was, on halves of all candidates with their labels"
+        return "shadow models are trained as the attacked one was, on halves of all candidates"
 
     def run(
         self,

@@ -93,7 +93,7 @@ class Projection(Attack):
     @property
     def needs(self) -> frozenset[Capability]:
         held = {Capability.GENERATOR, Capability.CANDIDATES}
-        return frozenset(held | {Capability.LABELS} if self.conditional and not self.guessed else held)
+        return frozenset(held | {Capability.CANDIDATE_LABELS} if self.conditional and not self.guessed else held)
 
     @property
     def assumptions(self) -> str:

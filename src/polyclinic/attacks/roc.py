@@ -86,7 +86,7 @@ def area(members: np.ndarray, others: np.ndarray, confidence: float = CONFIDENCE
     of_others = 1 - (ranks[n:] - stats.rankdata(others)) / n
     auc = float(of_members.mean())
     if auc in (0.0, 1.0):
-        reach = min(1.0, 3 / min(n, m))
+        reach = min(1.0, -np.log(1 - confidence) / min(n, m))
         return (auc, 1 - reach, 1.0) if auc else (auc, 0.0, reach)
     deviation = np.sqrt(of_members.var(ddof=1) / n + of_others.var(ddof=1) / m)
     step = stats.norm.ppf((1 + confidence) / 2) * deviation / (auc * (1 - auc))

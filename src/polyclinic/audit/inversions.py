@@ -36,5 +36,7 @@ def searched(
         truth.held_out(tools.budget.candidates)[0].float() / 255,
         in_order=False,
         augmentation=tools.assembly.study.optimizer.augment,
+        distance=tools.distance,
+        device=tools.device,
     )
     return Finding(settings.name, back.threat_model, result.verdict(), assumed, result.draw)

@@ -40,6 +40,8 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         truth.held_out(tools.budget.candidates)[0].float() / 255,
         in_order=True,
         augmentation=tools.assembly.study.optimizer.augment if seen.kind == "activations" else (),
+        distance=tools.distance,
+        device=tools.device,
     )
     return [Finding(settings.name, found.threat_model, result.verdict(), _assumed(seen, cut), result.draw)]
 

@@ -69,10 +69,12 @@ def of_codes(seen: Seen, truth: Truth) -> Results:
 
 
 def shown_by(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
-    count = min(len(decoded), seen.tools.budget.candidates)
-    index = torch.arange(count)
-    others = truth.held_out(seen.tools.budget.candidates)[0].float() / 255
-    result = recovery(decoded[:count].float() / 255, truth.images(index), others, in_order=True)
+    tools = seen.tools
+    count = min(len(decoded), tools.budget.candidates)
+    found, others = decoded[:count].float() / 255, truth.held_out(tools.budget.candidates)[0].float() / 255
+    result = recovery(
+        found, truth.images(torch.arange(count)), others, in_order=True, distance=tools.distance, device=tools.device
+    )
     has = "decoding: the attacker has the codes that a site sent and the generator with its weights; codes keep the "
     return Finding("decoding", f"{has}order of the images.", result.verdict(), draw=result.draw)
 
@@ -134,7 +136,7 @@ def projected(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotT
     """The closest images that the generator can make to members and to held-out images."""
     space, budget, tools = space_of(model), seen.tools.budget, seen.tools
     conditional = isinstance(model, GANModel)
-    known = conditional and Capability.LABELS in tools.threat.granted
+    known = conditional and Capability.CANDIDATE_LABELS in tools.threat.granted
     attack = Projection(
         iterations=budget.projection_steps, conditional=conditional, guessed=not known, at_once=budget.projected
     )

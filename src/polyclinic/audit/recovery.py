@@ -10,7 +10,7 @@ Two kinds of evidence, either is a leak:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from polyclinic.attacks import scoring
 from polyclinic.attacks.image_sets import turned
 from polyclinic.attacks.neighbours import squared_distances
+from polyclinic.attacks.perceptual import Distance, Pixels, embed_all
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.randomness import torch_rng
 
@@ -46,6 +47,7 @@ class Recovery:
     guess_error: Tensor
     by_assignment: bool
     told: Told
+    perceptual: dict[str, float | str] = field(default_factory=dict)
 
     @property
     def recovered(self) -> Tensor:
@@ -76,6 +78,7 @@ class Recovery:
             "told": self.told.count,
             "told_by_chance": self.told.chance,
             "paired": "by least error" if self.by_assignment else "in order",
+            **self.perceptual,
         }
 
     def draw(self, path: Path, shown: int = 8) -> None:
@@ -95,11 +98,14 @@ def recovery(
     *,
     in_order: bool,
     augmentation: tuple[str, ...] = (),
+    distance: Distance | None = None,
+    device: str = "cpu",
 ) -> Recovery:
     """Score found images [M, C, H, W] against the true ones [N, C, H, W], all in [0, 1].
 
     In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
-    A study that augments may have used an image mirrored or turned: the orientation of least error counts.
+    A study that augments may have used an image mirrored or turned: the orientation of least error counts. A
+    perceptual `distance`, which lies on `device`, is told beside the errors.
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])
@@ -109,7 +115,19 @@ def recovery(
     guess = best_guess(truth, held_out)
     error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
     told = told_in_order(found, truth, held_out) if in_order else told_apart(found, candidates, held_out)
-    return Recovery(truth, found, guess, error, guess_error, not in_order, told)
+    seen = _perceptual(distance, found, truth, guess, device)
+    return Recovery(truth, found, guess, error, guess_error, not in_order, told, seen)
+
+
+def _perceptual(
+    distance: Distance | None, found: Tensor, truth: Tensor, guess: Tensor, device: str
+) -> dict[str, float | str]:
+    """How far reconstructions, and guesses, are from the true images for a network; pixels have their own figures."""
+    if distance is None or isinstance(distance, Pixels) or truth.shape[1] not in (1, 3):
+        return {}
+    vectors = [embed_all(images, distance, device=device) for images in (truth, found, guess)]
+    far = [float((vectors[0] - other).square().sum(1).mean()) for other in vectors[1:]]
+    return {"features": distance.name, "distance": far[0], "distance_of_guess": far[1]}
 
 
 def best_guess(truth: Tensor, held_out: Tensor) -> Tensor:
