@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.assembly import Assembly, device_of
-from polyclinic.attacks.perceptual import Distance, Pixels, perceptual_distance
+from polyclinic.attacks.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.audit import latents, made, updates
 from polyclinic.audit.case import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.audit.places import Lines, open_run
 from polyclinic.audit.settings import BUDGETS, Audit
 from polyclinic.audit.targets import Target, targets
 from polyclinic.audit.words import verdicts
+from polyclinic.errors import BadInput
+from polyclinic.settings import nearest
 from polyclinic.study import Study
 
 #: (what is being attacked, attacks done, attacks in all)
 Progress = Callable[[str, int, int], None]
+
+#: what images may be compared by
+FEATURES = (Pixels.name, *NAMES)
 
 #: what is done with a parcel of each kind; a new kind of parcel is one new line
 ATTACKS: dict[str, Callable[[Seen, Truth], list[Finding | NotTried]]] = {
@@ -55,11 +60,13 @@ def audit(
     wanted = targets(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
     tools = tools_for(assembly, budget, features, device)
     report = head(assembly.study, tools, budget, lines)
+    write(folder, report)
     for done, target in enumerate(wanted):
         if progress:
             progress(target.name, done, len(wanted))
         report["parcels"].append(one(tools, target, folder))
         report["verdicts"] = verdicts(report["parcels"], lines)
+        report["complete"] = done + 1 == len(wanted)
         write(folder, report)
     if progress:
         progress("done", len(wanted), len(wanted))
@@ -67,10 +74,20 @@ def audit(
 
 
 def tools_for(assembly: Assembly, budget: str, features: str, device: str) -> Tools:
-    where = device_of(device)
-    distance: Distance = Pixels() if features == "pixels" else perceptual_distance(features, device=where)
+    where = _there(device)
+    if features not in FEATURES:
+        hint = nearest(features, list(FEATURES))
+        raise BadInput(f"--features: no such choice: '{features}'{hint}; choose from {', '.join(FEATURES)}")
+    distance: Distance = Pixels() if features == Pixels.name else perceptual_distance(features, device=where)
     granted = (assembly.study.audit or Audit()).threat
     return Tools(assembly, granted, BUDGETS[budget], distance, assembly.study.seed, where)
+
+
+def _there(device: str) -> str:
+    try:
+        return device_of(device)
+    except BadInput:
+        raise BadInput(f"--device: there is no '{device}' here; write auto or cpu, or cuda where there is a GPU") from None
 
 
 def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
@@ -78,13 +95,11 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     release, parcel = target.release, target.parcel
     results = ATTACKS[parcel.kind](target.seen(tools), target.truth(tools))
-    pictures = folder / "sites" / target.site / "audit"
-    pictures.mkdir(parents=True, exist_ok=True)
     findings = []
     for found in (result for result in results if isinstance(result, Finding)):
-        path = pictures / f"{release.name}-{parcel.kind}-{found.attack}.png"
+        path = folder / "sites" / target.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
         if found.draw:
-            found.draw(path)
+            _drawn(found.draw, path)
         findings.append(_plain(found, str(path.relative_to(folder)) if found.draw else None))
     return {
         "site": target.who,
@@ -96,6 +111,14 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
         "not_tried": [{"attack": r.attack, "why": r.why} for r in results if isinstance(r, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
+
+
+def _drawn(draw: Callable[[Any], None], path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(path)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
 
 
 def _plain(found: Finding, picture: str | None) -> dict[str, Any]:
@@ -125,6 +148,7 @@ def head(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any
         "granted": sorted(tools.threat.granted),
         "budget": budget,
         "features": tools.distance.name,
+        "complete": False,
         "verdicts": verdicts([], lines),
         "parcels": [],
     }
@@ -132,6 +156,14 @@ def head(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any
 
 def write(folder: Path, report: Mapping[str, Any]) -> None:
     """`audit.json`, whole or not at all."""
-    partial = folder / "audit.json.partial"
-    partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / "audit.json")
+    whole_or_not(folder / "audit.json", json.dumps(report, indent=2) + "\n")
+
+
+def whole_or_not(path: Path, text: str) -> None:
+    """A file that nobody ever sees half written."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from polyclinic.audit.audit import audit
+from polyclinic.audit.audit import audit, whole_or_not
 from polyclinic.audit.places import kit_of, study_of
 from polyclinic.audit.settings import Audit
 from polyclinic.data.picture import FAINT, INK
@@ -52,7 +52,8 @@ def grid(
         raise BadInput("--grid: runs the study again with all its sites, which one site cannot; leave --grid out")
     study = study_of(folder, None)
     wanted = variations(study)
-    report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "points": []}
+    report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "complete": False, "points": []}
+    write(report, folder)
     for done, (name, changed) in enumerate(wanted.items()):
         if progress:
             progress(name, done, len(wanted))
@@ -61,6 +62,7 @@ def grid(
         names = list(result["data"]["counts"])
         found = audit(where, budget=budget, sites=names, device=device, cache=cache)
         report["points"].append(point(name, report["metric"], result.values, found))
+        report["complete"] = done + 1 == len(wanted)
         write(report, folder)
     if progress:
         progress("done", len(wanted), len(wanted))
@@ -86,7 +88,8 @@ def variations(study: Study) -> dict[str, Study]:
         if "clip-and-noise" in wanted:
             found |= _private(plain, privacy)
     if "deeper-cut" in wanted and study.method.needs_cut:
-        deeper = [cut for cut in cuts(study.model.backbone) if cut != study.cut]
+        every = cuts(study.model.backbone)
+        deeper = every[every.index(study.cut) + 1 :] if study.cut in every else ()
         found |= {f"cut at {cut}": plain.with_settings({"model.cut": cut}) for cut in deeper}
     if len(found) == 1:
         raise BadInput(f"audit.defences: none of {', '.join(wanted)} fits '{study.method.name}'; choose another method")
@@ -140,8 +143,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def write(report: Mapping[str, Any], folder: Path) -> None:
     """`grid.json` and `grid.png` in the run folder."""
-    (folder / "grid.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    draw(report, folder / "grid.png")
+    whole_or_not(folder / "grid.json", json.dumps(report, indent=2) + "\n")
+    if report["points"]:
+        draw(report, folder / "grid.png")
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from polyclinic.attacks.defences import secure_sum
 from polyclinic.audit.case import Seen, Tools, Truth
@@ -104,7 +105,7 @@ def targets(
     folder: Path, study: Study, lines: Lines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
 ) -> list[Target]:
     """What is to be attacked; every parcel of it is what its site's ledger says left."""
-    kept = {path.parent.name: releases(path) for path in sorted((folder / "sites").glob("*/kept"))}
+    kept = {path.parent.name: kept_in(path) for path in sorted((folder / "sites").glob("*/kept"))}
     if not any(kept.values()):
         raise BadInput(
             f"{folder}: its sites kept no parcels to attack; run the study with a table [audit], for example "
@@ -118,11 +119,34 @@ def targets(
     found = []
     for group in groups:
         for site, release in group.items():
-            check_digests(site, release, lines.get(site, []))
+            check(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
         allowed = [kind for kind in (kinds or TELLING) if not summed or kind in SUMMED]
         found += [Target(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
+    if not found:
+        raise BadInput(_nothing_left(wanted, kinds))
     return found
+
+
+def kept_in(folder: Path) -> list[Release]:
+    """What a site kept, by notes that can be read."""
+    try:
+        found = releases(folder)
+        for release in found:
+            _ = release.operation, release.round, release.step
+    except (OSError, ValueError, KeyError, TypeError):
+        raise WorkFailed(
+            f"{folder}: a note of what was kept cannot be read; restore this folder, or run the study anew"
+        ) from None
+    return found
+
+
+def _nothing_left(kept: Kept, kinds: tuple[str, ...]) -> str:
+    there = sorted({kind for found in kept.values() for release in found for kind in release.kinds if kind in TELLING})
+    if kinds:
+        asked = " or ".join(kinds)
+        return f"--kinds: no parcel of kind {asked} is to be attacked; sites kept {', '.join(there)}"
+    return f"audit.secure_sum: gradients and weights can be summed, and sites kept {', '.join(there)}; set it to false"
 
 
 def chosen(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Release]]:
@@ -167,12 +191,22 @@ def by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
     return groups
 
 
-def check_digests(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
-    """WorkFailed unless the kept files are, byte for byte, what the site's ledger says left."""
+def check(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
+    """WorkFailed unless the kept files are all there and, byte for byte, what the site's ledger says left."""
+    if not lines:
+        raise WorkFailed(f"site '{site}': there is no ledger to hold what it kept against; restore ledger/{site}.jsonl")
     left = {(line["round"], line["operation"], line["kind"], line["digest"]) for line in lines}
-    for file, parcel, digest in zip(release.files, release.parcels, release.digests, strict=True):
-        if (release.round, release.operation, parcel.kind, digest) not in left:
+    numbers = [int(file.name.split("-")[0]) for file in release.files]
+    if not numbers or numbers != list(range(len(numbers))):
+        raise WorkFailed(f"site '{site}': {release.folder} lacks a parcel that was kept; it was changed since")
+    for file, kind, digest in zip(release.files, release.kinds, release.digests, strict=True):
+        if (release.round, release.operation, kind, digest) not in left:
             raise WorkFailed(f"site '{site}': {file} is not what its ledger says left; it was changed since")
+    try:
+        _ = release.used
+    except (OSError, SafetensorError, KeyError, RuntimeError):
+        where = release.folder / "context.safetensors"
+        raise WorkFailed(f"site '{site}': {where} cannot be read, so no attack can be scored; restore it") from None
 
 
 def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:

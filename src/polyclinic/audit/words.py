@@ -15,12 +15,22 @@ OPEN: dict[str, tuple[bool | None, str]] = {
     "metrics": (None, "sums of scores left the site"),
     "keys": (False, "public keys, which hold nothing of images"),
 }
+#: figures that grow with a leak, the weightiest first
+STRENGTH = ("recovered", "copies", "auc", "told", "psnr")
 #: what no attack of this house tries, by kind
 NEVER_TRIED = {
-    "weights": ["attacks that join several rounds", "a coordinator that changes the weights it sends"],
-    "gradients": ["attacks that join several rounds", "a coordinator that changes the weights it sends"],
-    "activations": ["a decoder trained on images of the attacker's own"],
-    "latents": ["a decoder trained on images of the attacker's own"],
+    "weights": [
+        "attacks that join several rounds",
+        "a coordinator that changes the weights it sends",
+        "shadow models (LiRA), each a training of its own",
+    ],
+    "gradients": [
+        "attacks that join several rounds",
+        "a coordinator that changes the weights it sends",
+        "membership inference from gradients",
+    ],
+    "activations": ["a decoder trained on images of the attacker's own", "membership inference from activations"],
+    "latents": ["a decoder trained on images of the attacker's own", "membership inference from latents"],
     "generator": ["shadow generators", "the discriminator, which was not sent"],
     "codes": [],
     "synthetic-images": ["shadow generators"],
@@ -36,36 +46,50 @@ def verdicts(parcels: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[
             leak, words = OPEN[kind]
             found[kind] = {"left": count, "leak": leak, "words": f"{words} ({_times(count)})", "not_tried": []}
         else:
-            found[kind] = {"left": count, **_of_attacked(kind, [p for p in parcels if p["kind"] == kind])}
+            found[kind] = {"left": count, **_of_attacked(kind, count, [p for p in parcels if p["kind"] == kind])}
     return found
 
 
-def _of_attacked(kind: str, parcels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _of_attacked(kind: str, left: int, parcels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     findings = [f for parcel in parcels for f in parcel["findings"]]
     untried = {f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]}
-    rest = [*sorted(untried), *NEVER_TRIED.get(kind, [])]
+    others = left - sum(len(parcel["digests"]) for parcel in parcels)
+    untouched = [f"{others} of {left} parcels that left"] if others > 0 and parcels else []
+    rest = [*sorted(untried), *untouched, *NEVER_TRIED.get(kind, [])]
     if not findings:
         reasons = f" ({'; '.join(sorted(untried))})" if untried else ""
         why = f"no attack could be run on it{reasons}" if parcels else "no parcel of this kind was attacked"
         return {"leak": None, "attacked": len(parcels), "words": why, "not_tried": rest}
     leaks = [f for f in findings if f["leak"]]
-    shown = _one_of_each(leaks or findings)
+    shown = _strongest_of_each(leaks or findings)
     return {
         "leak": bool(leaks),
         "attacked": len(parcels),
-        "words": " ".join(f"{f['attack']}: {f['words']}" for f in shown),
+        "words": " ".join(f"{f['attack']}{_in_how_many(f, findings)}: {f['words']}" for f in shown),
         "evidence": {f["attack"]: f["evidence"] for f in shown},
         "pictures": [f["picture"] for f in shown if f["picture"]],
         "not_tried": rest,
     }
 
 
-def _one_of_each(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The first finding of each attack."""
+def _strongest_of_each(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each attack the finding with the most to show; the first of those that are alike."""
     by_attack: dict[str, Mapping[str, Any]] = {}
     for finding in findings:
-        by_attack.setdefault(finding["attack"], finding)
+        best = by_attack.setdefault(finding["attack"], finding)
+        if _strength(finding) > _strength(best):
+            by_attack[finding["attack"]] = finding
     return list(by_attack.values())
+
+
+def _strength(finding: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(finding["evidence"].get(figure) or 0 for figure in STRENGTH)
+
+
+def _in_how_many(finding: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+    """In how many of several parcels the same attack found a leak; the words are those of one parcel."""
+    same = [f["leak"] for f in findings if f["attack"] == finding["attack"]]
+    return f" (leaks in {sum(same)} of {len(same)} parcels; the strongest)" if len(same) > 1 else ""
 
 
 def _times(count: int) -> str:

@@ -35,6 +35,8 @@ def audit(
 
     if budget not in BUDGETS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
+    if grid and (kinds or sites or study or features != "pixels"):
+        raise BadInput("--grid: attacks every variation alike; leave --kinds, --sites, --features and --study out")
     display = None if quiet or as_json else Display()
     options: dict[str, Any] = {"budget": budget, "device": device, "progress": display.show if display else None}
     if not grid:
@@ -53,12 +55,17 @@ def _report(run: Path, grid: bool, options: dict[str, Any], display: Display | N
     try:
         return grid_of_run(run, **options) if grid else audit_run(run, **options)
     except KeyboardInterrupt:
-        found = run / ("grid.json" if grid else "audit.json")
-        typer.echo(f"interrupted; what was found so far is in {found}", err=True)
+        typer.echo(f"interrupted; {_so_far(run / ('grid.json' if grid else 'audit.json'))}", err=True)
         raise typer.Exit(1) from None
     finally:
         if display:
             display.close()
+
+
+def _so_far(report: Path) -> str:
+    """Whether an interrupted audit has left something: a complete report is an earlier one's."""
+    begun = report.is_file() and not json.loads(report.read_text(encoding="utf-8")).get("complete", True)
+    return f"what was found so far is in {report}" if begun else "nothing was attacked yet"
 
 
 def _names(text: str) -> list[str]:
@@ -98,18 +105,22 @@ def show(report: dict[str, Any], run: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"{report['method']}: what the parcels give away", show_lines=True)
-    for column in ("kind", "leaks", "what was found"):
+    for column in ("kind", "leaks", "attacked", "what was found"):
         table.add_column(column, overflow="fold")
     words = {True: "yes", False: "no sign", None: "not attacked"}
     for kind, verdict in report["verdicts"].items():
-        table.add_row(kind, words[verdict["leak"]], verdict["words"])
+        attacked = f"{verdict['attacked']} of {verdict['left']}" if "attacked" in verdict else "-"
+        table.add_row(kind, words[verdict["leak"]], attacked, verdict["words"])
     console = Console()
     console.print(table)
     console.print(report["threat_model"], soft_wrap=True)
     for kind, verdict in report["verdicts"].items():
+        if verdict["not_tried"]:
+            typer.echo(f"{kind}, not tried: {'; '.join(verdict['not_tried'])}")
+    for kind, verdict in report["verdicts"].items():
         for picture in verdict.get("pictures", []):
             typer.echo(f"{kind}: {run / picture}")
-    typer.echo(f"all evidence, and what was not tried: {run / 'audit.json'}")
+    typer.echo(f"all evidence: {run / 'audit.json'}")
 
 
 def show_grid(report: dict[str, Any], run: Path) -> None:
