@@ -48,6 +48,16 @@ def test_other_kinds_leave_as_they_are():
     assert Defence(name="prune")(weights, {}) is weights
 
 
+def test_counters_among_weights_are_left_alone():
+    """Batch norm counts its batches in whole numbers; weights that the site was not sent have no difference."""
+    start = Parcel("weights", {"w": torch.zeros(4), "n": torch.tensor(3)})
+    sent = Parcel("weights", {"w": torch.tensor([4.0, 3.0, 2.0, 1.0]), "n": torch.tensor(300), "own": torch.ones(2)})
+    found = Defence(name="prune", fraction=0.5)(sent, {"weights": start}).tensors
+    assert found["w"].tolist() == [4, 3, 0, 0]
+    assert (found["n"].item(), found["n"].dtype) == (300, torch.int64)
+    assert found["own"].tolist() == [1, 1]
+
+
 def test_an_unknown_defence_is_said(tiny):
     with pytest.raises(BadInput, match=r"defence\.name"):
         tiny("fedavg", {"defence.name": "prayer"})

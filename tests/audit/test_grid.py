@@ -89,8 +89,12 @@ def test_defences_that_fit_the_method(tiny):
     assert list(found) == ["no defence", "clip and noise"]
     assert found["no defence"].privacy is None
     assert found["clip and noise"].privacy.noise == 1.3
+    defended = variations(tiny("fedavg", {"defence.name": "quantise", "audit.defences": ["prune"]}))
+    assert [study.defence and study.defence.name for study in defended.values()] == [None, "prune"]
     deeper = variations(tiny("fedreplay", {"audit.defences": ["deeper-cut"]}))
     assert [study.cut for study in deeper.values()] == ["conv1", "conv2"]
+    with pytest.raises(BadInput, match="none of deeper-cut fits"):  # a shallower cut is no defence
+        variations(tiny("fedreplay", {"audit.defences": ["deeper-cut"], "model.cut": "conv2"}))
     with pytest.raises(BadInput, match="fits 'splitnn'"):
         variations(tiny("splitnn", {"audit.defences": ["prune"]}))
 
@@ -102,6 +106,7 @@ def test_a_grid_has_utility_and_leakage_of_each(tiny, undisturbed, tmp_path):
     report = grid(tmp_path / "run", progress=lambda *what: told.append(what))
     assert [point["defence"] for point in report["points"]] == ["no defence", "8 bits", "secure sum"]
     assert told[0] == ("no defence", 0, 3)
+    assert report["complete"]
     for point in report["points"]:
         assert 0 <= point["utility"] <= 1
         assert point["psnr"] > 0

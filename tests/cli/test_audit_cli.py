@@ -52,6 +52,8 @@ def test_an_audit_prints_verdicts_and_where_pictures_lie(here, capsys):
     captured = capsys.readouterr()
     assert "gradient-inversion" in captured.out
     assert "The attacker is granted" in captured.out
+    assert "weights, not tried: 1 of 2 parcels that left; attacks that join several rounds" in captured.out
+    assert "1 of 2" in captured.out
     pictures = [line.split(": ")[1] for line in captured.out.splitlines() if line.endswith(".png")]
     assert len(pictures) == 2
     assert all((here / picture).is_file() for picture in pictures)
@@ -82,6 +84,32 @@ def test_what_cannot_be_audited_gets_one_sentence(here, capsys, arguments, sente
     assert sentence in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_flags_that_a_grid_does_not_have_are_refused(here, capsys):
+    assert run_app(["run", "study.toml", "--set", "audit.keep_parcels=0", "--out", "out", "--quiet"]) == 0
+    for flag in (["--kinds", "weights"], ["--sites", "site-1"], ["--features", "lpips-alex"], ["--study", "a.toml"]):
+        assert run_app(["audit", "out", "--grid", *flag]) == 2
+        assert capsys.readouterr().err.startswith("--grid: ")
+    assert not (here / "out" / "grid").exists()
+
+
+def test_an_interrupted_audit_says_what_there_is(here, capsys, monkeypatch):
+    assert run_app(["run", "study.toml", "--set", "audit.keep_parcels=0", "--out", "out", "--quiet"]) == 0
+    stopped = monkeypatch.context
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with stopped() as patch:
+        patch.setattr("polyclinic.audit.audit.one", stop)
+        assert run_app(["audit", "out", "--quiet"]) == 1
+    assert capsys.readouterr().err == "interrupted; what was found so far is in out/audit.json\n"
+    assert run_app(["audit", "out", "--quiet"]) == 0
+    with stopped() as patch:
+        patch.setattr("polyclinic.audit.audit.open_run", stop)
+        assert run_app(["audit", "out", "--quiet"]) == 1
+    assert capsys.readouterr().err == "interrupted; nothing was attacked yet\n"
 
 
 def test_a_threat_model_is_checked_when_the_study_is_read(here, capsys):

@@ -32,6 +32,7 @@ class LocalTraining:
     batch_size: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    proximal: float = 0.0  #: FedProx's mu
 
     def batch(self, step: int, count: int) -> slice:
         size = self.batch_size or count
@@ -82,7 +83,8 @@ class Simulation:
             gradients = self._gradient(weights, images[batch], labels[batch])
             for name in self.names:
                 decayed = gradients[name] + training.weight_decay * weights[name]
-                velocity[name] = training.momentum * velocity[name] + decayed
+                pulled = decayed + training.proximal * (weights[name] - self.weights[name])
+                velocity[name] = training.momentum * velocity[name] + pulled
             weights = {name: weights[name] - training.lr * velocity[name] for name in self.names}
         return self.observe(weights)
 

@@ -87,7 +87,9 @@ def _there(device: str) -> str:
     try:
         return device_of(device)
     except BadInput:
-        raise BadInput(f"--device: there is no '{device}' here; write auto or cpu, or cuda where there is a GPU") from None
+        raise BadInput(
+            f"--device: there is no '{device}' here; write auto or cpu, or cuda where there is a GPU"
+        ) from None
 
 
 def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:

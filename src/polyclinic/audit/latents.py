@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
 from polyclinic.audit.case import Finding, NotTried, Seen, Truth
 from polyclinic.audit.recovery import recovery
+from polyclinic.audit.words import counted
 from polyclinic.errors import BadInput
 from polyclinic.models import split
 
@@ -58,5 +59,5 @@ def _mixes(front: nn.Module) -> bool:
 
 def _assumed(seen: Seen, cut: str) -> list[str]:
     if seen.kind == "activations" and seen.step > 0:
-        return [f"the encoder (up to {cut}) is the one of the beginning of the turn, {seen.step} steps ago"]
+        return [f"the encoder (up to {cut}) is the one of the beginning of the turn, {counted(seen.step, 'step')} ago"]
     return [f"the encoder (up to {cut}) is the one that the site computed with"]

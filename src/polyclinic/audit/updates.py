@@ -52,8 +52,10 @@ class Plan:
         self.steps = int(told.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
         self.images = self._images_of_gradient() if seen.kind == "gradients" else size * self.steps
         self.sgd = optimizer.name == "sgd" or seen.kind == "gradients"  # whose steps are the coordinator's
+        # what momentum a site has kept from earlier rounds nobody else knows
+        self.rolling = bool(optimizer.keep_state and optimizer.momentum and seen.round > 1 and seen.kind == "weights")
         # several sites' steps are no steps after each other; their gradients are one gradient
-        as_made = self.sgd and (seen.kind == "gradients" or seen.sites == 1)
+        as_made = self.sgd and not self.rolling and (seen.kind == "gradients" or seen.sites == 1)
         self.exact = as_made and self.images <= seen.tools.budget.images
         self.looked_for = self.images if self.exact else min(self.images, seen.tools.budget.images)
 
@@ -64,10 +66,13 @@ class Plan:
 
     @property
     def assumed(self) -> list[str]:
+        defence = self.seen.tools.assembly.study.defence
+        blind = [f"what the defence '{defence.name}' did to the update is not taken into account"] if defence else []
         if self.exact:
-            return [f"the update was made as it was: {self._made}"]
+            return [f"the update was made as it was: {self._made}", *blind]
         why = "" if self.sgd else f" ({self.seen.tools.assembly.study.optimizer.name} is taken for plain descent)"
-        return [f"{self._made} are taken for one step on {self.looked_for}{why}"]
+        why += " (without the momentum that the site kept)" if self.rolling else ""
+        return [f"{self._made} are taken for one step on {self.looked_for}{why}", *blind]
 
     @property
     def _made(self) -> str:
@@ -127,6 +132,7 @@ class Plan:
             batch_size=min(optimizer.batch_size, self.samples),
             momentum=optimizer.momentum,
             weight_decay=optimizer.weight_decay,
+            proximal=getattr(self.seen.tools.assembly.study.method, "mu", 0.0),
         )
 
 
