@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from felicia_experiments import EXPERIMENTS, Scale, _wait
+from felicia_common import Scale, wait
+from felicia_experiments import EXPERIMENTS
 
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.central import Central, CentralTerm
@@ -30,7 +31,6 @@ from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN, GANModel, RealBatches
 from polyclinic.generators.generator import seeded
 from polyclinic.generators.owners import Federated, Images, Owners
-from polyclinic.generators.products import Way
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 
@@ -51,7 +51,6 @@ PLAIN = {
     **{"loss": "log", "smoothing": 0.05, "lr": 2e-4, "condition": "plane"},
     **{"discriminator_norm": "none", "augment": False, "spread": False},
 }
-FAST: Way = "products"  # on a GPU
 
 
 # --- speed --------------------------------------------------------------------------------------------
@@ -78,7 +77,7 @@ def speed(device: str, quick: bool) -> list[dict[str, Any]]:
 def _ways(settings: GAN, held: dict[str, Images], device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     fast = device.startswith("cuda")
     for recorded in (False, True) if fast else (False,):
-        how: dict[str, Any] = {"way": FAST if fast else "vmap", "recorded": recorded}
+        how = {"as_products": fast, "recorded": recorded}
         owners = Owners(settings, CentralTerm(), [Federated(0, 1.0, held)], TWO, device=device, **how)
         yield "stacked_recorded" if recorded else "stacked", owners.step
     yield "one_by_one", OneByOne(settings, CentralTerm(), held, device).step
@@ -96,11 +95,11 @@ def _time(step: Callable[[], Any], device: str, seconds: float) -> float:
     """Seconds per step, over about so many seconds, after a few steps that do not count."""
     for _ in range(5):
         step()
-    _wait(device)
+    wait(device)
     started, taken = time.perf_counter(), 0
     while time.perf_counter() - started < seconds or taken < 2:
         step()
-        _wait(device)
+        wait(device)
         taken += 1
     return round((time.perf_counter() - started) / taken, 5)
 
@@ -173,16 +172,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
-    parser.add_argument(
-        "--way", choices=["vmap", "products", "patches", "grouped", "each"], help="of convolutions on a GPU"
-    )
-    parser.add_argument(
-        "--thin", choices=["vmap", "products", "patches", "grouped", "each"], help="of those next to pixels"
-    )
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
     parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
-    parser.add_argument("--ways", nargs="+", help="of convolutions on a GPU: the quickest of these")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
     parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses of bias")
@@ -204,9 +196,6 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "points": options.points and tuple(options.points),
         "device": options.device,
         "precision": options.precision,
-        "way": options.way,
-        "ways": options.ways and tuple(options.ways),
-        "thin": options.thin,
         "repeats": options.repeats,
         "apart": options.apart or None,
         "recorded": False if options.eager else None,

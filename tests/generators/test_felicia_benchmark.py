@@ -74,10 +74,11 @@ def test_speed_needs_no_images():
 def test_what_was_found_is_kept_at_every_look(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import felicia_experiments as experiments
+    from felicia_common import Scale
 
     fours(tmp_path)
     kept = []
-    scale = experiments.Scale(20, 600, 2, 1, (0.0, 1.0), (10,), small={"width": 2, "batch_size": 4})
+    scale = Scale(20, 600, 2, 1, (0.0, 1.0), (10,), small={"width": 2, "batch_size": 4})
     found = experiments.digits(tmp_path, scale, lambda text: None, lambda now: kept.append(len(now["rows"])))
     assert kept == [4, 8]
     assert found["training"]["steps"] == 20

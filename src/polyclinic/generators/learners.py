@@ -19,7 +19,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.duel import Dice, ManyDice, StackDice, adam
 from polyclinic.generators.generator import seeded
 from polyclinic.generators.owners import Images, StackedBatches
-from polyclinic.generators.products import Down, Way
+from polyclinic.generators.products import Down
 from polyclinic.generators.recorded import Recorded
 from polyclinic.generators.stack import Stacked
 
@@ -46,15 +46,14 @@ def teach(
     lr: float,
     device: str,
     flips: bool = True,
-    way: Way = "vmap",
-    thin: Way | None = None,
+    as_products: bool = False,
     recorded: bool = False,
 ) -> Taught:
     """Train a classifier for each lesson with Adam, and keep each as it was when it did best on validation images;
     `recorded`: have a GPU run a step as one CUDA graph."""
     where = torch.device(device)
     networks = [seeded(lambda: {"net": builder()}, lesson.seed)["net"].to(where) for lesson in lessons]
-    stacked = Stacked(networks, way=way, thin=thin)
+    stacked = Stacked(networks, as_products=as_products)
     batches = StackedBatches([lesson.train for lesson in lessons], batch_size, True, where)
     dice = _dice(lessons, where)
     optimizer = adam(list(stacked.parameters.values()), lr, recordable=recorded)

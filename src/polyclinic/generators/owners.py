@@ -19,7 +19,6 @@ from polyclinic.generators.duel import Dice, Duel, ManyDice, StackDice
 from polyclinic.generators.gan import CHUNK_PIXELS, GAN, GANModel, centred
 from polyclinic.generators.gan_networks import refine
 from polyclinic.generators.generator import seeded, to_bytes
-from polyclinic.generators.products import Way
 from polyclinic.generators.recorded import Recorded
 from polyclinic.generators.stack import Stacked, StackedPairs
 from polyclinic.randomness import seed_of, torch_rng
@@ -56,17 +55,16 @@ class Owners:
         *,
         device: str = "cpu",
         precision: str = "fp32",
-        way: Way = "vmap",
-        thin: Way | None = None,
+        as_products: bool = False,
         recorded: bool = False,
     ) -> None:
-        """`way`: how convolutions are computed, `thin`: and those next to pixels; `recorded`: have a GPU run a step as
-        one CUDA graph."""
+        """`as_products`: compute convolutions as matrix products, which is faster where tensor cores are; `recorded`:
+        have a GPU run a step as one CUDA graph."""
         if recorded and torch.device(device).type != "cuda":
             raise BadInput(
                 f"owners: a step is recorded on a CUDA device, and not on '{device}'; leave out recorded=True"
             )
-        self.ways: dict[str, Any] = {"way": way, "thin": thin}
+        self.as_products = as_products
         self.settings, self.term, self.federations, self.target = settings, term, list(federations), target
         self.device, self.step_number = torch.device(device), 0
         self.names = [(f, name) for f, one in enumerate(federations) for name in one.owners]
@@ -76,7 +74,7 @@ class Owners:
         self.dice, self.coin = self._dice()
         self.batches = StackedBatches(held, settings.batch_size, settings.balance, self.device)
         by_seed = {seed: self._networks(seed) for seed in {one.seed for one in federations}}
-        pairs = StackedPairs([by_seed[federations[f].seed] for f, _ in self.names], **self.ways)
+        pairs = StackedPairs([by_seed[federations[f].seed] for f, _ in self.names], as_products=as_products)
         self.pairs = pairs
         how: dict[str, Any] = {"device": self.device, "precision": precision, "recordable": recorded}
         self.duel = Duel(pairs, settings.phi, **how, **settings.duel_settings())
@@ -154,7 +152,7 @@ class Owners:
 
     def _central(self, how: dict[str, Any]) -> Central:
         by_seed = {seed: self._central_network(seed) for seed in {one.seed for one in self.federations}}
-        stacked = Stacked([by_seed[one.seed] for one in self.federations], **self.ways)
+        stacked = Stacked([by_seed[one.seed] for one in self.federations], as_products=self.as_products)
         return Central(
             stacked,
             list(stacked.parameters.values()),

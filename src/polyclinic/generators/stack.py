@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from polyclinic.generators.gan_networks import refine
-from polyclinic.generators.products import Way, compute
+from polyclinic.generators.products import compute_as_products
 
 
 class Stacked:
     """M networks of one shape; `parameters` and `buffers` by name, [M, ...]."""
 
-    def __init__(self, networks: Sequence[nn.Module], *, way: Way = "vmap", thin: Way | None = None) -> None:
+    def __init__(self, networks: Sequence[nn.Module], *, as_products: bool = False) -> None:
         self.parameters, self.buffers = stack_module_state(list(networks))
         # only its layers are looked at: the weights are those in the stack
         self.layout = copy.deepcopy(networks[0]).train()
-        compute(self.layout, way, thin)
+        compute_as_products(self.layout, as_products)
         self._forward = vmap(self._one)
 
     def _one(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Tensor:
@@ -47,9 +47,9 @@ class Stacked:
 class StackedPairs:
     """Generators, their averages and discriminators of M owners, as a `Pair`."""
 
-    def __init__(self, members: Sequence[nn.ModuleDict], **how: Any) -> None:
+    def __init__(self, members: Sequence[nn.ModuleDict], *, as_products: bool = False) -> None:
         self.parts: dict[str, Stacked] = {
-            part: Stacked([networks[part] for networks in members], **how)
+            part: Stacked([networks[part] for networks in members], as_products=as_products)
             for part in ("generator", "average", "discriminator")
         }
 
