@@ -1,0 +1,39 @@
+"""The example of docs/attacks.md runs as a reader would type it; what the audit's page shows are tables of a study."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import torch
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.audit import Audit
+from polyclinic.audit.defence import Defence
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_example_of_gradient_inversion_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL)
+    hurried = example.replace("lr=0.1)", "lr=0.1, iterations=2)")
+    assert hurried != example
+    images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    exec(compile(hurried, "attacks.md", "exec"), {"images": images, "labels": torch.tensor([3, 4])})
+    printed = capsys.readouterr().out
+    assert printed.startswith("gradient-inversion: the attacker has the gradients that a site sent")
+    assert "of 2 images converged: MSE" in printed
+
+
+def test_every_capability_is_in_the_guide():
+    text = (DOCS / "attacks.md").read_text(encoding="utf-8")
+    assert [one for one in Capability if f"`{one}`" not in text] == []
+
+
+def test_tables_of_the_audits_page_are_a_studys():
+    keeping, defending = re.findall(r"```toml\n(.*?)```", (DOCS / "audit.md").read_text(encoding="utf-8"), re.DOTALL)
+    table = tomllib.loads(keeping)["audit"]
+    table["threat_model"].remove("...")
+    assert Audit(**table).keep_parcels == 1
+    assert Defence(**tomllib.loads(defending)["defence"]).keep == 0.1
