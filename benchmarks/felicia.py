@@ -27,6 +27,7 @@ from felicia_experiments import EXPERIMENTS
 
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.central import Central, CentralTerm
+from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN, GANModel, RealBatches
 from polyclinic.generators.generator import seeded
@@ -51,6 +52,8 @@ PLAIN = {
     **{"loss": "log", "smoothing": 0.05, "lr": 2e-4, "condition": "plane"},
     **{"discriminator_norm": "none", "augment": False, "spread": False},
 }
+#: and with what `dcgan` has by itself for few images
+FEW = {name: DCGAN.model_fields[name].default for name in PLAIN}
 
 
 # --- speed --------------------------------------------------------------------------------------------
@@ -174,6 +177,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
     parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
+    parser.add_argument("--few", action="store_true", help="the base GAN with what is to help it with few images")
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
@@ -201,9 +205,8 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "recorded": False if options.eager else None,
     }
     base = (QUICK if options.quick else FULL)[name]
-    wanted["small"] = (
-        base.small | (PLAIN if options.plain else {}) | ({"width": options.width} if options.width else {})
-    )
+    other = PLAIN if options.plain else FEW if options.few else {}
+    wanted["small"] = base.small | other | ({"width": options.width} if options.width else {})
     return dataclasses.replace(base, **{key: value for key, value in wanted.items() if value is not None})
 
 

@@ -267,14 +267,16 @@ def gain_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) 
 def skin(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> list[str]:
     rows, real = found["rows"], found["real"]
     weights = values(rows, "lambda")
-    figure = Figure(figsize=(11, 10), layout="constrained")
-    axes = figure.subplots(3, 2, sharey=True)
     shown = [weight for weight in (0.0, 3.0) if weight in weights]
+    height = 3 if len(weights) > len(shown) else 2
+    figure = Figure(figsize=(11, 3.4 * height), layout="constrained")
+    axes = figure.subplots(height, 2, sharey=True)
     for column, diet in enumerate(("synthetic", "augmented")):
         of_diet = where(rows, diet=diet)
         along_training(axes[0, column], of_diet, real, shown, with_band=True)
-        along_training(axes[1, column], of_diet, real, weights, with_band=False)
-        by_lambda(axes[2, column], of_diet, real, weights)
+        if height == 3:
+            along_training(axes[1, column], of_diet, real, weights, with_band=False)
+        by_lambda(axes[-1, column], of_diet, real, weights)
         made = "synthetic images" if diet == "synthetic" else "real + synthetic images"
         axes[0, column].set_title(f"trained on {made}")
     for row in axes:
