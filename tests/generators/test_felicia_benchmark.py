@@ -7,8 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
+
+from polyclinic.generators.central import CentralTerm
+from polyclinic.generators.dcgan import DCGAN
+from polyclinic.generators.gan import GAN
+from polyclinic.generators.owners import Federated, Images
+from polyclinic.tasks import Target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -102,3 +112,59 @@ def test_tables_average_late_looks_and_choose_by_validation(monkeypatch):
     more, spread = figures.gain(figures.late(rows), real, "auc")
     assert (round(more, 6), round(spread, 6)) == (0.2, round(float(np.std([0.3, 0.1], ddof=1)), 6))
     assert [row["auc"] for row in figures.released(rows, real)] == [0.4, 0.7]
+
+
+class Shapes:
+    """Two classes of bright and dark squares; the dark ones are small (rare) or large, as `felicia_common.Material`."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        labels, rare = np.arange(160) % 2, np.arange(160) % 4 == 1
+        images = rng.integers(110, 140, (160, 1, 16, 16)).astype(np.uint8)
+        for image, label, small in zip(images, labels, rare, strict=True):
+            side = 2 if small else 5
+            image[:, 8 - side : 8 + side, 8 - side : 8 + side] = 20 if label else 230
+        subgroup = np.where(labels == 0, "bright", np.where(rare, "small", "large"))
+        self.dataset = SimpleNamespace(images=images, labels=labels, subgroup=subgroup)
+        self.target = Target(classes=("bright", "dark"))
+
+    def splits(self, seed: int) -> dict[str, np.ndarray]:
+        return dict(zip(("train", "validation", "test"), np.split(np.arange(160), (80, 120)), strict=True))
+
+    def images(self, index: np.ndarray) -> Images:
+        return Images(torch.from_numpy(self.dataset.images[index]), torch.from_numpy(self.dataset.labels[index]))
+
+    def gan(self, scale: Any) -> GAN:
+        return DCGAN(width=2, latent=4, batch_size=8, steps=1)
+
+    def term(self, **changes: Any) -> CentralTerm:
+        return CentralTerm(**changes)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatch, apart):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from felicia_common import Scale
+    from felicia_worth import Exam, Expert, worth
+
+    shapes = Shapes()
+    parts = {name: shapes.images(index) for name, index in shapes.splits(0).items()}
+    test = shapes.splits(0)["test"]
+    exams = {0: Exam(parts["test"].images, shapes.dataset.labels[test], shapes.dataset.subgroup[test])}
+    scale = Scale(2, 600, 1, 1, (0.0, 1.0), learner_steps=15, real_repeats=2, apart=apart)
+    held = {"a": parts["train"], "b": parts["train"]}
+    plan = [{"seed": 0, "lambda": weight} for weight in scale.weights]
+    federations = [Federated(0, weight, held) for weight in scale.weights]
+    validation = [parts["validation"]] * 2
+    found = worth(
+        *(shapes, scale, plan, federations, "a", validation, exams, 6, "small"), lambda text: None, lambda now: None
+    )
+    assert found["training"]["owners"] == (8 if apart else 4)
+    assert found["expert"] == [1.0]
+    assert [(row["lambda"], row["diet"]) for row in found["rows"]] == [
+        *((0.0, "synthetic"), (0.0, "augmented"), (1.0, "synthetic"), (1.0, "augmented"))
+    ]
+    assert found["real"][0]["accuracy"] > 0.95
+    expert = Expert(shapes, scale, "small")
+    of_kind = [parts["test"].images[torch.from_numpy(exams[0].subgroup == kind)][:8] for kind in ("large", "small")]
+    assert expert.shares([0, 0], of_kind) == [0.0, 1.0]
