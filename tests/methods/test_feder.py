@@ -17,6 +17,8 @@ from polyclinic import assembly
 from polyclinic.engines.in_process import InProcess
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.parcel import SEALED
+from polyclinic.federation.pictures import pack
+from polyclinic.federation.site import SiteHost
 from polyclinic.methods import synthesis
 from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.methods.nodes import mean_prediction
@@ -143,6 +145,18 @@ def test_a_buffer_is_drawn_once_and_never_relayed(go):
     }
     assert all(len(of_site) == 1 for of_site in digests.values())
     assert len(set.union(*digests.values())) == 3
+
+
+def test_a_buffer_is_compressed_once_even_where_sites_are_sent_to_disk(go, monkeypatch):
+    packed = []
+    monkeypatch.setattr(
+        "polyclinic.federation.pictures.pack", lambda images: packed.append(len(images)) or pack(images)
+    )
+    undisturbed = go(method={"rounds": 3})
+    assert packed == [16, 16, 16]
+    monkeypatch.setattr(SiteHost, "RESIDENT_BYTES", 1)
+    assert go(method={"rounds": 3})["weights_sha256"] == undisturbed["weights_sha256"]
+    assert len(packed) == 6
 
 
 @pytest.mark.parametrize("name", ["feder", "feder-a", "feder-b"])

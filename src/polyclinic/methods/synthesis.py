@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyclinic.data.cache import cache_folder, code_digest, digest_of, make_folder
 from polyclinic.data.parts import Part
-from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.parcel import Parcel, decode
 from polyclinic.federation.site import Site, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
 from polyclinic.generators.sheet import contact_sheet
@@ -22,6 +22,8 @@ from polyclinic.tasks import Target
 
 #: columns of the contact sheet
 SHOWN = 12
+#: where a site's state has its buffer as a parcel: a site that was sent to disk need not compress it again
+SENT_BUFFER = "sent-buffer"
 
 Tensors = Mapping[str, Tensor]
 
@@ -131,9 +133,12 @@ def parcel_of(buffer: Tensors) -> Parcel:
 
 
 def own_parcel(site: Site) -> Parcel:
-    """The site's own buffer as it travels. It is the same in every round, so it is compressed once."""
+    """The site's own buffer as it travels. It is the same in every round, so it is compressed once, and kept so."""
     if "buffer" not in site.cache:
-        site.cache["buffer"] = parcel_of(site.state.group("buffer"))
+        if SENT_BUFFER not in site.state:
+            encoded = parcel_of(site.state.group("buffer")).encoded
+            site.state[SENT_BUFFER] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        site.cache["buffer"] = decode(site.state[SENT_BUFFER].numpy().tobytes())
     return site.cache["buffer"]
 
 
