@@ -56,6 +56,9 @@ def test_counters_among_weights_are_left_alone():
     assert found["w"].tolist() == [4, 3, 0, 0]
     assert (found["n"].item(), found["n"].dtype) == (300, torch.int64)
     assert found["own"].tolist() == [1, 1]
+    rounded = Defence(name="quantise", bits=2)(sent, {"weights": start}).tensors
+    assert rounded["w"].tolist() == [4, 4, 0, 0]  # three levels; half of one rounds to the even one
+    assert rounded["n"].dtype == torch.int64
 
 
 def test_an_unknown_defence_is_said(tiny):

@@ -10,7 +10,7 @@ import torch
 
 from polyclinic.audit import settings
 from polyclinic.audit.audit import audit
-from polyclinic.audit.grid import grid, variations
+from polyclinic.audit.grid import grid, numbers_at, variations
 from polyclinic.audit.settings import Budget
 from polyclinic.audit.targets import joined, mean_of
 from polyclinic.data.parts import open_site, prepare
@@ -114,3 +114,10 @@ def test_a_grid_has_utility_and_leakage_of_each(tiny, undisturbed, tmp_path):
     assert json.loads((tmp_path / "run" / "grid.json").read_text()) == report
     assert (tmp_path / "run" / "grid.png").stat().st_size > 5000
     assert grid(tmp_path / "run") == report  # runs that are there are not run again
+
+
+def test_points_that_cover_each_other_share_one_text():
+    places = [(0.0, 0.5), (10.0, 0.9), (0.1, 0.501), (0.1, 0.9)]
+    assert numbers_at(places, [1, 2, 3, 5]) == [("1,3", 0.0, 0.5), ("2", 10.0, 0.9), ("5", 0.1, 0.9)]
+    assert numbers_at([], []) == []
+    assert numbers_at([(1.0, 1.0)], [4]) == [("4", 1.0, 1.0)]

@@ -9,12 +9,14 @@ import torch
 
 from polyclinic.assembly import Assembly
 from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.networks import ready
 from polyclinic.attacks.perceptual import Pixels, perceptual_distance
 from polyclinic.attacks.simulation import Simulation
 from polyclinic.audit import front, latents, made, settings, updates
 from polyclinic.audit.audit import audit
 from polyclinic.audit.case import Finding, NotTried, Seen, Tools, Truth
+from polyclinic.audit.pictures import histograms
 from polyclinic.audit.recovery import Told, recovery
 from polyclinic.audit.settings import Audit, Budget
 from polyclinic.audit.targets import Target
@@ -193,6 +195,24 @@ def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, 
         (of_kind, Capability.SYNTHETIC_IMAGES): {"projection"},
     }
     assert tried == expected.get((of_kind, capability), set())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
+    rng = torch.Generator().manual_seed(3)
+    training, held_out, others = (torch.rand(75, channels, 10, 10, generator=rng) * 255).byte().split(25)
+    others = others.clone()
+    others[4], others[9] = training[7].flip(-1), training[2]
+    found = find_copies(others, training, held_out)
+    pairs = made.closest_pairs(others, training, found, shown=3)
+    shown = {int(found.training.index[row]) for row in found.training.distance.argsort()[:2]}
+    assert shown == {7, 2}
+    mirrored = next(n for n, words in enumerate(pairs.captions) if words.endswith("mirrored"))
+    assert torch.equal(pairs.rows["made"][mirrored], training[7].flip(-1))
+    assert torch.equal(pairs.rows["training"][mirrored], training[7])
+    histograms("distance", {"made": found.training.distance}, pairs=pairs)(tmp_path / "pairs.png")
+    histograms("distance", {"made": found.training.distance})(tmp_path / "alone.png")
+    assert (tmp_path / "pairs.png").stat().st_size > (tmp_path / "alone.png").stat().st_size
 
 
 def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
-from polyclinic.audit import settings
+from polyclinic.audit import audit, settings
 from polyclinic.audit.settings import Budget
 from polyclinic.cli import run_app
 
@@ -96,20 +97,24 @@ def test_flags_that_a_grid_does_not_have_are_refused(here, capsys):
 
 def test_an_interrupted_audit_says_what_there_is(here, capsys, monkeypatch):
     assert run_app(["run", "study.toml", "--set", "audit.keep_parcels=0", "--out", "out", "--quiet"]) == 0
-    stopped = monkeypatch.context
+    attack_one, done = audit.one, []
 
-    def stop(*_, **__):
-        raise KeyboardInterrupt
+    def stop_at_the_second(*given):
+        if done:
+            raise KeyboardInterrupt
+        done.append(attack_one(*given))
+        return done[0]
 
-    with stopped() as patch:
-        patch.setattr("polyclinic.audit.audit.one", stop)
-        assert run_app(["audit", "out", "--quiet"]) == 1
+    monkeypatch.setattr(audit, "one", stop_at_the_second)
+    both = ["audit", "out", "--sites", "site-1,site-2", "--quiet"]
+    assert run_app(both) == 1
     assert capsys.readouterr().err == "interrupted; what was found so far is in out/audit.json\n"
-    assert run_app(["audit", "out", "--quiet"]) == 0
-    with stopped() as patch:
-        patch.setattr("polyclinic.audit.audit.open_run", stop)
-        assert run_app(["audit", "out", "--quiet"]) == 1
-    assert capsys.readouterr().err == "interrupted; nothing was attacked yet\n"
+    report = json.loads((here / "out" / "audit.json").read_text())
+    assert (report["complete"], len(report["parcels"])) == (False, 1)
+    os.utime(here / "out" / "audit.json", (0, 0))  # from now on an earlier audit's
+    assert run_app(both) == 1
+    assert capsys.readouterr().err == "interrupted; nothing was found yet\n"
+    assert json.loads((here / "out" / "audit.json").read_text()) == report
 
 
 def test_a_threat_model_is_checked_when_the_study_is_read(here, capsys):

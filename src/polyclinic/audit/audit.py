@@ -60,7 +60,6 @@ def audit(
     wanted = targets(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
     tools = tools_for(assembly, budget, features, device)
     report = head(assembly.study, tools, budget, lines)
-    write(folder, report)
     for done, target in enumerate(wanted):
         if progress:
             progress(target.name, done, len(wanted))

@@ -22,6 +22,7 @@ from polyclinic.study import Study, parse_study
 Progress = Callable[[str, int, int], None]
 
 LEAKS, HOLDS = "#c0392b", "#4c8fbd"
+CLOSE = 0.02  # of a picture's side: points that cover each other
 
 #: settings of each variation of a defence that sites apply to their updates
 ON_UPDATES: dict[str, dict[str, dict[str, Any]]] = {
@@ -53,7 +54,6 @@ def grid(
     study = study_of(folder, None)
     wanted = variations(study)
     report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "complete": False, "points": []}
-    write(report, folder)
     for done, (name, changed) in enumerate(wanted.items()):
         if progress:
             progress(name, done, len(wanted))
@@ -144,21 +144,37 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def write(report: Mapping[str, Any], folder: Path) -> None:
     """`grid.json` and `grid.png` in the run folder."""
     whole_or_not(folder / "grid.json", json.dumps(report, indent=2) + "\n")
-    if report["points"]:
-        draw(report, folder / "grid.png")
+    draw(report, folder / "grid.png")
+
+
+def numbers_at(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:
+    """What to write where: points that lie upon each other share one text, or nobody could read either."""
+    spans = [max(values) - min(values) or 1.0 for values in zip(*places, strict=True)]
+    texts: list[tuple[str, float, float]] = []
+    for (x, y), number in zip(places, numbers, strict=True):
+        near = [i for i, (_, a, b) in enumerate(texts) if max(abs(x - a) / spans[0], abs(y - b) / spans[1]) < CLOSE]
+        if near:
+            text, a, b = texts[near[0]]
+            texts[near[0]] = (f"{text},{number}", a, b)
+        else:
+            texts.append((str(number), x, y))
+    return texts
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
     """Utility over leakage, a numbered point for each defence; right of the line an attack beats the best guess."""
     figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    for number, one in enumerate(report["points"], 1):
-        if one["psnr"] is None or one["utility"] is None:
-            continue
-        x, y = one["psnr"] - one["psnr_of_guess"], one["utility"]
+    drawn = [
+        (number, one["psnr"] - one["psnr_of_guess"], one["utility"], one)
+        for number, one in enumerate(report["points"], 1)
+        if one["psnr"] is not None and one["utility"] is not None
+    ]
+    for number, x, y, one in drawn:
         colour = LEAKS if one["leaks"] else HOLDS
         axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=f"{number}  {one['defence']}")
-        axes.text(x, y, str(number), color="white", fontsize=9, ha="center", va="center", zorder=4)
+    for text, x, y in numbers_at([(x, y) for _, x, y, _ in drawn], [number for number, *_ in drawn]):
+        axes.text(x, y, text, color="white", fontsize=9 if len(text) < 3 else 6, ha="center", va="center", zorder=4)
     axes.axvline(0, color=FAINT, linestyle="--", linewidth=1)
     axes.margins(x=0.08, y=0.12)
     for side in ("top", "right"):

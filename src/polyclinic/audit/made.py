@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Attack, Capability
-from polyclinic.attacks.copies import FEWEST, CopySearch
+from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
+from polyclinic.attacks.image_sets import ORIENTATIONS
 from polyclinic.attacks.latent_space import LatentSpace, gan_space, stylegan2_space, vqvae2_space
 from polyclinic.attacks.membership_attacks import NearestSynthetic
 from polyclinic.attacks.perceptual import Distance
 from polyclinic.attacks.projection import Projection
 from polyclinic.audit.case import Finding, NotTried, Seen, Truth
-from polyclinic.audit.pictures import histograms
+from polyclinic.audit.pictures import Pairs, histograms
 from polyclinic.audit.recovery import recovery
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, GeneratorModel
@@ -115,8 +116,21 @@ def copied(
         "made, to nearest training image": found.training.distance,
         "held-out, to nearest training image": found.baseline.distance,
     }
-    draw = histograms(f"{found.features} distance", distances, limit=found.limit)
+    pairs = closest_pairs(made, members, found)
+    draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs)
     return Finding(search.name, str(search), found.verdict(), draw=draw)
+
+
+def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) -> Pairs:
+    """The made images that lie closest to a training image, as they were made, each above that image."""
+    which = found.training.distance.argsort()[:shown]
+    turns = found.training.orientation[which]
+    how = [ORIENTATIONS[int(turn)].replace(" by", "").replace(" degrees", "°") if turn else "" for turn in turns]
+    distances = [f"{value:.2g}" for value in found.training.distance[which]]
+    return Pairs(
+        {"made": as_bytes(made[which]), "training": members[found.training.index[which]]},
+        [f"{distance}\n{words}" for distance, words in zip(distances, how, strict=True)],
+    )
 
 
 def nearest(

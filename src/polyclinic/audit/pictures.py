@@ -1,8 +1,9 @@
-"""Pictures of findings: histograms of members beside held-out images."""
+"""Pictures of findings: histograms of members beside held-out images, and images beside their nearest ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,24 @@ from polyclinic.data.picture import FAINT, INK
 COLOURS = ("#e07b54", "#4c8fbd", "#59a58b")
 
 
-def histograms(measured: str, groups: Mapping[str, Tensor], *, limit: float | None = None) -> Callable[[Any], None]:
-    """A function that draws one histogram per group over each other; `limit` is marked where there is one."""
+@dataclass(frozen=True)
+class Pairs:
+    """Images that belong together, uint8 [N, C, H, W] each by the name of their row, with words above each pair."""
+
+    rows: Mapping[str, Tensor]
+    captions: Sequence[str]
+
+
+def histograms(
+    measured: str, groups: Mapping[str, Tensor], *, limit: float | None = None, pairs: Pairs | None = None
+) -> Callable[[Any], None]:
+    """A function that draws one histogram per group over each other; `limit` is marked where there is one, and `pairs`
+    of images are shown below."""
 
     def draw(path: Path) -> None:
-        figure = Figure(figsize=(6.4, 3.4), layout="constrained", facecolor="white")
-        axes = figure.subplots()
+        figure = Figure(figsize=(6.4, 3.4 if pairs is None else 5.6), layout="constrained", facecolor="white")
+        parts: Any = [figure] if pairs is None else figure.subfigures(2, 1, height_ratios=(3.4, 2.2))
+        axes = parts[0].subplots()
         values = {name: np.asarray(tensor, dtype=float) for name, tensor in groups.items()}
         every = np.concatenate([one[np.isfinite(one)] for one in values.values()])
         edges = np.histogram_bin_edges(every, bins=24).tolist()
@@ -29,9 +42,26 @@ def histograms(measured: str, groups: Mapping[str, Tensor], *, limit: float | No
         if limit is not None:
             axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2, label="limit of a copy")
         _tidy(axes, measured)
+        if pairs is not None:
+            _show(pairs, parts[1])
         figure.savefig(path, dpi=120)
 
     return draw
+
+
+def _show(pairs: Pairs, figure: Any) -> None:
+    """Images of a row beside each other, rows below each other, in a part of a figure."""
+    every = figure.subplots(len(pairs.rows), len(pairs.captions), squeeze=False)
+    for row, (name, images) in zip(every, pairs.rows.items(), strict=True):
+        for axes, image in zip(row, images, strict=True):
+            pixels = image[0] if len(image) == 1 else image.movedim(0, -1)
+            axes.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.set_frame_on(False)
+        row[0].set_ylabel(name, fontsize=8, color=INK)
+    for axes, words in zip(every[0], pairs.captions, strict=True):
+        axes.set_title(words, fontsize=6, color=INK)
 
 
 def _tidy(axes: Any, measured: str) -> None:

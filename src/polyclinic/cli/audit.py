@@ -52,20 +52,21 @@ def _report(run: Path, grid: bool, options: dict[str, Any], display: Display | N
     from polyclinic.audit.audit import audit as audit_run
     from polyclinic.audit.grid import grid as grid_of_run
 
+    report, begun = run / ("grid.json" if grid else "audit.json"), time.time()
     try:
         return grid_of_run(run, **options) if grid else audit_run(run, **options)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; {_so_far(run / ('grid.json' if grid else 'audit.json'))}", err=True)
+        typer.echo(f"interrupted; {_so_far(report, begun)}", err=True)
         raise typer.Exit(1) from None
     finally:
         if display:
             display.close()
 
 
-def _so_far(report: Path) -> str:
-    """Whether an interrupted audit has left something: a complete report is an earlier one's."""
-    begun = report.is_file() and not json.loads(report.read_text(encoding="utf-8")).get("complete", True)
-    return f"what was found so far is in {report}" if begun else "nothing was attacked yet"
+def _so_far(report: Path, begun: float) -> str:
+    """Whether an interrupted audit has left something: an older report is an earlier audit's."""
+    found = report.is_file() and report.stat().st_mtime >= begun
+    return f"what was found so far is in {report}" if found else "nothing was found yet"
 
 
 def _names(text: str) -> list[str]:
