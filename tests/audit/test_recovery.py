@@ -93,6 +93,21 @@ def test_a_picture_is_drawn(tmp_path, in_order):
     assert (tmp_path / "found.png").stat().st_size > 1000
 
 
+def test_only_a_sites_own_images_are_drawn(tmp_path, monkeypatch):
+    """Of a sum over sites, which knows images of all."""
+    drawn = []
+    monkeypatch.setattr("polyclinic.generators.sheet.contact_sheet", lambda rows, *_: drawn.append(rows))
+    own = torch.arange(8) < 3
+    found = recovery(TRUTH.flip(0), TRUTH, HELD_OUT, in_order=False, own=own)
+    assert len(found.truth) == 8
+    found.draw(tmp_path / "found.png")
+    theirs = {image.numpy().tobytes() for image in (TRUTH[:3] * 255).round().to(torch.uint8)}
+    assert {image.numpy().tobytes() for image in drawn[0]["target"]} == theirs
+    assert list(drawn[0]) == ["target", "reconstruction"]  # a guess may be another site's
+    recovery(TRUTH, TRUTH, HELD_OUT, in_order=False, own=own & False).draw(tmp_path / "none.png")
+    assert len(drawn) == 1
+
+
 def test_fewer_true_images_than_were_searched_for():
     found = recovery(torch.cat([noise("more", 2), TRUTH[:3]]), TRUTH[:3], HELD_OUT, in_order=False)
     assert len(found.truth) == 3

@@ -124,6 +124,7 @@ def test_a_sum_is_scored_with_every_sites_own_images(opened):
     ]
     expected = torch.cat([part.images(part.used) for part in parts])
     assert torch.equal(truth.images(truth.used), expected)
+    assert int((truth.used < truth.own).sum()) == len(parts[0].used)
     assert not updates.Plan(seen).exact  # two sites' steps are no steps after each other
 
 

@@ -99,9 +99,8 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
     findings = []
     for found in (result for result in results if isinstance(result, Finding)):
         path = folder / "sites" / target.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
-        if found.draw:
-            _drawn(found.draw, path)
-        findings.append(_plain(found, str(path.relative_to(folder)) if found.draw else None))
+        shown = found.draw is not None and _drawn(found.draw, path)
+        findings.append(_plain(found, str(path.relative_to(folder)) if shown else None))
     return {
         "site": target.who,
         "round": release.round,
@@ -114,10 +113,13 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
     }
 
 
-def _drawn(draw: Callable[[Any], None], path: Path) -> None:
+def _drawn(draw: Callable[[Any], None], path: Path) -> bool:
+    """Whether there was something to draw."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         draw(path)
+        return path.is_file()
     except OSError as error:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
 

@@ -99,9 +99,12 @@ class Seen:
 class Truth:
     """The site's images, for scoring: those that a release was made of, and those that were held out."""
 
-    def __init__(self, used: Sequence[Tensor], data: SiteData, seed: int) -> None:
-        """`used`: indices of training images by mini-batch; none if the operation took no batches, but all images."""
+    def __init__(self, used: Sequence[Tensor], data: SiteData, seed: int, own: int | None = None) -> None:
+        """`used`: indices of training images by mini-batch; none if the operation took no batches, but all images.
+
+        `own`: how many of the training images, from the first, are the site's where several sites' are joined."""
         self.data, self.seed = data, seed
+        self.own = len(data.train) if own is None else own
         self._used = list(used)
 
     @cached_property

@@ -38,5 +38,6 @@ def searched(
         augmentation=tools.assembly.study.optimizer.augment,
         distance=tools.distance,
         device=tools.device,
+        own=truth.used < truth.own if seen.sites > 1 else None,
     )
     return Finding(settings.name, back.threat_model, result.verdict(), assumed, result.draw)

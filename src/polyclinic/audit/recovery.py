@@ -48,6 +48,7 @@ class Recovery:
     by_assignment: bool
     told: Told
     perceptual: dict[str, float | str] = field(default_factory=dict)
+    shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
 
     @property
     def recovered(self) -> Tensor:
@@ -81,12 +82,17 @@ class Recovery:
             **self.perceptual,
         }
 
-    def draw(self, path: Path, shown: int = 8) -> None:
-        """Target beside reconstruction, the best ones first, and the guess below."""
+    def draw(self, path: Path, count: int = 8) -> None:
+        """Target beside reconstruction, the best ones first, and the guess below. No picture if none may be shown."""
         from polyclinic.generators.sheet import contact_sheet
 
-        order = self.error.argsort()[:shown]
-        rows = {"target": self.truth, "reconstruction": self.found, "guess": self.guess}
+        order = self.error.argsort()
+        order = (order if self.shown is None else order[self.shown[order]])[:count]
+        if not len(order):
+            return
+        rows = {"target": self.truth, "reconstruction": self.found}
+        if self.shown is None:  # a guess may be another site's held-out image
+            rows["guess"] = self.guess
         pictures = {name: (images[order] * 255).round().to(torch.uint8) for name, images in rows.items()}
         contact_sheet(pictures, path, [f"{value:.1f} dB" for value in _psnr(self.error[order])])
 
@@ -100,12 +106,14 @@ def recovery(
     augmentation: tuple[str, ...] = (),
     distance: Distance | None = None,
     device: str = "cpu",
+    own: Tensor | None = None,
 ) -> Recovery:
     """Score found images [M, C, H, W] against the true ones [N, C, H, W], all in [0, 1].
 
     In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
     A study that augments may have used an image mirrored or turned: the orientation of least error counts. A
-    perceptual `distance`, which lies on `device`, is told beside the errors.
+    perceptual `distance`, which lies on `device`, is told beside the errors. `own` bool [N]: the true images that may
+    be drawn, where some are another site's.
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])
@@ -116,7 +124,8 @@ def recovery(
     error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
     told = told_in_order(found, truth, held_out) if in_order else told_apart(found, candidates, held_out)
     seen = _perceptual(distance, found, truth, guess, device)
-    return Recovery(truth, found, guess, error, guess_error, not in_order, told, seen)
+    shown = None if own is None else own[torch.tensor(index)]
+    return Recovery(truth, found, guess, error, guess_error, not in_order, told, seen, shown)
 
 
 def _perceptual(

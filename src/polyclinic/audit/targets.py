@@ -38,7 +38,7 @@ class Target:
 
     @property
     def site(self) -> str:
-        """Whose parcel it is; the picture of a sum, which shows images of all, lies with the first site's."""
+        """Whose parcel it is; the picture of a sum lies with the first site's, and shows that site's images alone."""
         return next(iter(self.parts))
 
     @property
@@ -71,7 +71,8 @@ class Target:
             batches = Truth(release.used, data, tools.seed).batches
             used += [index + start for index in batches]
             start += len(data.train)
-        return Truth(used, opened[0] if len(opened) == 1 else joined(opened), tools.seed)
+        data = opened[0] if len(opened) == 1 else joined(opened)
+        return Truth(used, data, tools.seed, own=len(opened[0].train))
 
 
 def mean_of(parcels: Sequence[Parcel]) -> Parcel:
