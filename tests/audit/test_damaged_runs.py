@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from polyclinic.audit import settings
-from polyclinic.audit.audit import audit
+from polyclinic.audit.audit import ATTACKS, audit
 from polyclinic.audit.settings import Budget
 from polyclinic.errors import BadInput, WorkFailed
 
@@ -36,7 +37,7 @@ def kept(folder: Path, name: str) -> Path:
 
 
 def untouched(folder: Path) -> bool:
-    return not (folder / "audit.json").exists() and not list(folder.glob("sites/*/audit"))
+    return not (folder / "audit.json").exists() and not list(folder.glob("sites/*/audit"))  # nor any picture
 
 
 def cut_short(file: Path) -> None:
@@ -98,6 +99,18 @@ def test_a_place_that_cannot_be_written_is_named(folder: Path):
     (folder / "audit.json").mkdir()
     with pytest.raises(BadInput, match=r"audit\.json: cannot be written"):
         audit(folder)
+
+
+def test_a_device_that_is_too_small_is_said_and_the_rest_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def too_much(*_: object) -> list:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setitem(ATTACKS, "weights", too_much)
+    report = audit(folder, sites=["site-1", "site-2"])
+    assert len(report["parcels"]) == 2
+    assert report["complete"]
+    assert report["verdicts"]["weights"]["leak"] is None
+    assert "memory of cpu is too small" in report["verdicts"]["weights"]["words"]
 
 
 def test_an_audit_that_was_stopped_at_once_leaves_everything_as_it_was(folder: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import pytest
@@ -159,6 +160,21 @@ def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(ope
 
 
 # --- latents and what generators make -------------------------------------------------------------------
+
+
+def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
+    for method, changes, attack, kind in (
+        ("fedreplay", {}, latents.attack, "latents"),
+        ("cwt-replay", VQVAE2, made.of_codes, "codes"),
+    ):
+        tools, (kept, _) = opened(method, changes)
+        release = next(one for one in kept if kind in one.kinds)
+        seen, truth = of_site(tools, release, release.kinds.index(kind))
+        part = dataclasses.replace(truth.data.train, images=255 - truth.data.train.images[::-1])
+        other = Truth(release.used, dataclasses.replace(truth.data, train=part), 0)
+        first, second = (attack(seen, one)[0].draw.__self__ for one in (truth, other))
+        assert torch.equal(first.found, second.found)
+        assert not torch.equal(first.truth, second.truth)
 
 
 def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_that_batch(opened):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyclinic.assembly import Assembly, device_of
 from polyclinic.attacks.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.audit import latents, made, updates
@@ -95,7 +97,7 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release, parcel = target.release, target.parcel
-    results = ATTACKS[parcel.kind](target.seen(tools), target.truth(tools))
+    results = _attacked(parcel.kind, target.seen(tools), target.truth(tools))
     findings = []
     for found in (result for result in results if isinstance(result, Finding)):
         path = folder / "sites" / target.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
@@ -111,6 +113,16 @@ def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
         "not_tried": [{"attack": r.attack, "why": r.why} for r in results if isinstance(r, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
+
+
+def _attacked(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    """What was found; an audit goes on with other parcels where one is too much for the device."""
+    try:
+        return ATTACKS[kind](seen, truth)
+    except torch.OutOfMemoryError:
+        return [
+            NotTried("every attack", f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU")
+        ]
 
 
 def _drawn(draw: Callable[[Any], None], path: Path) -> bool:

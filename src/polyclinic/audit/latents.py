@@ -27,7 +27,7 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     if missing:
         return [NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")]
     latents = latents_in(seen.parcel)
-    rows = rows_to_attack(seen, truth, latents, settings.batch_norm == "train")
+    rows = rows_to_attack(seen, latents, settings.batch_norm == "train")
     shape, tools = seen.tools.image_shape, seen.tools
     try:
         found = settings.run(latents[rows], front, shape, together=len(rows), seed=tools.seed, device=tools.device)
@@ -47,7 +47,7 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     return [Finding(settings.name, found.threat_model, result.verdict(), _assumed(seen, cut), result.draw)]
 
 
-def rows_to_attack(seen: Seen, truth: Truth, latents: Tensor, together: bool) -> Tensor:
+def rows_to_attack(seen: Seen, latents: Tensor, together: bool) -> Tensor:
     """A whole batch where its images share statistics; else the first few."""
     count = len(latents) if together else min(len(latents), 4 * seen.tools.budget.images)
     return torch.arange(count)
