@@ -207,7 +207,18 @@ def figures(entries: list[Entry]) -> dict[str, Any]:
         found["convergence std"] = statistics.fmean(stds)
     if "ensemble" in results[0]["metrics"]:
         found["ensemble"] = spread([100 * one["metrics"]["ensemble"]["test"]["accuracy"] for one in results])
+    found["AUC"] = areas(results)
     found["bytes a node sends in a round"] = sent_per_round(results[0])
+    return found
+
+
+def areas(results: list[dict]) -> dict[str, Any]:
+    """Areas under ROC curves in percent, which do not mind a threshold that another site has shifted."""
+    found: dict[str, Any] = {"node performance": spread([100 * one["metrics"]["mean"]["auc"] for one in results])}
+    if "convergence" in results[0]["metrics"]:
+        of_runs = [[site["auc"] for site in one["metrics"]["convergence"].values()] for one in results]
+        found["each model at each site"] = spread([100 * statistics.fmean(s["mean"] for s in run) for run in of_runs])
+        found["convergence std"] = 100 * statistics.fmean(s["std"] for run in of_runs for s in run)
     return found
 
 
@@ -233,7 +244,7 @@ def sent_per_round(result: dict[str, Any]) -> float:
 
 
 def table(rows: dict[str, Any]) -> None:
-    print(f"{'':26} node perf.     all sites'     ensemble       conv. std   sent/round")
+    print(f"{'':26} node perf.     all sites'     ensemble       conv. std   sent/round    AUC: node perf.   conv. std")
     for name, row in rows.items():
         if row["n"] == 0:
             print(f"{name:26} no finished run")
@@ -241,7 +252,8 @@ def table(rows: dict[str, Any]) -> None:
         values = [row["node performance"], row["on all sites' images"], row.get("ensemble")]
         cells = [f"{v['mean']:5.1f} ± {v['std']:4.1f}" if v else " " * 12 for v in values]
         std = f"{row['convergence std']:5.2f}" if "convergence std" in row else "     "
-        print(f"{name:26} {'   '.join(cells)}   {std}   {row['bytes a node sends in a round'] / 1e6:8.2f} MB")
+        area = f"{row['AUC']['node performance']['mean']:5.1f}   {row['AUC'].get('convergence std', float('nan')):5.2f}"
+        print(f"{name:26} {'   '.join(cells)}   {std}   {row['bytes a node sends in a round'] / 1e6:8.2f} MB   {area}")
 
 
 # --- Fig. 2 -------------------------------------------------------------------------------------------

@@ -36,13 +36,15 @@ class Finished:
 
 
 def result(accuracy, stds):
-    scores = {"accuracy": accuracy}
+    scores = {"accuracy": accuracy, "auc": accuracy + 0.05}
     return {
         "metrics": {
             "mean": scores,
             "test": scores,
             "per_site": {"a": scores, "b": scores},
-            "convergence": {site: {"accuracy": {"mean": accuracy, "std": s}} for site, s in stds.items()},
+            "convergence": {
+                site: {name: {"mean": mean, "std": s} for name, mean in scores.items()} for site, s in stds.items()
+            },
         },
         "handed_over_per_round": {"a": {"weights": 100, "synthetic-images": 50}, "b": {"weights": 100}},
         "data": {"counts": {"a": 1, "b": 1}},
@@ -57,6 +59,8 @@ def test_figures_are_means_over_seeds_by_hand():
     assert found["node performance"]["std"] == pytest.approx(50**0.5)
     assert found["node convergence"]["a"]["std"] == pytest.approx(1.0)
     assert found["convergence std"] == pytest.approx(2.0)
+    assert found["AUC"]["each model at each site"]["mean"] == pytest.approx(90.0)
+    assert found["AUC"]["convergence std"] == pytest.approx(2.0)
     assert found["bytes a node sends in a round"] == 125
     assert feder.figures([Finished(None)]) == {"n": 0}
 
