@@ -48,6 +48,20 @@ def test_signs_and_box():
     assert optimizer.point[0, 2] == pytest.approx(0.5 - 30 * 0.1, rel=1e-4)  # free to leave
 
 
+def test_a_target_whose_gradient_has_vanished_stays_where_it_is():
+    """Momentum would carry it on."""
+    optimizer = Adam(start(2), lr=0.1, steps=10)
+    for step in range(10):
+        gradient = torch.ones(2, 5, dtype=torch.float64)
+        gradient[1] = 0.0 if step >= 3 else 1.0
+        optimizer.update(torch.ones(2, dtype=torch.float64), gradient)
+        if step == 2:
+            there = optimizer.point[1].clone()
+    assert optimizer.converged.tolist() == [False, True]
+    assert torch.equal(optimizer.point[1], there)
+    assert not torch.equal(optimizer.point[0], optimizer.point[1])
+
+
 def test_a_diverging_target_stops_alone():
     begin = start()
     wild = Adam(begin, lr=0.01, steps=10)

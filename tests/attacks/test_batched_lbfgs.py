@@ -69,6 +69,22 @@ def test_each_target_may_have_a_rate_of_its_own():
         torch.testing.assert_close(found.point[row], torchs(problem, row, start, 2, lr=lr)[0], rtol=0, atol=1e-8)
 
 
+class Plains(Valleys):
+    """So flat that no iteration changes the loss by 1e-9, though gradients are far from zero."""
+
+    @staticmethod
+    def height(x: Tensor, bend: Tensor) -> Tensor:
+        return 5e-7 * (bend * x**2).sum(-1)
+
+
+def test_a_step_in_which_the_loss_stands_still_is_over():
+    problem, start = Plains(torch.tensor([1.0, 2.0], dtype=torch.float64)), torch.ones(2, 6, dtype=torch.float64)
+    found = search(problem, LBFGS(start, lr=0.5, steps=3), returns="last")
+    for row in range(2):
+        torch.testing.assert_close(found.point[row], torchs(problem, row, start, 3, lr=0.5)[0], rtol=0, atol=1e-12)
+    assert float((1 - found.point).abs().max()) < 0.9  # with 60 iterations it would have arrived
+
+
 def test_ends_where_torch_ends():
     """Steps that end early, convergence and all: torch's loss, with fewer evaluations, since it looks twice."""
     problem, start = valleys()

@@ -52,6 +52,8 @@ def test_quantisation_has_255_levels():
 def test_a_secure_sum_is_the_gradient_of_all_images():
     other = {name: -tensor for name, tensor in GRADIENTS.items()}
     assert defences.secure_sum([GRADIENTS, other])["b"].abs().max() == 0
+    three = [{"w": torch.tensor([value, 2.0])} for value in (1.0, 2.0, 6.0)]
+    assert defences.secure_sum(three)["w"].tolist() == [3.0, 2.0]
 
 
 def test_defences_hold_off_an_attack(lenet, smooth_images, sent):

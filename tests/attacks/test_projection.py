@@ -99,6 +99,10 @@ def test_the_label_is_asked_for():
         return spread + 0.2 + 0.6 * labels[:, None, None, None]
 
     space, bright = GaussianSpace(generate, 1), torch.full((2, 1, SIZE, SIZE), 0.85)
+    once = Projection(iterations=1, starts=16)
+    mixed = once.run(space, bright, Pixels(), labels=torch.tensor([0, 1]))
+    alone = once.run(space, bright[1:], Pixels(), labels=torch.tensor([1]))
+    assert mixed.at_start[1] == alone.at_start[0]  # started from images of its own label, whoever stands before it
     attack = Projection(iterations=60, starts=4)
     found = attack.run(space, bright, Pixels(), labels=torch.tensor([1, 0]))
     assert found.distances[0] < 1e-4
