@@ -129,6 +129,14 @@ def test_a_sum_is_scored_with_every_sites_own_images(opened):
     assert not updates.Plan(seen).exact  # two sites' steps are no steps after each other
 
 
+def test_a_sum_of_gradients_is_over_every_sites_batch(opened):
+    tools, (first, second) = opened("fedsgd", {"audit.secure_sum": True}, batch="mini")
+    alone, _ = of_site(tools, first[0])
+    summed = Target({"site-1": first[0], "site-2": second[0]}, 0).seen(tools)
+    assert (updates.Plan(alone).images, updates.Plan(summed).images) == (2, 4)
+    assert updates.Plan(summed).exact
+
+
 def test_membership_is_asked_of_the_model_that_left(opened):
     tools, (kept, _) = opened("fedavg")
     seen, truth = of_site(tools, kept[0])
