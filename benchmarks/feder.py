@@ -62,6 +62,7 @@ class Plan:
             "engine": {
                 "device": options.device,
                 "precision": options.precision,
+                "graphs": True,
                 "workers": 1,
                 "checkpoint_every": 0,
             },

@@ -45,7 +45,6 @@ CLASSIFIER_STEPS = 600
 def main() -> None:
     options = _options()
     started = time.monotonic()
-    Workbench.recorded = True  # three classifiers for each generator
     images, labels, classes = read(options)
     order = torch.randperm(len(images), generator=torch_rng(options.seed, "fig3", "order"))
     count = min(options.train, len(images) // 2)
@@ -219,7 +218,7 @@ def scored(
             )
 
         optimizer = Optimizer(name="adam", lr=1e-3, augment=("flip",))
-        bench = Workbench(builder(), task, target, optimizer, device=options.device)
+        bench = Workbench(builder(), task, target, optimizer, device=options.device, graphs=True)
         model = bench.load(initial_weights(builder, seed_of(options.seed, "fig3", number)))
         rng = torch_rng(options.seed, "fig3", "batches", number)
         bench.train(bench.batches(part, rng), options.classifier_steps, optimizer.make(model.parameters(), 1))

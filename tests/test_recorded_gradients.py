@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from polyclinic import recorded_gradients
-from polyclinic.data.parts import Part
+from polyclinic.assembly import Assembly
+from polyclinic.data.parts import Part, prepare
 from polyclinic.models import build, initial_weights
 from polyclinic.recorded_gradients import RecordedGradients
 from polyclinic.tasks import TASKS, Target
@@ -58,11 +59,44 @@ def test_gradients_are_those_of_the_batch_whatever_its_shape(no_gpu):
         loss = float(learn(x, y))
         found = model.weight.grad.clone()
         wanted = (model(x) - y).square().mean()
-        assert loss == pytest.approx(float(wanted))
+        assert loss == pytest.approx(float(wanted.detach()))
         assert torch.allclose(found, torch.autograd.grad(wanted, model.weight)[0])
         with torch.no_grad():
             model.weight -= 0.1 * found
     assert len(learn.recordings) == 2
+
+
+def test_what_cannot_be_recorded_goes_on_kernel_by_kernel(no_gpu, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(recorded_gradients.Recording, "__init__", fails)
+    model = torch.nn.Linear(3, 2)
+    learn = RecordedGradients(model, lambda x, y: (model(x) - y).square().mean())
+    x, y = torch.ones(4, 3), torch.zeros(4, 2)
+    wanted = torch.autograd.grad((model(x) - y).square().mean(), model.weight)[0]
+    for _ in range(recorded_gradients.WARM_UP):
+        learn(x, y)
+    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step cannot be recorded \(operation not"):
+        learn(x, y)
+    assert torch.equal(model.weight.grad, wanted)
+    learn(x, y)  # and says it once
+    assert torch.equal(model.weight.grad, wanted)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_study_says_whether_steps_are_recorded(tiny, graphs, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("polyclinic.assembly.Workbench", lambda *_, **settings: asked.append(settings["graphs"]))
+    study = tiny("fedavg", {"engine.graphs": graphs})
+    Assembly(study, prepare(study.data, study.sites), tmp_path).workbench()
+    assert asked == [graphs]
+
+
+def test_a_cpu_records_nothing():
+    task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
+    model = build("small-cnn", channels=1, outputs=task.outputs(target), size=28)
+    assert Workbench(model, task, target, Optimizer(), graphs=True)._recorded is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -76,8 +110,7 @@ def test_recorded_training_is_training():
     losses = {}
     for recorded in (False, True):
         optimizer = Optimizer(name="adam", lr=1e-4, batch_size=16)
-        bench = Workbench(builder(), task, target, optimizer, device="cuda")
-        bench.recorded = recorded
+        bench = Workbench(builder(), task, target, optimizer, device="cuda", graphs=recorded)
         model, rng = bench.load(initial_weights(builder, 0)), torch.Generator().manual_seed(0)
         losses[recorded] = [
             bench.train(bench.batches(part, rng), 4, optimizer.make(model.parameters(), 1)) for _ in range(3)

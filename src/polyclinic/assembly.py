@@ -96,6 +96,7 @@ class Assembly:
             device=device,
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
+            graphs=study.engine.graphs,
         )
 
     @cached_property

@@ -5,6 +5,7 @@ Only forward and backward pass are recorded. Optimisers, which are made anew in 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,8 @@ class RecordedGradients:
     """`loss(images, targets)` and its gradients in the parameters of `model`, whose addresses must stay.
 
     Each call does the work once, whether it is done for the first time, recorded or replayed. The model must be in the
-    mode for training, and the loss may ask the GPU for no number.
+    mode for training. A loss that asks the GPU for a number cannot be recorded: then all goes on kernel by kernel, and
+    a warning says why.
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -30,15 +32,23 @@ class RecordedGradients:
         self.stream = torch.cuda.Stream()
         self.seen: dict[tuple, int] = {}
         self.recordings: dict[tuple, Recording] = {}
+        self.gave_up = False
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
         shape = (images.shape, targets.shape, targets.dtype)
         if shape not in self.recordings:
             self.seen[shape] = self.seen.get(shape, 0) + 1
-            if self.seen[shape] <= WARM_UP:
+            if self.gave_up or self.seen[shape] <= WARM_UP or not self._record(shape, images, targets):
                 return self._aside(images, targets)
-            self.recordings[shape] = Recording(self, images, targets)
         return self.recordings[shape].replay(images, targets)
+
+    def _record(self, shape: tuple, images: Tensor, targets: Tensor) -> bool:
+        try:
+            self.recordings[shape] = Recording(self, images, targets)
+        except RuntimeError as error:
+            self.gave_up = True
+            warnings.warn(f"engine.graphs: a training step cannot be recorded ({error})", stacklevel=2)
+        return not self.gave_up
 
     def gradients(self, images: Tensor, targets: Tensor) -> Tensor:
         """Forward and backward pass, as they are recorded."""

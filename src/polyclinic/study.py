@@ -81,6 +81,9 @@ class EngineTable(Settings):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="arithmetic of training; auto is bf16 on a GPU and fp32 on a CPU"
     )
+    graphs: bool = Field(
+        False, description="on a GPU: record a training step's passes as a CUDA graph; small networks gain most"
+    )
     deadline: float | None = Field(
         None,
         gt=0,

@@ -71,9 +71,6 @@ class Workbench:
     before a site has any of its own.
     """
 
-    #: on a GPU: passes over a batch of the workbench's own model are recorded and replayed (`RecordedGradients`)
-    recorded = False
-
     def __init__(
         self,
         model: Backbone,
@@ -87,7 +84,9 @@ class Workbench:
         device: str = "cpu",
         precision: str = "fp32",
         privacy: Privacy | None = None,
+        graphs: bool = False,
     ) -> None:
+        """With `graphs`, passes of a batch on a GPU are recorded and replayed (`RecordedGradients`)."""
         self.device = torch.device(device)
         self.channels_last = self.device.type == "cuda"
         self.model = model.to(self.device)
@@ -101,7 +100,7 @@ class Workbench:
         self.cut = cut
         #: indices of the images of every batch, while somebody wants to know
         self.used: list[Tensor] | None = None
-        self._recorded: RecordedGradients | None = None
+        self._recorded = self._recorder() if graphs and self.device.type == "cuda" else None
         self.local_names = local_names
         self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
 
@@ -203,11 +202,7 @@ class Workbench:
 
     def _learner(self, model: nn.Module, class_weights: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the loss of a batch and leaves its gradients in the model."""
-        if self.recorded and self.device.type == "cuda" and model is self.model and class_weights is None:
-            if self._recorded is None:
-                self._recorded = RecordedGradients(
-                    model, lambda images, targets: self.loss(self.forward(images), targets)
-                )
+        if self._recorded is not None and model is self.model and class_weights is None:
             return self._recorded
 
         def learn(images: Tensor, targets: Tensor) -> Tensor:
@@ -216,6 +211,9 @@ class Workbench:
             return loss.detach()
 
         return learn
+
+    def _recorder(self) -> RecordedGradients:
+        return RecordedGradients(self.model, lambda images, targets: self.loss(self.forward(images), targets))
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():
