@@ -216,11 +216,16 @@ def figures(entries: list[Entry]) -> dict[str, Any]:
 def areas(results: list[dict]) -> dict[str, Any]:
     """Areas under ROC curves in percent, which do not mind a threshold that another site has shifted."""
     found: dict[str, Any] = {"node performance": spread([100 * one["metrics"]["mean"]["auc"] for one in results])}
-    if "convergence" in results[0]["metrics"]:
-        of_runs = [[site["auc"] for site in one["metrics"]["convergence"].values()] for one in results]
+    of_runs = [areas_of_sites(one["metrics"].get("convergence", {})) for one in results]
+    if all(of_runs):
         found["each model at each site"] = spread([100 * statistics.fmean(s["mean"] for s in run) for run in of_runs])
         found["convergence std"] = 100 * statistics.fmean(s["std"] for run in of_runs for s in run)
     return found
+
+
+def areas_of_sites(convergence: dict[str, dict]) -> list[dict[str, float]]:
+    """Mean and standard deviation over the nodes' models; a site with images of one class only has no such area."""
+    return [site["auc"] for site in convergence.values() if "auc" in site]
 
 
 def converged(results: list[dict], site: str) -> dict[str, float]:
