@@ -16,7 +16,7 @@ from polyclinic.attacks.perceptual import Pixels
 from polyclinic.audit import settings, updates
 from polyclinic.audit.audit import ATTACKS, audit
 from polyclinic.audit.case import Finding, Seen, Tools, Truth
-from polyclinic.audit.settings import Audit, Budget
+from polyclinic.audit.settings import Audit
 from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.kept import TELLING, releases
@@ -33,11 +33,8 @@ GENERATOR = {
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = Budget(
-        sites=1, releases=1, images=4, update_steps=3, latent_steps=30, projected=6, projection_steps=2, candidates=25
-    )
-    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+def _hurried(hurry) -> None:
+    hurry(latent_steps=30, projected=6, projection_steps=2, candidates=25)
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.audit import settings
 from polyclinic.audit.audit import audit
 from polyclinic.audit.grid import grid
-from polyclinic.audit.settings import Budget
 from polyclinic.data.parts import prepare
 from polyclinic.deployment.kits import as_sent
 from polyclinic.errors import BadInput
@@ -20,11 +18,8 @@ RUN = "fedavg-seed0"
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = Budget(
-        sites=1, releases=1, images=4, update_steps=3, latent_steps=3, projected=4, projection_steps=1, candidates=20
-    )
-    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+def _hurried(hurry) -> None:
+    hurry()
 
 
 @pytest.fixture

@@ -10,18 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyclinic.audit import settings
 from polyclinic.audit.audit import ATTACKS, audit
-from polyclinic.audit.settings import Budget
 from polyclinic.errors import BadInput, WorkFailed
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = Budget(
-        sites=1, releases=1, images=2, update_steps=1, latent_steps=1, projected=4, projection_steps=1, candidates=20
-    )
-    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+def _hurried(hurry) -> None:
+    hurry(images=2, update_steps=1, latent_steps=1)
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ import shutil
 import pytest
 import torch
 
-from polyclinic.audit import settings
 from polyclinic.audit.audit import audit
 from polyclinic.audit.grid import grid, numbers_at, variations
-from polyclinic.audit.settings import Budget
 from polyclinic.audit.targets import joined, mean_of
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
@@ -22,11 +20,8 @@ SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = Budget(
-        sites=1, releases=1, images=4, update_steps=3, latent_steps=3, projected=4, projection_steps=1, candidates=20
-    )
-    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+def _hurried(hurry) -> None:
+    hurry()
 
 
 # --- sums ---------------------------------------------------------------------------------------------

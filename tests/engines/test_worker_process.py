@@ -192,7 +192,7 @@ def test_workers_end_when_their_coordinator_is_killed(tmp_path):
     pid = int(wait_for(lambda: told.exists() and told.read_text()))
     os.kill(pid, 0)
     kill(coordinator)
-    wait_for(lambda: not os.path.exists(f"/proc/{pid}/exe"), seconds=20)
+    assert wait_for(lambda: not os.path.exists(f"/proc/{pid}/exe"), seconds=20)
 
 
 def _ask_a_worker(command):

@@ -6,6 +6,7 @@ import collections
 
 import pytest
 import torch
+from pretended_gpu import Nothing, Stream
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyclinic.generators import stylegan2_graphs, stylegan2_training
@@ -62,16 +63,6 @@ def test_inputs_of_another_shape_are_worked_on_without_a_recording(monkeypatch):
 
         def replay(self):
             recorded.append(work.function(*work.inputs))
-
-    class Stream:
-        def wait_stream(self, other): ...
-
-    class Nothing:
-        def __init__(self, *_, **__): ...
-
-        def __enter__(self): ...
-
-        def __exit__(self, *_): ...
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Nothing)

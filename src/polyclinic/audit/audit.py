@@ -20,6 +20,7 @@ from polyclinic.audit.settings import BUDGETS, Audit
 from polyclinic.audit.targets import Target, targets
 from polyclinic.audit.words import verdicts
 from polyclinic.errors import BadInput
+from polyclinic.run import write_atomically
 from polyclinic.settings import nearest
 from polyclinic.study import Study
 
@@ -176,9 +177,7 @@ def write(folder: Path, report: Mapping[str, Any]) -> None:
 
 def whole_or_not(path: Path, text: str) -> None:
     """A file that nobody ever sees half written."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_atomically(path, text)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
