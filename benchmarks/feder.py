@@ -35,8 +35,8 @@ BUFFERS = (0, 128, 256, 1024)
 NODES = [2, 4, 8, 16]
 #: what the figures depend on besides the data, for the record
 ASKED = (
-    *("rounds", "local_steps", "seeds", "rates", "size", "most", "backbone", "decay_every", "select", "evaluate_every"),
-    *("generator", "generator_set", "generator_steps", "tuning_steps"),
+    *("rounds", "local_steps", "seeds", "rates", "size", "most", "backbone", "norm", "decay_every", "select"),
+    *("evaluate_every", "generator", "generator_set", "generator_steps", "tuning_steps"),
 )
 #: a row of the tables: the method it runs, its settings, and whose learning rate it takes
 ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -57,7 +57,7 @@ class Plan:
         self.options, self.quick = options, options.quick
         self.out = Path(options.out)
         self.base = self.images() | {
-            "model": {"backbone": options.backbone},
+            "model": {"backbone": options.backbone, "norm": options.norm},
             "evaluation": {"every": options.evaluate_every, "select": options.select},
             "engine": {
                 "device": options.device,
@@ -381,6 +381,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--evaluate-every", type=int, default=1, help="rounds between two looks at validation images")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--backbone", default="small-cnn")
+    parser.add_argument("--norm", choices=("batch", "group"), default="batch")
     parser.add_argument("--generator-steps", type=int, default=1000, help="at most, in the first phase")
     parser.add_argument("--generator", choices=("dcgan", "stylegan2"), default="dcgan")
     parser.add_argument("--generator-set", default="{}", help="settings of the generator, as JSON")

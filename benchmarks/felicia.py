@@ -39,11 +39,15 @@ from polyclinic.tasks import Target
 QUICK = {
     "digits": Scale(1000, 1200, 2, 1, (0.0, 3.0), (0, 10, 25, 50), small={"width": 8}),
     "bias": Scale(3000, 900, 1, 1, (0.0, 3.0), (0.02,), 80, small={"width": 8, "batch_size": 16}),
+    "digit-bias": Scale(3000, 900, 3, 1, (0.0, 3.0), (0.02,), 300, small={"width": 8}),
     "skin": Scale(3000, 900, 1, 1, (0.0, 3.0), (), 80, size=32, small={"width": 8, "batch_size": 16}),
 }
 FULL = {
     "digits": Scale(6000, 1200, 6, 3, (0.0, 1.0, 3.0), (0, 5, 10, 20, 35, 50)),
     "bias": Scale(10000, 1200, 4, 3, (0.0, 1.0, 3.0, 10.0), (0.02, 0.1, 0.5, 0.98), 600, repeats=2, real_repeats=8),
+    "digit-bias": Scale(
+        12000, 1200, 6, 3, (0.0, 1.0, 3.0, 10.0), (0.02, 0.1, 0.5, 0.98), 300, repeats=2, real_repeats=8
+    ),
     "skin": Scale(10000, 1200, 8, 3, (0.0, 1.0, 3.0, 5.0, 7.0, 10.0), (), 150, repeats=2, real_repeats=8),
 }
 #: a conditional DCGAN as the paper has it: cross-entropy, the label as one more channel, nothing that helps with few
@@ -181,7 +185,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
-    parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses of bias")
+    parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses or nines")
     parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
     return parser.parse_args()
 

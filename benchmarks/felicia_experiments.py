@@ -6,6 +6,7 @@ owners of all these federations train as one stacked model (`polyclinic.generato
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,12 @@ class View:
 # --- 2 and 3: what made images are worth ---------------------------------------------------------------
 
 
-def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:
-    """Cats and dogs against deer and horses; the share of horses at the first owner varies, as beta does in Fig. 6."""
-    material = Material("bias", data)
+def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save, *, study: str = "bias") -> dict[str, Any]:
+    """Two classes of two sub-groups each; the share of one sub-group at the first owner varies, as beta does in Fig. 6:
+    of horses among deer and horses, or of nines among threes and nines."""
+    material = Material(study, data)
     shares, weights = scale.points, scale.weights
+    table = material.tables["sites"]
     plan, federations, validation, exams = [], [], [], {}
     for seed in range(scale.seeds):
         test = material.splits(seed)["test"]
@@ -104,7 +107,8 @@ def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
                 plan.append({"seed": seed, "share": share, "lambda": weight})
                 federations.append(Federated(seed, weight, held))
                 validation.append(material.images(sites["biased"]["validation"]))
-    return worth(material, scale, plan, federations, "biased", validation, exams, 1500, "horse", say, save)
+    rare, made = table["subgroup"], table["per_class"]
+    return worth(material, scale, plan, federations, "biased", validation, exams, made, rare, say, save)
 
 
 def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> dict[str, Any]:
@@ -134,5 +138,6 @@ def held_out(material: Material, seed: int) -> np.ndarray:
 EXPERIMENTS: dict[str, Callable[[Path, Scale, Callable[[str], None], Save], dict[str, Any]]] = {
     "digits": digits,
     "bias": bias,
+    "digit-bias": functools.partial(bias, study="digit_bias"),
     "skin": skin,
 }

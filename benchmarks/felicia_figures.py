@@ -1,17 +1,18 @@
 """Figures and tables from what `benchmarks/felicia.py --out DIR` wrote: `python benchmarks/felicia_figures.py DIR`.
 
-digits.png (Fig. 5) and digits_coverage.png, bias.png (Fig. 6), skin.png (Figs. 8-10), contact sheets, and tables in
-Markdown. Means and standard deviations are over seeds; of a seed, marks are means over the looks in the second half of
-its training (the paper's moving average), unless a table says that validation images chose a look.
+digits.png (Fig. 5) and digits_coverage.png, bias.png and digit-bias.png (Fig. 6), skin.png (Figs. 8-10), contact
+sheets, and tables in Markdown. Means and standard deviations are over seeds; of a seed, marks are means over the looks
+in the second half of its training (the paper's moving average), unless validation images chose a look, as a table says.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -188,19 +189,21 @@ def clouds(arrays: Mapping[str, np.ndarray], alphas: list[int], chosen: float, p
 # --- bias ---------------------------------------------------------------------------------------------
 
 
-def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> list[str]:
+def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path, name: str = "bias") -> list[str]:
     rows, real = late(found["rows"]), found["real"]
     shares, weights = values(rows, "share"), values(rows, "lambda")
+    groups = Groups(found.get("usual", "deer"), found.get("rare", "horse"))
     lines = {"real": ("black", {share: where(real, share=share) for share in shares})}
     for weight in weights:
         of_share = {s: where(rows, share=s, diet="augmented", **{"lambda": weight}) for s in shares}
         lines[f"real + {name_of(weight)}"] = (colour(weight), of_share)
     if len(shares) > 1:
-        bias_by_share(lines, shares, out / "bias.png")
+        bias_by_share(lines, shares, groups, out / f"{name}.png")
     else:
-        bias_along_training(where(found["rows"], diet="augmented"), real, weights, out / "bias.png")
-    contact_sheet({_label(key): torch.from_numpy(a)[:12] for key, a in arrays.items()}, out / "bias_sheet.png")
-    by_name = {name: by_share for name, (_, by_share) in lines.items()}
+        bias_along_training(where(found["rows"], diet="augmented"), real, weights, groups, out / f"{name}.png")
+    pictures = {_label(key, groups.rare): torch.from_numpy(a)[:12] for key, a in arrays.items()}
+    contact_sheet(pictures, out / f"{name}_sheet.png")
+    by_name = {line: by_share for line, (_, by_share) in lines.items()}
     for weight in weights:
         made = {s: where(rows, share=s, diet="synthetic", **{"lambda": weight}) for s in shares}
         by_name[f"synthetic, {name_of(weight)}"] = made
@@ -209,53 +212,63 @@ def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path) -> 
             s: released(where(found["rows"], share=s, diet="augmented", **{"lambda": weight}), where(real, share=s))
             for s in shares
         }
-    return [*bias_table(by_name, shares), "", *gain_table(by_name, shares)]
+    return [*bias_table(by_name, shares, groups), "", *gain_table(by_name, shares, groups)]
 
 
-def bias_by_share(lines: dict[str, tuple[str, dict]], shares: list[float], path: Path) -> None:
-    """Fig. 6: accuracy against the share of deer."""
+class Groups(NamedTuple):
+    """The sub-groups of the class in which one is rare."""
+
+    usual: str
+    rare: str
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Accuracies that are drawn, and what of."""
+        return {"mean": "all", self.usual: f"of {self.usual}", self.rare: f"of {self.rare}"}
+
+
+def bias_by_share(lines: dict[str, tuple[str, dict]], shares: list[float], groups: Groups, path: Path) -> None:
+    """Fig. 6: accuracy against the share of the sub-group that is usual."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
-    for axis, metric in zip(figure.subplots(1, 3), ACCURACIES, strict=True):
+    for axis, (metric, what) in zip(figure.subplots(1, 3), groups.metrics.items(), strict=True):
         for name, (paint, by_share) in lines.items():
             points = [mean_std(by_share[share], metric) for share in shares]
             y, error = zip(*points, strict=True)
             axis.errorbar([1 - s for s in shares], y, error, label=name, color=paint, marker="o", capsize=2)
-        axis.set_xlabel("β, share of deer in class 2 at the first owner")
-        axis.set_ylabel(f"accuracy, {ACCURACIES[metric]}")
+        axis.set_xlabel(f"β, share of {groups.usual} in its class at the first owner")
+        axis.set_ylabel(f"accuracy, {what}")
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 
-def bias_along_training(rows: list[Row], real: list[Row], weights: list[float], path: Path) -> None:
+def bias_along_training(rows: list[Row], real: list[Row], weights: list[float], groups: Groups, path: Path) -> None:
     """Where only one share was asked for: real + synthetic images along training."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
-    for axis, metric in zip(figure.subplots(1, 3), ACCURACIES, strict=True):
+    for axis, (metric, what) in zip(figure.subplots(1, 3), groups.metrics.items(), strict=True):
         along_training(axis, rows, real, weights, metric, with_band=True)
-        axis.set_ylabel(f"accuracy, {ACCURACIES[metric]}")
+        axis.set_ylabel(f"accuracy, {what}")
     axis.legend(fontsize=7)
     figure.savefig(path, dpi=120)
 
 
-ACCURACIES = {"mean": "all", "deer": "deer", "horse": "horses"}
-
-
-def bias_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) -> list[str]:
-    table = ["| share of horses | trained on | all | deer | horses | AUC | horses among made |", "|---" * 7 + "|"]
+def bias_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float], groups: Groups) -> list[str]:
+    usual, rare = groups
+    table = [f"| share of {rare} | trained on | all | {usual} | {rare} | AUC | {rare} among made |", "|---" * 7 + "|"]
     for share in shares:
         for name, by_share in by_name.items():
-            metrics = ("mean", "deer", "horse", "auc", *(["rare_share"] if name.startswith("synthetic") else []))
+            metrics = ("mean", usual, rare, "auc", *(["rare_share"] if name.startswith("synthetic") else []))
             cells = [text(mean_std(by_share[share], metric)) for metric in metrics]
             cells += [""] * (5 - len(cells))
             table.append(f"| {share:g} | {name} | " + " | ".join(cells) + " |")
     return table
 
 
-def gain_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float]) -> list[str]:
+def gain_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float], groups: Groups) -> list[str]:
     """What the rarer sub-group gains over real images alone, seed by seed."""
     augmented = [name for name in by_name if name.startswith(("real + ", "released"))]
-    table = ["| share of horses | rare | " + " | ".join(augmented) + " |", "|---" * (len(augmented) + 2) + "|"]
+    table = [f"| share of {groups.rare} | rare | " + " | ".join(augmented) + " |", "|---" * (len(augmented) + 2) + "|"]
     for share in shares:
-        rare = "horse" if share <= 0.5 else "deer"
+        rare = groups.rare if share <= 0.5 else groups.usual
         cells = [text(gain(by_name[name][share], by_name["real"][share], rare)) for name in augmented]
         table.append(f"| {share:g} | {rare} | " + " | ".join(cells) + " |")
     return table
@@ -356,13 +369,14 @@ def released(augmented: list[Row], real: list[Row]) -> list[Row]:
     return [row if row["validation"] > alone["validation"] else alone for row, alone in pairs]
 
 
-def _label(key: str) -> str:
-    return key.replace("share=", "horses ").replace("lambda=", "λ ").replace("|", "\n")
+def _label(key: str, rare: str = "") -> str:
+    return key.replace("share=", f"{rare} ").replace("lambda=", "λ ").replace("|", "\n")
 
 
 def main() -> None:
     out = Path(sys.argv[1])
-    for name, draw in (("digits", digits), ("bias", bias), ("skin", skin)):
+    of_digits = functools.partial(bias, name="digit-bias")
+    for name, draw in (("digits", digits), ("bias", bias), ("digit-bias", of_digits), ("skin", skin)):
         if (out / f"{name}.json").exists():
             found = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
             with np.load(out / f"{name}.npz") as arrays:

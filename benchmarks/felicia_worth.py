@@ -142,6 +142,7 @@ def worth(
         save(found)
 
     found: dict[str, Any] = {"training": {}, "real": base, "rows": rows, "pictures": pictures, "expert": expert.right}
+    found |= {"rare": rare, "usual": expert.usual}
     train(owners, scale, found, look, say)
     return found
 
@@ -157,6 +158,8 @@ class Expert:
     def __init__(self, material: Material, scale: Scale, rare: str) -> None:
         assert material.dataset.subgroup is not None
         self.label = int(material.dataset.labels[material.dataset.subgroup == rare][0])
+        of_class = np.unique(material.dataset.subgroup[material.dataset.labels == self.label])
+        self.usual = next(str(name) for name in of_class if name != rare)
         self.parts = [self._of_class(material, material.splits(seed), rare) for seed in range(scale.seeds)]
         channels, size = material.dataset.images.shape[1:3]
         lessons = [

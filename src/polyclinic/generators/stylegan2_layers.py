@@ -2,7 +2,8 @@
 
 Weights are stored with unit variance and scaled when used, so that all of them learn at one speed. Images are filtered
 with [1, 3, 3, 1] wherever their size changes. At small sizes a GPU waits for whoever starts its kernels, so layers are
-made of few: scales go into weights, and on a GPU the filter is a product of matrices.
+made of few: scales go into weights, and on a GPU the filter is a product of matrices and second derivatives are taken
+in a way of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from polyclinic.generators.convolutions import convolve
 
 SLOPE = 0.2
 #: keeps the variance that a leaky ReLU takes away
@@ -91,8 +94,22 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: 
     more, others = -inputs % GROUPED, -outputs % GROUPED
     x = F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
     weight = F.pad(weight, (0, 0, 0, 0, 0, more, 0, others)) if more or others else weight
-    bias = F.pad(bias, (0, others)) if others and bias is not None else bias
-    return F.conv2d(x, weight, bias, stride=stride, padding=padding)[:, :outputs]
+    y = convolve(*as_computed(x, weight), stride=stride, padding=padding)[:, :outputs]
+    return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+
+
+def enlarged(x: Tensor, weight: Tensor) -> Tensor:
+    """A transposed convolution of images [B, I, H, W] with weights [I, O, k, k]: sides of twice the length + k - 2."""
+    if not on_gpu(x):
+        return F.conv_transpose2d(x, weight, stride=2)
+    return convolve(*as_computed(x, weight), stride=2, transposed=True)
+
+
+def as_computed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """In bf16 where a convolution of PyTorch's would be (autocast), which knows its own functions only."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return x.to(dtype), weight.to(dtype)
 
 
 # --- layers with weights ------------------------------------------------------------------------------
@@ -166,7 +183,7 @@ class StyledConv(nn.Module):
         if not self.up:
             return convolved(x, self.weight, padding=self.kernel // 2)
         # four pixels out of each: the filter's sum is brought back from one to four
-        return blur(F.conv_transpose2d(x, (self.weight * 4).transpose(0, 1), stride=2), 1, 1)
+        return blur(enlarged(x, (self.weight * 4).transpose(0, 1)), 1, 1)
 
 
 class Finish(nn.Module):
