@@ -168,3 +168,18 @@ def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatc
     expert = Expert(shapes, scale, "small")
     of_kind = [parts["test"].images[torch.from_numpy(exams[0].subgroup == kind)][:8] for kind in ("large", "small")]
     assert expert.shares([0, 0], of_kind) == [0.0, 1.0]
+
+
+def test_what_perfect_discriminators_would_settle_at(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import felicia_balance as ideal
+
+    for loss in (ideal.log, ideal.log_as_written):
+        assert ideal.balance(loss, 0.02, 0.0) == pytest.approx((0.02, 0.5))  # nobody but one's own images
+        shares = [ideal.balance(loss, 0.1, weight)[0] for weight in (0.0, 1.0, 3.0)]
+        assert shares == sorted(shares)
+        alike = ideal.balance(loss, 0.1, 1000.0)
+        assert alike[0] == pytest.approx(alike[1], abs=1e-2)  # with a large lambda owners make the same
+    # with the formula as written that is the middle of what both have, where their losses are level
+    level = sum(ideal.log_as_written(r, 0.28) - ideal.log_as_written(1 - r, 0.72) for r in (0.1, 0.5))
+    assert level == pytest.approx(0.0, abs=0.05)
