@@ -193,6 +193,19 @@ def cut(parcel):
     return Parcel(SEALED, {"box": parcel.tensors["box"][:20]}, parcel.metadata)
 
 
+def as_numbers(parcel):
+    return Parcel(SEALED, {"box": parcel.tensors["box"].float()}, parcel.metadata)
+
+
+def as_rows(parcel):
+    box = parcel.tensors["box"]
+    return Parcel(SEALED, {"box": box[: len(box) // 4 * 4].reshape(-1, 4)}, parcel.metadata)
+
+
+def empty(parcel):
+    return Parcel(SEALED, {"box": parcel.tensors["box"][:0]}, parcel.metadata)
+
+
 def renamed(parcel):
     return Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": "c"})
 
@@ -210,6 +223,9 @@ def opened(parcel):
     [
         (flipped, "the sealed weights of site 'a' do not open: it was changed on its way"),
         (cut, "do not open"),
+        (empty, "do not open"),
+        (as_numbers, "what came sealed from site 'a' is no box"),
+        (as_rows, "what came sealed from site 'a' is no box"),
         (renamed, "the sealed weights of site 'c' do not open"),
         (unknown, "from 'z', of whom site 'b' has no key"),
         (opened, "'take' takes what another site sealed, and weights came open"),

@@ -66,10 +66,13 @@ def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     key = site.state.group("keys").get(str(about["from"]))
     if key is None or set(parcel.tensors) != {"box"}:
         raise ParcelRejected(f"a sealed parcel came from '{about['from']}', of whom site '{site.name}' has no key")
+    box = parcel.tensors["box"]
+    if box.dtype != torch.uint8 or box.dim() != 1:
+        raise ParcelRejected(f"what came sealed from site '{about['from']}' is no box")
     bound = {**about, "to": site.name, "round": call.round}
     try:
-        box = _bytes(parcel.tensors["box"])
-        plain = sealing.unseal(box, bound, recipient=sealing.key_in(site.folder), sender=_bytes(key))
+        mine, theirs = sealing.key_in(site.folder), _bytes(key)
+        plain = sealing.unseal(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=theirs)
     except sealing.SealBroken as broken:
         raise ParcelRejected(f"the sealed {about['kind']} of site '{about['from']}' do not open: {broken}") from broken
     found = decode(plain)
@@ -82,8 +85,9 @@ def _own_key(site: Site) -> bytes:
     return sealing.public_key(sealing.key_in(site.folder))
 
 
-def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _tensor(data: bytes | bytearray) -> Tensor:
+    """On the memory of a bytearray; bytes are copied, as a tensor could be written to."""
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -49,18 +49,27 @@ def public_key(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def seal(plain: bytes, about: Mapping[str, Any], *, sender: X25519PrivateKey, recipient: bytes) -> bytes:
-    """A box for the owner of the public key `recipient`; `about` (plain JSON values) is bound to it, not in it."""
+def seal(plain: bytes, about: Mapping[str, Any], *, sender: X25519PrivateKey, recipient: bytes) -> bytearray:
+    """A box for the owner of the public key `recipient`; `about` (plain JSON values) is bound to it, not in it.
+
+    Models have tens of megabytes, so they are sealed into the box and opened out of it without a copy in between.
+    """
     drawn = X25519PrivateKey.generate()
     theirs = X25519PublicKey.from_public_bytes(recipient)
     names = public_key(drawn) + public_key(sender) + recipient
     key = _key(drawn.exchange(theirs) + sender.exchange(theirs), names)
-    return public_key(drawn) + ChaCha20Poly1305(key).encrypt(NONCE, plain, _as_bytes(about))
+    box = bytearray(len(plain) + OVERHEAD)
+    box[:KEY_BYTES] = public_key(drawn)
+    ChaCha20Poly1305(key).encrypt_into(NONCE, plain, _as_bytes(about), memoryview(box)[KEY_BYTES:])
+    return box
 
 
-def unseal(box: bytes, about: Mapping[str, Any], *, recipient: X25519PrivateKey, sender: bytes) -> bytes:
+def unseal(
+    box: bytes | bytearray | memoryview, about: Mapping[str, Any], *, recipient: X25519PrivateKey, sender: bytes
+) -> bytes:
     """What `seal` was given, by the owner of the public key `sender` and about the same; else SealBroken."""
-    drawn, sealed = box[:KEY_BYTES], box[KEY_BYTES:]
+    view = memoryview(box)
+    drawn, sealed = bytes(view[:KEY_BYTES]), view[KEY_BYTES:]
     try:
         shared = [recipient.exchange(X25519PublicKey.from_public_bytes(public)) for public in (drawn, sender)]
         key = _key(b"".join(shared), drawn + sender + public_key(recipient))
