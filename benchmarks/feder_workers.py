@@ -16,12 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyclinic.comparison import Entry
-from polyclinic.federation.site import SiteHost
 from polyclinic.run import run
 from polyclinic.study import load_study
-
-#: state of sites that is kept in memory: four ResNet-18, what came to each, and buffers
-STATES = 4 * 2**30
 
 #: told of each run that has ended, with what there is to say
 Finished = Callable[[Entry, str], None]
@@ -108,7 +104,6 @@ def work() -> None:
     """Answer on the standard output, where nothing else is written meanwhile."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    SiteHost.RESIDENT_BYTES = STATES
     for line in sys.stdin:
         study, folder = map(Path, json.loads(line))
         result = run(load_study(study), folder, resume=True)

@@ -14,7 +14,7 @@ from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.federation import Faults, Federation
 from polyclinic.federation.gate import Policy
 from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import SiteHost, SiteState, operation
+from polyclinic.federation.site import SiteHost, SiteState, operation, room_for_states
 from polyclinic.methods import local
 
 SITES = tuple(f"s{k}" for k in range(12))
@@ -162,6 +162,17 @@ def test_states_in_memory_are_bounded_by_their_size(tmp_path, kilobytes):
     for site in SITES:
         host.handle(Call(site, "keep", 2))
         assert float(host.resident()[-1].state["count"]) == 3
+
+
+@pytest.mark.parametrize(("pages", "room"), [(2**14, 2**28), (2**22, 2**29), (2**28, 2**30), (None, 2**28)])
+def test_room_for_states_is_a_share_of_the_memory_within_bounds(monkeypatch, pages, room):
+    def told(name):
+        if pages is None:
+            raise ValueError(name)
+        return {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}[name]
+
+    monkeypatch.setattr("os.sysconf", told)
+    assert room_for_states() == room
 
 
 def test_sites_without_state_stay_open_up_to_a_number(tmp_path):

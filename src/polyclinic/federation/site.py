@@ -7,6 +7,7 @@ memory does not grow with the number of sites' models.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -129,13 +130,25 @@ class Site:
         return torch_rng(self.seed, self.name, purpose)
 
 
+def room_for_states() -> int:
+    """A 32nd of the machine's memory, between 256 MiB and 1 GiB, as processes side by side take as much each.
+
+    Half a dozen sites with ResNet-18 fit into that; without room they are read and written at every turn.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        memory = 0
+    return min(max(memory // 32, 2**28), 2**30)
+
+
 class SiteHost:
     """Runs operations at the sites of one process: finds the site, runs, and passes results by the gate."""
 
     #: sites kept open: opening one takes a millisecond, but each holds about ten files, and often only 1024 are allowed
     RESIDENT = 32
     #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
-    RESIDENT_BYTES = 256 * 2**20
+    RESIDENT_BYTES = room_for_states()
     #: sites whose cache is kept; nobody knows its size
     CACHED = 8
 
