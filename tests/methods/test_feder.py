@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from polyclinic import assembly
 from polyclinic.engines.in_process import InProcess
-from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.parcel import SEALED
 from polyclinic.federation.pictures import pack
 from polyclinic.federation.site import SiteHost
@@ -55,11 +54,15 @@ def _no_pictures(monkeypatch):
     monkeypatch.setattr("polyclinic.methods.synthesis.contact_sheet", lambda *_: None)
 
 
-@pytest.fixture
-def go(tmp_path, cache):
+def runner(tmp_path, cache):
     """Runs a tiny study of FedER; each call in a folder of its own."""
     count = iter(range(100))
     return lambda *given, **changes: run(study_of(*given, **changes), tmp_path / str(next(count)), cache=cache)
+
+
+@pytest.fixture
+def go(tmp_path, cache):
+    return runner(tmp_path, cache)
 
 
 def lines_of(run_result, site):
@@ -417,36 +420,7 @@ def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
     assert len({one["weights_sha256"] for one in found.values()}) == 3
 
 
-# --- bad input ------------------------------------------------------------------------------------------
-
-
-def test_one_site_has_nobody_to_hand_to(tmp_path, cache):
-    study = parse_study({**study_of().as_tables(), "sites": {"partition": "iid", "count": 1}})
-    with pytest.raises(BadInput, match="give it two sites or more"):
-        run(study, tmp_path / "alone", cache=cache)
-
-
-def test_unknown_sites_are_named(go):
-    with pytest.raises(BadInput, match=r"model.backbones: there is no site 'west'"):
-        go(model={"backbones": {"west": "lenet5", "site-1": "small-cnn"}})
-    with pytest.raises(BadInput, match=r"method.turn_takes: there is no site 'west'"):
-        go(method={"turn_takes": {"west": 2.0}})
-
-
-def test_a_node_that_fails_is_left_out_of_its_round(go, monkeypatch):
-    adapt = FedER.adapt
-
-    def failing(self, site, only_newest=False):
-        if site.name == "site-2" and site.round == 1:
-            raise RuntimeError("the scanner is on fire")
-        return adapt(self, site, only_newest)
-
-    failing.operation = adapt.operation
-    monkeypatch.setattr(FedER, "adapt", failing)
-    found = go()
-    assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
-    with pytest.raises(WorkFailed):
-        go(engine={"on_failure": "stop"})
+# --- generators that are kept --------------------------------------------------------------------------
 
 
 def test_a_generator_is_trained_once_and_used_again(go, monkeypatch):

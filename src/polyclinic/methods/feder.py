@@ -12,7 +12,7 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -46,7 +46,7 @@ class FedER(NodeMethod):
     mode: Literal["synchronous", "asynchronous"] = Field(
         "synchronous", description="all nodes in step, or each at its own pace, with a queue of what came"
     )
-    turn_takes: dict[str, float] = Field(
+    turn_takes: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         {}, description="asynchronous: how long a turn takes at a node, by its name; 1 where it is not given"
     )
 
@@ -249,6 +249,8 @@ class FedER(NodeMethod):
         if unknown:
             known = ", ".join(federation.sites)
             raise BadInput(f"method.turn_takes: there is no site '{unknown[0]}'; choose from {known}")
+        if self.turn_takes and self.mode == "synchronous":
+            raise BadInput("method.turn_takes: nodes in step wait for each other; set method.mode = 'asynchronous'")
 
 
 def random_ring(nodes: tuple[str, ...], rng: torch.Generator) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyclinic.data.cache import cache_folder, code_digest, digest_of, make_folder
 from polyclinic.data.parts import Part
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.parcel import Parcel, decode
 from polyclinic.federation.site import Site, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
@@ -136,7 +137,9 @@ def own_parcel(site: Site) -> Parcel:
     """The site's own buffer as it travels. It is the same in every round, so it is compressed once, and kept so."""
     if "buffer" not in site.cache:
         if SENT_BUFFER not in site.state:
-            encoded = parcel_of(site.state.group("buffer")).encoded
+            if not (buffer := site.state.group("buffer")):
+                raise WorkFailed(f"site '{site.name}' has no buffer to hand over: it could not prepare one in round 0")
+            encoded = parcel_of(buffer).encoded
             site.state[SENT_BUFFER] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         site.cache["buffer"] = decode(site.state[SENT_BUFFER].numpy().tobytes())
     return site.cache["buffer"]

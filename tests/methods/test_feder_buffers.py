@@ -1,0 +1,97 @@
+"""FedER's buffers and its ensemble: what is in them, when a kept generator is another one, and how they are scored."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_feder import SITES, runner, study_of
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.generators.dcgan import DCGAN
+from polyclinic.generators.private_tuning import PrivateTuning
+from polyclinic.methods import synthesis
+from polyclinic.methods.nodes import mean_prediction
+from polyclinic.prediction import load_predictor
+from polyclinic.tasks import Target
+from polyclinic.training import Workbench
+
+
+@pytest.fixture
+def go(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(synthesis, "contact_sheet", lambda *_: None)
+    return runner(tmp_path, cache)
+
+
+def site_with(**changes):
+    """As much of a site as generators need."""
+    given = {
+        "images": torch.arange(40 * 784).remainder(251).byte().reshape(40, 1, 28, 28),
+        "labels": torch.arange(40) % 2,
+    }
+    given |= {name: changes.pop(name) for name in given if name in changes}
+    train = SimpleNamespace(**{name: tensor.numpy() for name, tensor in given.items()})
+    bench = SimpleNamespace(target=Target(("a", "b")), device=torch.device("cpu"), precision="fp32")
+    settings = {"generator": DCGAN(), "tuning": None, "seed": 0, "name": "west", "round": 0, **changes}
+    rng = lambda purpose: torch.Generator().manual_seed(len(purpose))  # noqa: E731
+    return SimpleNamespace(data=SimpleNamespace(train=train), bench=bench, rng=rng, **settings)
+
+
+def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr(synthesis, "_draw_sheet", lambda *_: None)
+    model = SimpleNamespace(sample=lambda labels, rng: labels.byte()[:, None, None, None].expand(-1, 1, 4, 4))
+    buffer = synthesis.draw_buffer(site_with(), model, 50)
+    assert torch.equal(buffer["images"][:, 0, 0, 0].long(), buffer["labels"])
+    assert set(buffer["labels"].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"name": "east"},
+        {"generator": DCGAN(steps=7)},
+        {"tuning": PrivateTuning()},
+        {"labels": torch.zeros(40, dtype=torch.long)},
+        {"images": torch.zeros(40, 1, 28, 28, dtype=torch.uint8)},
+    ],
+)
+def test_another_study_has_another_generator(change):
+    assert synthesis.fingerprint(site_with()) == synthesis.fingerprint(site_with())
+    assert synthesis.fingerprint(site_with(**change)) != synthesis.fingerprint(site_with())
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.5, 16), (0.25, 32), (1.0, 8)])
+def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
+    """Eight images of the node's own at home; what was received besides, in the share that lambda leaves it."""
+    sizes = []
+    train = Workbench.train
+
+    def noted(self, batches, steps, optimizer):
+        def watched():
+            for images, labels in batches:
+                sizes.append((len(images), len(labels)))
+                yield images, labels
+
+        return train(self, watched(), steps, optimizer)
+
+    monkeypatch.setattr(Workbench, "train", noted)
+    go(method={"real_share": share, "rounds": 1, "local_steps": 2})
+    assert sizes == [(8, 8)] * 6 + [(size, size)] * 6  # three nodes, two steps each
+
+
+def test_the_ensemble_is_scored_as_it_predicts(go, cache):
+    found = go("feder-a")
+    ensemble = load_predictor(found.folder, ensemble=True)
+    study = study_of("feder-a")
+    folder = prepare(study.data, study.sites, cache=cache).folder
+    for site in SITES:
+        part = open_site(folder, site).test
+        right = ensemble.outputs(part.images.copy()).argmax(1) == torch.from_numpy(part.labels.copy())
+        assert found.metrics["ensemble"]["per_site"][site]["accuracy"] == pytest.approx(float(right.double().mean()))
+
+
+def test_probabilities_of_one_logit_are_averaged_too():
+    logits = torch.randn(3, 5, 1)
+    assert torch.allclose(mean_prediction(logits, values=False).sigmoid(), logits.sigmoid().mean(0), atol=1e-6)
