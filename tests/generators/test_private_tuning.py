@@ -7,9 +7,10 @@ import itertools
 import pytest
 import torch
 
-from polyclinic.attacks.features import Extractor
+from polyclinic.attacks.features import Extractor, frechet_distance, kernel_distance
 from polyclinic.attacks.perceptual import Pixels
 from polyclinic.errors import BadInput
+from polyclinic.generators import private_tuning
 from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.private_tuning import (
     DuelSteps,
@@ -150,6 +151,28 @@ def test_both_phases_of_a_gan_and_what_is_told_about_them():
     assert plain == {name: value for name, value in found.items() if name.startswith("phase1")}
 
 
+def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
+    limits = []
+
+    def noted(model, steps, meter, settings, loss, limit, progress):
+        limits.append(limit)
+        return 0
+
+    monkeypatch.setattr(private_tuning, "until_it_grows", noted)
+    settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
+    found = fit(build(), *data(), rng(), settings, extractor=COARSE)
+    assert limits == [pytest.approx(3 * found["phase1_fd"])]
+
+
+def test_an_extra_loss_of_a_gan_sees_images_between_0_and_1():
+    images = torch.cat([torch.zeros(12, 1, 28, 28), torch.full((12, 1, 28, 28), 255)]).byte()
+    steps, seen = DuelSteps(build(), images, data()[1], rng()), []
+    steps.step(lambda real, made: seen.append((real, made.detach())) or made.sum())
+    ((real, made),) = seen
+    assert (float(real.min()), float(real.max())) == (0.0, 1.0)
+    assert 0 <= float(made.min()) < 0.5 < float(made.max()) <= 1
+
+
 def test_the_privacy_loss_moves_a_gan_away_from_its_images():
     images = torch.full((24, 1, 28, 28), 128, dtype=torch.uint8)
     labels = torch.arange(24) % 2
@@ -191,6 +214,29 @@ def test_the_meter_uses_the_same_noise_each_time_and_at_most_so_many_images():
     model = build()
     assert meter(model) == meter(model)
     assert len(meter.real) == 20
+
+
+def test_figures_of_a_meter_are_of_the_sets_that_they_name():
+    images, labels = data()
+    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"), COARSE)
+    asked = []
+
+    class Model:
+        def sample(self, labels, rng):
+            asked.append(labels)
+            return images[: len(labels)].flip(2)
+
+    found, made, real = meter.summary(Model()), COARSE(images[:20].flip(2)), meter.real
+    assert torch.equal(asked[0], meter.labels)
+    chosen = [int((COARSE(images) - one).abs().sum(1).argmin()) for one in real]
+    assert torch.equal(labels[chosen], meter.labels)  # made images have the labels of the real ones
+    assert found == {
+        "fd": frechet_distance(real, made),
+        "fd_half": frechet_distance(real[:10], made[10:]),
+        "fd_floor": frechet_distance(real[:10], real[10:]),
+        "kid": kernel_distance(real, made),
+        "kid_floor": kernel_distance(real[:10], real[10:]),
+    }
 
 
 # --- who can --------------------------------------------------------------------------------------------
