@@ -18,7 +18,7 @@ from polyclinic.generators.coverage import components, measure
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN
 from polyclinic.generators.generator import seeded
-from polyclinic.generators.learners import Lesson, LessonNetwork, auc, teach
+from polyclinic.generators.learners import Best, Lesson, LessonNetwork, auc, teach
 from polyclinic.generators.owners import Federated, Images, Owners, StackedBatches
 from polyclinic.generators.products import convolve, spread_out
 from polyclinic.generators.stack import Stacked
@@ -155,6 +155,12 @@ def test_lambda_0_in_a_stack_is_untouched_by_its_neighbours():
     assert any(not torch.allclose(t, states[1][1][n], atol=1e-4) for n, t in states[0][1].items() if "generator" in n)
 
 
+def test_one_owner_in_a_stack_has_no_central_discriminator():
+    alone = Owners(gan(), CentralTerm(), [Federated(0, 5.0, {"a": pictures(10, 1)})], TWO)
+    assert alone.central is None
+    assert "recognised" not in alone.step()
+
+
 def test_balanced_batches_of_a_stack_stay_with_their_owner():
     held = [pictures(9, 1), Images(torch.full((5, 1, 28, 28), 7, dtype=torch.uint8), torch.tensor([0, 0, 0, 0, 1]))]
     batches = StackedBatches(held, 6, True, torch.device("cpu"))
@@ -200,6 +206,12 @@ def test_the_central_discriminator_learns_to_tell_owners_apart():
     for _ in range(40):
         share = central.judge(images, owner)
     assert float(share) == 1.0
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.01, 0.01)])
+def test_the_central_discriminator_may_learn_at_a_rate_of_its_own(own, expected):
+    central = Central.of(Mean(), Log(), CentralTerm(central_lr=own), owners=2, lr=0.1)
+    assert central.optimizer.param_groups[0]["lr"] == expected
 
 
 def test_warm_up_and_frozen_steps():
@@ -266,6 +278,17 @@ def test_a_learner_is_kept_at_its_best_moment():
     taught = teach([lesson], lambda: LessonNetwork(1, 2, 32), 2, steps=30, batch_size=8, lr=2e-3, device="cpu")
     marks = auc(taught.logits(good.images)[0].diff(dim=1)[:, 0].numpy(), good.labels.numpy() == 0)
     assert marks == pytest.approx(float(taught.scores[0]), abs=1e-3)
+
+
+def test_each_learner_has_a_best_moment_of_its_own():
+    stacked = Stacked([nn.Linear(1, 1), nn.Linear(1, 1)])
+    best = Best(stacked, 2, torch.device("cpu"))
+    for weights, scores in (([1.0, 1.0], [0.5, 0.1]), ([2.0, 2.0], [0.4, 0.9]), ([3.0, 3.0], [0.3, 0.2])):
+        with torch.no_grad():
+            stacked.tensors["weight"].copy_(torch.tensor(weights)[:, None, None])
+        best.keep(torch.tensor(scores))
+    assert best.tensors["weight"].flatten().tolist() == [1.0, 2.0]
+    assert best.scores.tolist() == pytest.approx([0.5, 0.9])
 
 
 def test_auc_counts_ties_half():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,75 @@ def test_the_example_of_the_guide_runs():
     names: dict[str, Any] = dict.fromkeys(("real", "validation", "test"), some)
     exec(code.replace("images=600", "images=6"), names)
     assert set(names["found"]) == {"released", *utility.DIETS}
+
+
+def test_a_network_is_kept_as_it_was_when_validation_liked_it_best(monkeypatch):
+    workbench, seen = bench(), []
+    scores = iter([0.2, 0.9, 0.3, 0.9, 0.1])
+
+    def scripted(bench: Workbench, part: Part) -> float:
+        seen.append(bench.weights())
+        return next(scores)
+
+    monkeypatch.setattr(utility, "score", scripted)
+    found = utility.learn(
+        *(workbench, first_weights(), part(9, 1), part(9, 2)), steps=5, rng=torch.Generator().manual_seed(0)
+    )
+    assert found.score == 0.9
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in seen[1].items())
+
+
+@pytest.mark.parametrize(("better", "metric", "sign"), [("higher", "dice", 1), ("lower", "mae", -1)])
+def test_a_larger_score_is_a_better_one_whatever_the_metric(better, metric, sign):
+    task = SimpleNamespace(metric=metric, better=better, finish=lambda sums: {metric: 0.25, "loss": 2.0})
+    found = utility.score(SimpleNamespace(task=task, evaluate=lambda part: {}), part(3, 1))
+    assert found == pytest.approx(sign * 0.25 - 2e-6, abs=1e-9)
+
+
+def test_each_diet_is_what_its_name_says(monkeypatch):
+    real, made, validation = part(6, 1), part(4, 3), part(9, 2)
+    eaten: list[Part] = []
+
+    def watch(bench, initial, train, held_out, *, steps, rng):
+        assert held_out is validation
+        eaten.append(train)
+        return utility.Learnt({}, float(torch.rand((), generator=rng)))
+
+    monkeypatch.setattr(utility, "learn", watch)
+    found = utility.learn_all(
+        *(bench(), first_weights(), real, made, validation), steps=1, rng=torch.Generator().manual_seed(0)
+    )
+    assert len({learnt.score for learnt in found.values()}) == 1  # all from the same draws
+    both = np.concatenate([real.images, made.images])
+    for train, images in zip(eaten, (real.images, made.images, both), strict=True):
+        assert np.array_equal(train.images, images)
+        assert len(train.labels) == len(images)
+
+
+def test_test_images_are_not_looked_at_before_the_decision(monkeypatch):
+    real, validation, test = part(6, 1), utility.joined(part(9, 2), part(3, 2)), part(12, 4)
+    events: list[str] = []
+    workbench = bench()
+    whole = workbench.evaluate
+
+    def watch(some: Part, *more: Any) -> Any:
+        events.append("validation" if some is validation else "test")
+        return whole(some, *more)
+
+    monkeypatch.setattr(workbench, "evaluate", watch)
+    decide = utility.gated
+    monkeypatch.setattr(utility, "gated", lambda *found: (events.append("decision"), decide(*found))[1])
+    model = GENERATORS["gan"](batch_size=4, width=2).build(channels=1, size=28, target=TARGET, seed=0)
+    found = utility.appraise(
+        *(model, workbench, first_weights(), real, validation, test),
+        images=8,
+        steps=3,
+        rng=torch.Generator().manual_seed(0),
+    )
+    at = events.index("decision")
+    assert set(events[:at]) == {"validation"}
+    assert set(events[at + 1 :]) == {"test"}
+    assert set(found["real"]["subgroups"]) == {"dark", "bright", "glaring"}  # those of test images
 
 
 def test_what_is_known_is_not_trained_again():

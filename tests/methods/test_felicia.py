@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
@@ -221,6 +222,12 @@ def test_a_resumed_run_ends_with_the_same_bits(felicia, undisturbed, tmp_path, m
 def test_a_generator_without_a_discriminator_is_refused(tiny, tmp_path):
     with pytest.raises(BadInput, match="felicia trains GANs"):
         run(tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK), tmp_path / "run")
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])
+def test_lambda_is_a_number_from_0_on(felicia, weight):
+    with pytest.raises((BadInput, ValidationError), match="weight"):
+        felicia(weight=weight)
 
 
 def test_tuning_is_not_for_it(felicia):

@@ -23,7 +23,12 @@ from polyclinic.settings import Settings
 class CentralTerm(Settings):
     """How the central discriminator learns, and what its word counts."""
 
-    weight: float = Field(1.0, ge=0, description="lambda: what the central term counts beside the owner's own; 0: none")
+    weight: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="lambda: what the central term counts beside the owner's own; 0: none",
+    )
     towards: Literal["away", "other"] = Field(
         "away",
         description="what a generator pays: phi of being recognised (Eq. 6), or the cross-entropy of being taken for "

@@ -1,0 +1,156 @@
+"""What FELICIA's owners release: validation decides, test images come afterwards, each sub-group has its own mark."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
+from polyclinic.generators import utility
+from polyclinic.generators.gan import centred
+from polyclinic.generators.utility import DIETS, Learnt
+from polyclinic.methods.worth import Worth
+from polyclinic.privacy import at_site
+from polyclinic.run import Result, run
+from polyclinic.study import Study
+
+STUDY = {
+    **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2},
+    **{"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8},
+}
+QUICK = {"steps": 1, "rounds": 1, "learner_steps": 2, "images": 12, "weight": 0.0}
+
+
+@pytest.fixture
+def felicia(tiny):
+    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
+        return tiny("felicia", {**STUDY, **(settings or {})}, **{**QUICK, **method})
+
+    return make
+
+
+def state_of(result: Result, site: str) -> SiteState:
+    manifest = json.loads((result.folder / "checkpoint" / "manifest.json").read_text())
+    return read_state(result.folder, site, SitePosition(*manifest["sites"][site]))
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Owners' networks as a test wants them: validation scores of each diet, round by round; a network of the diet k in
+    round r has all its weights at k + 10 r."""
+
+    def say(*rounds: dict[str, float]) -> None:
+        calls = itertools.count(2)
+
+        def learn_all(bench, initial, *parts, known, **how):
+            number = next(calls) // 2  # two owners in a round
+            new = {
+                diet: Learnt({name: torch.full_like(t, k + 10 * number) for name, t in initial.items()}, score)
+                for k, (diet, score) in enumerate(rounds[number - 1].items())
+            }
+            return {**new, **known}
+
+        monkeypatch.setattr(utility, "learn_all", learn_all)
+
+    return say
+
+
+def weight_of(state: SiteState, group: str) -> float:
+    return float(next(iter(state.group(group).values())).flatten()[0])
+
+
+@pytest.mark.parametrize(
+    ("real", "augmented", "margin", "released"),
+    [(0.7, 0.8, 0.0, "augmented"), (0.8, 0.7, 0.0, "real"), (0.7, 0.8, 0.15, "real")],
+)
+def test_validation_decides_before_a_test_image_is_seen(
+    felicia, scripted, monkeypatch, tmp_path, real, augmented, margin, released
+):
+    scripted({"real": real, "synthetic": 0.99, "augmented": augmented})
+
+    def contrary(site: Site, learnt: Learnt) -> float:
+        assert "released" in site.state
+        return 1 - learnt.score
+
+    monkeypatch.setattr(Worth, "test_score", staticmethod(contrary))
+    result = run(felicia(margin=margin), tmp_path / "run")
+    assert result["failures"] == []
+    for site in ("site-1", "site-2"):
+        assert result.metrics["diets"][site]["released"] == released
+        state = state_of(result, site)
+        assert weight_of(state, "best") == weight_of(state, "local") == 10 + DIETS.index(released)
+
+
+def test_of_several_rounds_each_diet_keeps_the_best_and_real_images_are_learnt_once(felicia, scripted, tmp_path):
+    rounds = [{"real": 0.5, "synthetic": 0.4, "augmented": 0.9}, {"real": 0.99, "synthetic": 0.6, "augmented": 0.7}]
+    scripted(*rounds)
+    result = run(felicia(rounds=2, weigh_every=1), tmp_path / "run")
+    assert [line["sites"]["site-1"]["validation_augmented"] for line in result["worth"]] == [0.9, 0.9]
+    assert [line["sites"]["site-1"]["validation_synthetic"] for line in result["worth"]] == [0.4, 0.6]
+    assert [line["sites"]["site-1"]["validation_real"] for line in result["worth"]] == [0.5, 0.5]
+    state = state_of(result, "site-1")
+    assert [weight_of(state, f"diet-{diet}") for diet in DIETS] == [10, 21, 12]
+    assert weight_of(state, "best") == 12
+
+
+def test_scores_are_of_the_split_that_they_name(felicia, monkeypatch, tmp_path):
+    monkeypatch.setattr(utility, "score", lambda bench, part: float(len(part)))
+    result = run(felicia(images=17), tmp_path / "run")
+    for site, figures in result["worth"][0]["sites"].items():
+        counts = result["data"]["counts"][site]
+        for diet in DIETS:
+            assert figures[f"validation_{diet}"] == counts["validation"] != counts["test"]
+            assert figures[f"test_{diet}"] == counts["test"]
+
+
+def test_sub_groups_make_up_the_whole(felicia, undisturbed):
+    study = felicia()
+    result, parts = undisturbed(study), prepare(study.data, study.sites)
+    groups = np.concatenate([open_site(parts.folder, name).test.subgroup for name in parts.names])
+    counts = {str(name): int(np.sum(groups == name)) for name in np.unique(groups)}
+    assert len(counts) > 2
+    for site in parts.names:
+        for diet in DIETS:
+            marks = result.metrics["diets"][site][diet]
+            right = sum(counts[name] * marks["subgroups"][name]["accuracy"] for name in counts)
+            assert right / sum(counts.values()) == pytest.approx(marks["test"]["accuracy"])
+
+
+def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch, tmp_path):
+    made = []
+    whole = utility.learn_all
+
+    def watch(bench, initial, real, synthetic, validation, **how):
+        made.append(synthetic)
+        return whole(bench, initial, real, synthetic, validation, **how)
+
+    monkeypatch.setattr(utility, "learn_all", watch)
+    run(felicia(images=400), tmp_path / "run")
+    assert [len(part) for part in made] == [400, 400]
+    assert all(0.4 < part.labels.mean() < 0.6 for part in made)
+
+
+def test_a_private_discriminator_takes_its_owners_images_for_real_and_made_ones_for_made(
+    felicia, monkeypatch, tmp_path
+):
+    whole, looks = at_site.descend, []
+
+    def watch(site, module, losses, fetch, steps, optimizer, **how):
+        rows, labels, is_real = fetch(torch.arange(3))
+        own = site.data.train
+        assert torch.equal(rows[is_real], centred(torch.from_numpy(np.asarray(own.images[:3]).copy())))
+        assert labels[is_real].tolist() == own.labels[:3].tolist()
+        assert int((~is_real).sum()) == how["joined"] == 8
+        looks.append(site.name)
+        return whole(site, module, losses, fetch, steps, optimizer, **how)
+
+    monkeypatch.setattr(at_site, "descend", watch)
+    result = run(felicia({"privacy.on": ["generator"], "generator.labels": "even"}), tmp_path / "run")
+    assert result["failures"] == []
+    assert sorted(looks) == ["site-1", "site-2"]
