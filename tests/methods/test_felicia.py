@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, Interrupted
@@ -23,7 +24,7 @@ from polyclinic.methods.owner import NETWORKS
 from polyclinic.privacy.record import EVERYTHING
 from polyclinic.randomness import torch_rng
 from polyclinic.run import Result, run
-from polyclinic.study import Study
+from polyclinic.study import Study, load_study
 from polyclinic.tasks import Target
 
 GAN = {"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8}
@@ -234,6 +235,24 @@ def test_tuning_is_not_for_it(felicia):
     with pytest.raises(BadInput, match="take the table out"):
         felicia({"tuning.on": True})
     assert felicia().tuning is None
+
+
+# --- the examples -------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("felicia_*.toml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_a_valid_study_that_the_guide_names(example):
+    assert load_study(example).method.name == "felicia"
+    assert f"`{example.name}`" in (ROOT / "docs" / "felicia.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_skin_lesions_has_the_papers_numbers():
+    sites = load_study(ROOT / "examples" / "felicia_skin.toml").sites
+    assert isinstance(sites, SubgroupBias)
+    assert (sites.per_class, round(sites.share * sites.per_class), sites.others) == (300, 10, "remainder")
 
 
 # --- privacy ------------------------------------------------------------------------------------------
