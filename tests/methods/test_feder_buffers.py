@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from test_feder import SITES, runner, study_of
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
-from polyclinic.methods import synthesis
+from polyclinic.methods import nodes, synthesis
 from polyclinic.methods.nodes import mean_prediction
 from polyclinic.prediction import load_predictor
 from polyclinic.tasks import Target
@@ -77,8 +78,30 @@ def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
         return train(self, watched(), steps, optimizer)
 
     monkeypatch.setattr(Workbench, "train", noted)
-    go(method={"real_share": share, "rounds": 1, "local_steps": 2})
-    assert sizes == [(8, 8)] * 6 + [(size, size)] * 6  # three nodes, two steps each
+    go(method={"real_share": share, "rounds": 1, "local_steps": 3})
+    assert sizes == [(8, 8)] * 9 + [(size, size)] * 9  # three nodes, three steps each
+
+
+def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
+    """Also where the buffer is all that a node trains on: a pass is as long as one over its real images."""
+    steps = []
+    train = Workbench.train
+    monkeypatch.setattr(Workbench, "train", lambda self, b, count, o: steps.append(count) or train(self, b, count, o))
+    for buffer in (8, 64):
+        go("feder-b", method={"buffer": buffer, "rounds": 1})
+    assert steps[:6] == steps[6:]
+
+
+def test_the_ensemble_is_the_majority_of_its_models_where_they_are_as_sure(go, monkeypatch, cache):
+    """Three models of which two call everything by the second class."""
+    logits = itertools.cycle([torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0])])
+    monkeypatch.setattr(nodes, "_outputs", lambda site, part, weights: next(logits).expand(len(part), -1))
+    found = go("feder-a", method={"rounds": 1})
+    study = study_of("feder-a")
+    folder = prepare(study.data, study.sites, cache=cache).folder
+    for site in SITES:
+        share = float((open_site(folder, site).test.labels == 1).mean())
+        assert found.metrics["ensemble"]["per_site"][site]["accuracy"] == pytest.approx(share)
 
 
 def test_the_ensemble_is_scored_as_it_predicts(go, cache):

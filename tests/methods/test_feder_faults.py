@@ -66,6 +66,15 @@ def test_a_node_in_step_adapts_what_came_last_and_forgets_the_rest(go, monkeypat
     assert all(torch.equal(given, used) for given, used in zip(newest, trained, strict=True))
 
 
+def test_without_work_at_any_node_the_round_is_over(go, monkeypatch):
+    """Of two nodes one fails: the other has handed its model to nobody, and waits in vain."""
+    failing_once(monkeypatch)
+    found = go(method={"mode": "asynchronous"}, sites={"count": 2, "target_ks": 0.33})
+    assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
+    assert found["rounds"] == 2
+    assert found["asynchronous"]["turns"] < 4
+
+
 def test_a_node_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkeypatch):
     fit = synthesis.fit
 
