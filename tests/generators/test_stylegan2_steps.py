@@ -10,6 +10,7 @@ import torch
 from polyclinic.generators import stylegan2_training
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.stylegan2 import StyleGAN2
+from polyclinic.generators.stylegan2_discriminator import Block
 from polyclinic.generators.stylegan2_layers import Conv, StyledConv
 from polyclinic.generators.stylegan2_networks import Mapping, Shape, Synthesis
 from polyclinic.tasks import Target
@@ -135,6 +136,18 @@ def test_two_styles_in_the_share_of_steps_that_was_asked_for():
     assert places == set(range(1, steps.generator.synthesis.layers + 1))
 
 
+def test_the_discriminator_learns_from_as_many_made_images_with_the_same_labels(monkeypatch):
+    """All of one kind are black here, of the other white; it is sure of the real ones."""
+    steps, asked, paid = stepping(), [], []
+    monkeypatch.setattr(steps, "make", lambda labels: asked.append(labels) or -torch.ones(len(labels), 1, 32, 32))
+    monkeypatch.setattr(steps, "judge", lambda images, labels: images.mean((1, 2, 3)))
+    monkeypatch.setattr(stylegan2_training, "_descend", lambda optimizer, loss: paid.append(float(loss)))
+    sure = steps._tell_apart(torch.ones(8, 1, 32, 32), LABELS)
+    assert torch.equal(asked[0], LABELS)
+    assert paid == [pytest.approx(2 * math.log1p(math.exp(-1)))]
+    assert float(sure) == 1.0
+
+
 # --- networks -------------------------------------------------------------------------------------------
 
 
@@ -158,3 +171,11 @@ def test_lengths_of_noise_and_of_labels_do_not_count():
             weight.data.mul_(10)
     assert torch.allclose(mapping(10 * noise, LABELS), before[0], atol=1e-5)
     assert torch.allclose(judge(images, LABELS), before[1], atol=1e-5)
+
+
+def test_a_shortcut_has_half_of_the_variance():
+    x = torch.randn(8, 64, 1, 1, generator=rng()).expand(-1, -1, 8, 8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        block = Block(64, 256).requires_grad_(False)
+    assert float(block.shortcut(x)[..., 1:-1, 1:-1].var()) == pytest.approx(0.5, rel=0.15)

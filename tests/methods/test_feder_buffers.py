@@ -10,6 +10,7 @@ import torch
 from test_feder import SITES, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
+from polyclinic.generators import replay
 from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods import nodes, synthesis
@@ -80,6 +81,14 @@ def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
     monkeypatch.setattr(Workbench, "train", noted)
     go(method={"real_share": share, "rounds": 1, "local_steps": 3})
     assert sizes == [(8, 8)] * 9 + [(size, size)] * 9  # three nodes, three steps each
+
+
+def test_images_of_a_buffer_are_augmented_as_real_ones_are(go, monkeypatch):
+    given = []
+    stream = replay.stream
+    monkeypatch.setattr(replay, "stream", lambda *a, **k: given.append(k["augmentation"]) or stream(*a, **k))
+    go(method={"rounds": 1, "local_steps": 1})
+    assert given == [study_of().optimizer.augment] * 3
 
 
 def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
