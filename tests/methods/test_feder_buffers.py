@@ -10,6 +10,7 @@ import torch
 from test_feder import SITES, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
+from polyclinic.engines.in_process import InProcess
 from polyclinic.generators import replay
 from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
@@ -122,6 +123,12 @@ def test_the_ensemble_is_scored_as_it_predicts(go, cache):
         part = open_site(folder, site).test
         right = ensemble.outputs(part.images.copy()).argmax(1) == torch.from_numpy(part.labels.copy())
         assert found.metrics["ensemble"]["per_site"][site]["accuracy"] == pytest.approx(float(right.double().mean()))
+
+
+def test_real_institutions_score_no_ensemble(go, monkeypatch):
+    """Nobody there has all models; figures of something else must not take its name."""
+    monkeypatch.setattr(InProcess, "simulation", False)
+    assert set(go("feder-a").metrics) == {"test", "mean", "per_site"}
 
 
 def test_probabilities_of_one_logit_are_averaged_too():

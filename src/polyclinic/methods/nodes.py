@@ -30,7 +30,12 @@ class NodeMethod(Method):
         return frozenset(model.state_dict())
 
     def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
-        """The ensemble of all nodes' models, on every site's test images. Uncounted: the simulator hands them out."""
+        """The ensemble of all nodes' models, on every site's test images. Uncounted: the simulator hands them out.
+
+        Between real institutions nobody has all models, and there is no ensemble to score.
+        """
+        if not federation.engine.simulation:
+            return {}
         parcels: dict[str, Any] = {
             f"model_{place}": Parcel("weights", weights) for place, weights in enumerate(models.values())
         }
