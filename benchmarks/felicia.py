@@ -182,6 +182,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
     parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
     parser.add_argument("--few", action="store_true", help="the base GAN with what is to help it with few images")
+    parser.add_argument("--towards", choices=["away", "other"], help="what generators pay, if not as the study says")
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
@@ -205,6 +206,7 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "device": options.device,
         "precision": options.precision,
         "repeats": options.repeats,
+        "towards": options.towards,
         "apart": options.apart or None,
         "recorded": False if options.eager else None,
     }

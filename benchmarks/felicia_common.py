@@ -47,6 +47,7 @@ class Scale:
     real_repeats: int = 1  #: classifiers from real images alone
     size: int | None = None  #: side of the images, if it is not to be the study's
     small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator other than the study's
+    towards: str | None = None  #: what a generator pays the central discriminator, if not what the study says
     apart: bool = False  #: every class has networks of its own, without labels (PrivGAN's way)
 
     def quickly(self) -> dict[str, Any]:
@@ -76,9 +77,11 @@ class Material:
         assert isinstance(built, GAN)
         return built
 
-    def term(self, **changes: Any) -> CentralTerm:
+    def term(self, scale: Scale) -> CentralTerm:
+        """The study's central term, which each federation weighs by a lambda of its own."""
         known = {name: value for name, value in self.tables["method"].items() if name in CentralTerm.model_fields}
-        return CentralTerm.model_validate(known | changes)
+        other = {"towards": scale.towards} if scale.towards else {}
+        return CentralTerm.model_validate(known | other | {"weight": 1.0})
 
     def splits(self, seed: int) -> dict[str, np.ndarray]:
         return split(self.dataset, validation=self.source.validation, test=self.source.test, seed=seed)

@@ -42,7 +42,7 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
             federations += [Federated(seed, weight, held) for weight in weights]
         views[seed] = View(material, seed, scale.device)
     settings = material.gan(scale).model_copy(update={"condition": "none", "spread": True})
-    owners = stacked(settings, material.term(weight=1.0), federations, Target(), scale, say)
+    owners = stacked(settings, material.term(scale), federations, Target(), scale, say)
     rows: list[dict[str, Any]] = []
     clouds: dict[str, Any] = {}
 

@@ -109,7 +109,7 @@ def worth(
         settings, target = settings.model_copy(update={"condition": "none", "balance": False}), Target()
         trained = [of_class(one, label) for one in federations for label in CLASSES]
     owners, expert = (
-        stacked(settings, material.term(weight=1.0), trained, target, scale, say),
+        stacked(settings, material.term(scale), trained, target, scale, say),
         Expert(material, scale, rare),
     )
     say(f"tells {rare} from the rest of its class: {expert.right} right")

@@ -138,8 +138,8 @@ class Shapes:
     def gan(self, scale: Any) -> GAN:
         return DCGAN(width=2, latent=4, batch_size=8, steps=1)
 
-    def term(self, **changes: Any) -> CentralTerm:
-        return CentralTerm(**changes)
+    def term(self, scale: Any) -> CentralTerm:
+        return CentralTerm(weight=1.0)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -213,3 +213,14 @@ def test_the_balance_ends_in_one_line_of_json(tmp_path):
         *(("log", "other"), ("log", "away"), ("log, as written", "other"), ("log, as written", "away"))
     ]
     assert all(row["made"] == sorted(row["made"]) for row in printed["rows"])
+
+
+def test_what_generators_pay_can_be_asked_for(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import felicia_common as common
+
+    fours(tmp_path)
+    material = common.Material("digits", tmp_path, {"per_class": None, "keep": {"labels": [4]}})
+    scale = common.Scale(1, 1, 1, 1, (0.0,))
+    assert (material.term(scale).towards, material.term(scale).weight) == ("other", 1.0)
+    assert material.term(common.Scale(1, 1, 1, 1, (0.0,), towards="away")).towards == "away"
