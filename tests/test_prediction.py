@@ -93,6 +93,7 @@ def test_masks_are_written_as_pictures(tiny, undisturbed, pngs, tmp_path, capsys
     [
         (["--site", "site-1"], "--site: .* one model for all sites"),
         (["--ensemble"], "--ensemble: .* one model for all sites"),
+        (["--site", "site-1", "--ensemble"], "--site: names one model, and --ensemble takes all"),
         (["--masks", "x"], "--masks: this model does not draw masks"),
         (["--json", "--out", "x.csv"], "--json: prints"),
     ],

@@ -155,6 +155,8 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
     file = path / "model.safetensors" if path.is_dir() else path
     card, tensors = _read_file(file)
     names = list(card.backbones)
+    if site and ensemble:
+        raise BadInput("--site: names one model, and --ensemble takes all of them; give one of the two")
     if names == [""] and (site or ensemble):
         raise BadInput(f"--{'site' if site else 'ensemble'}: {file} holds one model for all sites; leave it out")
     if names != [""] and not ensemble and site not in names:

@@ -28,10 +28,12 @@ def ledger(
 
 
 def show_lines(ledgers: dict[str, list[dict]]) -> None:
-    for site, entries in ledgers.items():
-        for line in entries:
-            about = f"round {line['round']:>3}  {line['operation']:<10} {line['kind']:<12} {line['bytes']:>10} B"
-            typer.echo(f"{site}  {about}  to {line['to']}  {line['digest'][:16]}")
+    every = [{"site": site, **line} for site, entries in ledgers.items() for line in entries]
+    wide = {name: max((len(str(line[name])) for line in every), default=0) for name in ("site", "operation", "kind")}
+    for line in every:
+        columns = "  ".join(f"{line[name]:<{wide[name]}}" for name in ("operation", "kind"))
+        about = f"round {line['round']:>3}  {columns}  {line['bytes']:>10} B  to {line['to']}  {line['digest'][:16]}"
+        typer.echo(f"{line['site']:<{wide['site']}}  {about}")
 
 
 def show_summary(ledgers: dict[str, list[dict]]) -> None:
