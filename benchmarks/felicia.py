@@ -39,7 +39,7 @@ from polyclinic.tasks import Target
 QUICK = {
     "digits": Scale(1000, 1200, 2, 1, (0.0, 3.0), (0, 10, 25, 50), small={"width": 8}),
     "bias": Scale(3000, 900, 1, 1, (0.0, 3.0), (0.02,), 80, small={"width": 8, "batch_size": 16}),
-    "digit-bias": Scale(3000, 900, 3, 1, (0.0, 3.0), (0.02,), 300, small={"width": 8}),
+    "digit-bias": Scale(3000, 900, 3, 1, (0.0, 3.0), (0.02,), 300, real_repeats=6, size=16, small={"width": 12}),
     "skin": Scale(3000, 900, 1, 1, (0.0, 3.0), (), 80, size=32, small={"width": 8, "batch_size": 16}),
 }
 FULL = {
@@ -180,6 +180,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
+    parser.add_argument("--size", type=int, help="side of the images of the second and third experiment, if not theirs")
     parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
     parser.add_argument("--few", action="store_true", help="the base GAN with what is to help it with few images")
     parser.add_argument("--towards", choices=["away", "other"], help="what generators pay, if not as the study says")
@@ -206,6 +207,7 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "device": options.device,
         "precision": options.precision,
         "repeats": options.repeats,
+        "size": options.size,
         "towards": options.towards,
         "apart": options.apart or None,
         "recorded": False if options.eager else None,

@@ -92,7 +92,7 @@ class View:
 def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save, *, study: str = "bias") -> dict[str, Any]:
     """Two classes of two sub-groups each; the share of one sub-group at the first owner varies, as beta does in Fig. 6:
     of horses among deer and horses, or of nines among fours and nines."""
-    material = Material(study, data)
+    material = Material(study, data, {"size": scale.size} if scale.size else None)
     shares, weights = scale.points, scale.weights
     table = material.tables["sites"]
     plan, federations, validation, exams = [], [], [], {}
