@@ -1,7 +1,7 @@
 """The generators of many sites and seeds ahead of the runs that use them, in threads of one process.
 
-Each thread works on a stream of the GPU's of its own. Nine of them took 104 steps a second together, beside eight busy
-processes: about what one does alone, so this saves processes rather than time. What comes out lies in the cache, where
+Each thread works on a stream of the GPU's of its own. Nine of them took 117 steps a second together on a GPU to
+themselves: about what one does alone, so this saves processes rather than time. What comes out lies in the cache, where
 runs with `reuse_generators` find it.
 """
 

@@ -192,7 +192,7 @@ def clouds(arrays: Mapping[str, np.ndarray], alphas: list[int], chosen: float, p
 def bias(found: dict[str, Any], arrays: Mapping[str, np.ndarray], out: Path, name: str = "bias") -> list[str]:
     rows, real = late(found["rows"]), found["real"]
     shares, weights = values(rows, "share"), values(rows, "lambda")
-    groups = Groups(found.get("usual", "deer"), found.get("rare", "horse"))
+    groups = Groups(found["usual"], found["rare"])
     lines = {"real": ("black", {share: where(real, share=share) for share in shares})}
     for weight in weights:
         of_share = {s: where(rows, share=s, diet="augmented", **{"lambda": weight}) for s in shares}
