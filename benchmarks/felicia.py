@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,13 +177,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="an experiment stops after so many")
     parser.add_argument("--steps", type=int, help="steps of every generator")
     parser.add_argument("--looks", type=int, help="moments at which what the generators make is judged")
-    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--first-seed", type=int)
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")
     parser.add_argument("--size", type=int, help="side of the images of the second and third experiment, if not theirs")
     parser.add_argument("--plain", action="store_true", help="the base GAN as the paper has it")
     parser.add_argument("--few", action="store_true", help="the base GAN with what is to help it with few images")
+    parser.add_argument(
+        "--gan", type=_setting, nargs="+", default=[], metavar="NAME=VALUE", help="other settings of the base GAN"
+    )
     parser.add_argument("--towards", choices=["away", "other"], help="what generators pay, if not as the study says")
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
@@ -196,12 +201,22 @@ def _folder() -> Path | None:
     return Path(os.environ["POLYCLINIC_REAL_DATA"]) if os.environ.get("POLYCLINIC_REAL_DATA") else None
 
 
+def _setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as a study's file would have it; what is no TOML is a word."""
+    name, _, value = text.partition("=")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
 def _scale(name: str, options: argparse.Namespace) -> Scale:
     wanted = {
         "steps": options.steps,
         "seconds": options.seconds,
         "looks": options.looks,
         "seeds": options.seeds,
+        "first_seed": options.first_seed,
         "weights": options.lambdas and tuple(options.lambdas),
         "points": options.points and tuple(options.points),
         "device": options.device,
@@ -214,7 +229,8 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
     }
     base = (QUICK if options.quick else FULL)[name]
     other = PLAIN if options.plain else FEW if options.few else {}
-    wanted["small"] = base.small | other | ({"width": options.width} if options.width else {})
+    width = {"width": options.width} if options.width else {}
+    wanted["small"] = base.small | other | width | dict(options.gan)
     return dataclasses.replace(base, **{key: value for key, value in wanted.items() if value is not None})
 
 

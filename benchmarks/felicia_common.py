@@ -36,7 +36,7 @@ class Scale:
     steps: int
     seconds: float
     looks: int  #: moments at which what the generators make is judged
-    seeds: int
+    seeds: int  #: how many of them
     weights: tuple[float, ...]  #: lambdas; 0 is the local GAN
     points: tuple[float, ...] = ()  #: alphas in per cent, or shares of the rare sub-group
     learner_steps: int = 0
@@ -49,11 +49,15 @@ class Scale:
     small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator other than the study's
     towards: str | None = None  #: what a generator pays the central discriminator, if not what the study says
     apart: bool = False  #: every class has networks of its own, without labels (PrivGAN's way)
+    first_seed: int = 0  #: settings that were chosen by some seeds are to be judged by others
 
     def quickly(self) -> dict[str, Any]:
         """How a stack is computed: on a GPU with convolutions as products, and each step as one CUDA graph."""
         fast = self.device.startswith("cuda")
         return {"as_products": fast, "recorded": fast and self.recorded}
+
+    def each_seed(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def looks_at(self, trained: float) -> int:
         """How many looks are due after this share of the training."""

@@ -33,9 +33,9 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
     """Digit four in two clusters, alpha % exchanged: coverage of held-out fours by each owner's made ones."""
     material = Material("digits", data, {"per_class": None, "keep": {"labels": [DIGIT]}})
     alphas, weights = scale.points, scale.weights
-    plan = [(seed, alpha, weight) for seed in range(scale.seeds) for alpha in alphas for weight in weights]
+    plan = [(seed, alpha, weight) for seed in scale.each_seed() for alpha in alphas for weight in weights]
     federations, views = [], {}
-    for seed in range(scale.seeds):
+    for seed in scale.each_seed():
         for alpha in alphas:
             sites = material.sites(seed, mixing=alpha, per_class=False)
             held = {name: material.images(parts["train"]) for name, parts in sites.items()}
@@ -53,12 +53,12 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
             at = views[seed].pca.of(made)
             row = {"seed": seed, "alpha": alpha, "lambda": weight, "owner": owner, "images": images}
             rows.append({**row, **views[seed].marks(at.to(scale.device))})
-            if seed == 0:
+            if seed == scale.first_seed:
                 clouds[f"{alpha}/{weight}/{owner}"] = at[:, :2].numpy()
                 clouds[f"made/{alpha}/{weight}/{owner}"] = made[:12].numpy()
         save(found)
 
-    clouds |= {"real": views[0].background, "cluster": views[0].background_cluster}
+    clouds |= {"real": views[scale.first_seed].background, "cluster": views[scale.first_seed].background_cluster}
     found: dict[str, Any] = {"training": {}, "rows": rows, "clouds": clouds}
     train(owners, scale, found, look, say)
     return found
@@ -96,7 +96,7 @@ def bias(data: Path, scale: Scale, say: Callable[[str], None], save: Save, *, st
     shares, weights = scale.points, scale.weights
     table = material.tables["sites"]
     plan, federations, validation, exams = [], [], [], {}
-    for seed in range(scale.seeds):
+    for seed in scale.each_seed():
         test = material.splits(seed)["test"]
         assert material.dataset.subgroup is not None
         exams[seed] = Exam(material.images(test).images, material.dataset.labels[test], material.dataset.subgroup[test])
@@ -115,7 +115,7 @@ def skin(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> di
     """Skin lesions: 300 + 300 images with 10 melanomas at hospital 1; lambda varies as in Figs. 8-10."""
     material, weights = Material("skin", data, {"size": scale.size} if scale.size else None), scale.weights
     plan, federations, validation, exams = [], [], [], {}
-    for seed in range(scale.seeds):
+    for seed in scale.each_seed():
         test = held_out(material, seed)
         assert material.dataset.subgroup is not None
         exams[seed] = Exam(material.images(test).images, material.dataset.labels[test], material.dataset.subgroup[test])

@@ -133,7 +133,7 @@ def worth(
                 candidates.append(
                     Candidate({**key, "diet": diet}, Lesson(given, validation[place], seed), exams[key["seed"]])
                 )
-            if key["seed"] == 0:
+            if key["seed"] == scale.first_seed:
                 name = "/".join(f"{k}={v}" for k, v in key.items() if k != "seed")
                 pictures[name] = made[:24].numpy()
         shares = expert.shares([key["seed"] for key in plan], seen)
@@ -160,15 +160,15 @@ class Expert:
         self.label = int(material.dataset.labels[material.dataset.subgroup == rare][0])
         of_class = np.unique(material.dataset.subgroup[material.dataset.labels == self.label])
         self.usual = next(str(name) for name in of_class if name != rare)
-        self.parts = [self._of_class(material, material.splits(seed), rare) for seed in range(scale.seeds)]
+        self.parts = [self._of_class(material, material.splits(seed), rare) for seed in scale.each_seed()]
         channels, size = material.dataset.images.shape[1:3]
         lessons = [
             Lesson(parts["train"], parts["validation"], seed_of(seed, "expert"))
-            for seed, parts in enumerate(self.parts)
+            for seed, parts in zip(scale.each_seed(), self.parts, strict=True)
         ]
         how: dict[str, Any] = {"steps": 2 * scale.learner_steps, "batch_size": 64, "lr": 1e-3, "device": scale.device}
         self.taught = teach(lessons, lambda: LessonNetwork(channels, 2, size), 2, **how, **scale.quickly())
-        self.right = [round(self._accuracy(seed), 3) for seed in range(scale.seeds)]
+        self.right = [round(self._accuracy(place), 3) for place in range(scale.seeds)]
 
     def _of_class(self, material: Material, splits: dict[str, np.ndarray], rare: str) -> dict[str, Images]:
         found = {}
@@ -179,10 +179,10 @@ class Expert:
             found[name] = Images(material.images(own).images, is_rare)
         return found
 
-    def _accuracy(self, seed: int) -> float:
+    def _accuracy(self, place: int) -> float:
         """Mean of both sub-groups, on test images."""
-        test = self.parts[seed]["test"]
-        says = self.taught.logits(test.images)[seed].argmax(-1).cpu()
+        test = self.parts[place]["test"]
+        says = self.taught.logits(test.images)[place].argmax(-1).cpu()
         return float(np.mean([(says[test.labels == one] == one).float().mean() for one in (0, 1)]))
 
     def shares(self, seeds: list[int], sets: list[Tensor]) -> list[float]:
