@@ -191,6 +191,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--towards", choices=["away", "other"], help="what generators pay, if not as the study says")
     parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
+    parser.add_argument("--learner-steps", type=int, help="of each classifier")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
     parser.add_argument("--points", type=float, nargs="+", help="alphas of digits, or shares of horses or nines")
     parser.add_argument("--out", type=Path, help="folder for rows and arrays, which felicia_figures.py draws")
@@ -222,6 +223,7 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "device": options.device,
         "precision": options.precision,
         "repeats": options.repeats,
+        "learner_steps": options.learner_steps,
         "size": options.size,
         "towards": options.towards,
         "apart": options.apart or None,

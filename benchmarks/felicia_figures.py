@@ -264,13 +264,15 @@ def bias_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float], 
 
 
 def gain_table(by_name: dict[str, dict[float, list[Row]]], shares: list[float], groups: Groups) -> list[str]:
-    """What the rarer sub-group gains over real images alone, seed by seed."""
+    """What the rarer sub-group gains over real images alone, seed by seed: accuracy, AUC against the other class."""
     augmented = [name for name in by_name if name.startswith(("real + ", "released"))]
     table = [f"| share of {groups.rare} | rare | " + " | ".join(augmented) + " |", "|---" * (len(augmented) + 2) + "|"]
     for share in shares:
         rare = groups.rare if share <= 0.5 else groups.usual
-        cells = [text(gain(by_name[name][share], by_name["real"][share], rare)) for name in augmented]
-        table.append(f"| {share:g} | {rare} | " + " | ".join(cells) + " |")
+        for metric, what in ((rare, rare), (f"auc of {rare}", f"{rare}, AUC")):
+            if metric in by_name["real"][share][0]:
+                cells = [text(gain(by_name[name][share], by_name["real"][share], metric)) for name in augmented]
+                table.append(f"| {share:g} | {what} | " + " | ".join(cells) + " |")
     return table
 
 
@@ -312,7 +314,8 @@ def along_training(
         axis.plot(moments, y, label=name_of(weight), color=colour(weight), marker="o", markersize=3)
         if with_band:
             axis.fill_between(moments, y - error, y + error, color=colour(weight), alpha=0.15)
-    axis.set_xlabel("images seen by each owner's discriminator")
+    axis.xaxis.set_major_formatter(lambda images, _: f"{images / 1000:,.0f}")
+    axis.set_xlabel("thousands of images seen by each owner")
 
 
 def by_lambda(axis: Any, rows: list[Row], real: list[Row], weights: list[float]) -> None:

@@ -32,12 +32,22 @@ class Exam:
     subgroup: np.ndarray
 
     def mark(self, logits: Tensor) -> dict[str, float]:
-        """AUC, accuracy, accuracy of each sub-group, and their mean."""
+        """AUC, accuracy, both of each sub-group, and the mean of the sub-groups' accuracies.
+
+        A sub-group's AUC is against the other class: it does not move with the threshold, as accuracies do.
+        """
         scores = (logits[:, 1] - logits[:, 0]).cpu().numpy()
         right = (scores > 0) == (self.labels == 1)
-        groups = {str(name): float(right[self.subgroup == name].mean()) for name in np.unique(self.subgroup)}
-        mean = float(np.mean(list(groups.values())))
-        return {"auc": auc(scores, self.labels == 1), "accuracy": float(right.mean()), "mean": mean, **groups}
+        marks = {"auc": auc(scores, self.labels == 1), "accuracy": float(right.mean())}
+        groups = {str(name): self.subgroup == name for name in np.unique(self.subgroup)}
+        accuracies = {name: float(right[own].mean()) for name, own in groups.items()}
+        aucs = {f"auc of {name}": self._against_the_other_class(scores, own) for name, own in groups.items()}
+        return {**marks, "mean": float(np.mean(list(accuracies.values()))), **accuracies, **aucs}
+
+    def _against_the_other_class(self, scores: np.ndarray, own: np.ndarray) -> float:
+        label = self.labels[own][0]
+        kept = own | (self.labels != label)
+        return auc(scores[kept] * (1 if label == 1 else -1), own[kept])
 
 
 @dataclass

@@ -222,5 +222,5 @@ def test_what_generators_pay_can_be_asked_for(monkeypatch, tmp_path):
     fours(tmp_path)
     material = common.Material("digits", tmp_path, {"per_class": None, "keep": {"labels": [4]}})
     scale = common.Scale(1, 1, 1, 1, (0.0,))
-    assert (material.term(scale).towards, material.term(scale).weight) == ("other", 1.0)
-    assert material.term(common.Scale(1, 1, 1, 1, (0.0,), towards="away")).towards == "away"
+    assert (material.term(scale).towards, material.term(scale).weight) == ("away", 1.0)
+    assert material.term(common.Scale(1, 1, 1, 1, (0.0,), towards="other")).towards == "other"

@@ -125,7 +125,7 @@ def test_images_have_the_size_asked_for(name, size):
     assert side * 2**times >= size > side * 2 ** (times - 1)
 
 
-@pytest.mark.parametrize("condition", ["plane", "projection", "none"])
+@pytest.mark.parametrize("condition", ["plane", "projection", "apart", "none"])
 @pytest.mark.parametrize("name", ["gan", "dcgan"])
 def test_labels_count_where_they_are_a_condition_and_nowhere_else(name, condition):
     model = make(name, condition=condition)
@@ -134,6 +134,61 @@ def test_labels_count_where_they_are_a_condition_and_nowhere_else(name, conditio
     for network, given in ((nets["generator"], noise), (nets["discriminator"], images)):
         zero, one = (network(given, torch.full((2,), label)) for label in (0, 1))
         assert torch.equal(zero, one) == (condition == "none")
+
+
+def test_networks_of_each_class_get_their_own_rows_and_no_others():
+    nets = make("dcgan", condition="apart", norm="group", spread=False).networks.train()
+    labels = torch.tensor([1, 0, 1, 1, 0])
+    for network, given in ((nets["generator"], torch.randn(5, 4)), (nets["discriminator"], torch.randn(5, 1, 28, 28))):
+        whole = network(given, labels)
+        for label, own in enumerate(network.of_class):
+            alone = own(given[labels == label], labels[labels == label])
+            torch.testing.assert_close(whole[labels == label], alone, rtol=0, atol=0)
+        network(given, torch.ones(5, dtype=torch.long)).sum().backward()
+        assert all(weight.grad is None for weight in network.of_class[0].parameters())
+        assert all(weight.grad is not None for weight in network.of_class[1].parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_one_class_apart_is_the_gan_without_labels_to_the_last_bit(name):
+    images, labels = squares(8)[0], torch.zeros(8, dtype=torch.long)
+    only = Target(classes=("dark",))
+    apart, none = (make(name, target=only, condition=condition) for condition in ("apart", "none"))
+    for model in (apart, none):
+        model.fit(images, labels, rng())
+    for of_class, alone in zip(
+        apart.networks["generator"].parameters(), none.networks["generator"].parameters(), strict=True
+    ):
+        assert torch.equal(of_class, alone)
+    assert torch.equal(apart.sample(labels[:3], rng()), none.sample(labels[:3], rng()))
+
+
+def test_apart_a_class_that_is_not_there_changes_nothing_of_its_networks():
+    model = make("dcgan", condition="apart", discriminator_norm="none")
+    before = {name: tensor.clone() for name, tensor in model.networks["generator"].state_dict().items()}
+    model.fit(squares(8)[0], torch.zeros(8, dtype=torch.long), rng())
+    after = model.networks["generator"].state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith("of_class.0.") for name in moved)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_apart_no_group_whose_spread_is_taken_holds_real_and_made_images(seed):
+    """A class may have any number of images in a batch: scores in one pass must be those of two."""
+    model = make("dcgan", condition="apart", spread=True, batch_size=8)
+    duel = model.duel()
+    images = torch.randn(8, 1, 28, 28, generator=rng(seed))
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    together = duel.scores([images, -images], [labels, labels])
+    torch.testing.assert_close(together[0], duel.score(images, labels))
+    torch.testing.assert_close(together[1], duel.score(-images, labels))
+
+
+def test_networks_of_each_class_need_classes():
+    ages = Target(unit="months", label_range=(0.0, 200.0))
+    with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes.*choose 'projection'"):
+        make(target=ages, condition="apart")
 
 
 def test_a_central_discriminator_is_the_same_network_but_for_its_outputs_and_labels():
@@ -289,12 +344,14 @@ PRIVATE = {"discriminator_norm": "group", "labels": "even", "spread": False}
 def test_what_stands_against_privacy_is_said_with_the_cure():
     reasons = [
         GENERATORS["dcgan"]().dp_obstacle(),
+        GENERATORS["gan"](condition="apart").dp_obstacle(),
         GENERATORS["wgan-gp"]().dp_obstacle(),
         GENERATORS["dcgan"](discriminator_norm="group").dp_obstacle(),
         GENERATORS["gan"]().dp_obstacle(),
     ]
     assert [reason.split(":")[0] for reason in reasons] == [
         "generator.discriminator_norm",
+        "generator.condition",
         "generator.penalty",
         "generator.spread",
         "generator.labels",

@@ -186,6 +186,11 @@ class Mean(nn.Module):
         return torch.stack([-self.steep * mean, self.steep * mean], 1)
 
 
+def test_networks_for_each_class_do_not_stack():
+    with pytest.raises(BadInput, match=r"owners: .*give each class a federation of its own"):
+        Owners(gan(condition="apart"), CentralTerm(), [Federated(0, 1.0, {"a": pictures(8, 0)})], TWO)
+
+
 @pytest.mark.parametrize("towards", ["away", "other"])
 def test_the_slope_points_where_an_owner_is_less_recognisable(towards):
     term = CentralTerm(towards=towards)

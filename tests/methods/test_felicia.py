@@ -137,9 +137,11 @@ def local_gan(study: Study, name: str) -> dict[str, torch.Tensor]:
     return model.state()
 
 
-@pytest.mark.parametrize("name", ["gan", "dcgan"])
-def test_with_lambda_0_owners_are_local_gans_bit_for_bit(felicia, undisturbed, name):
-    study = felicia({"generator.name": name}, weight=0.0)
+@pytest.mark.parametrize(
+    "generator", [{"name": "gan"}, {"name": "dcgan"}, {"name": "dcgan", "condition": "apart"}], ids=str
+)
+def test_with_lambda_0_owners_are_local_gans_bit_for_bit(felicia, undisturbed, generator):
+    study = felicia({f"generator.{key}": value for key, value in generator.items()}, weight=0.0)
     result = undisturbed(study)
     assert "synthetic-images" not in result["communication"]["by_kind"]
     for site in ("site-1", "site-2"):
@@ -179,6 +181,25 @@ def test_schedules_agree_where_the_central_discriminator_stands_still(felicia, u
 def test_options_of_the_papers_change_the_result(felicia, undisturbed, settings):
     plain, other = undisturbed(felicia()), undisturbed(felicia(**settings))
     assert not same(gan_of(plain.folder, "site-1"), gan_of(other.folder, "site-1"))
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "local"])
+def test_classes_with_networks_of_their_own(felicia, undisturbed, schedule):
+    apart = {"generator.condition": "apart", "generator.balance": True}
+    states = []
+    for weight in (0.0, 3.0):
+        result = undisturbed(felicia(apart, schedule=schedule, exchange_every=1, weight=weight))
+        assert {line["kind"] for line in ledger(result, "site-1")} <= {"synthetic-images", "metrics"}
+        states.append(gan_of(result.folder, "site-1"))
+    moved = {name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])}
+    for label in (0, 1):  # the central term reaches the generators of both classes
+        assert any(name.startswith(f"generator.of_class.{label}.") for name in moved)
+
+
+def test_networks_for_each_class_are_refused_where_labels_are_values(felicia, tmp_path):
+    ages = {"task.name": "regression", "data.source": "hand-phantom", "generator.condition": "apart"}
+    with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes"):
+        run(felicia(ages), tmp_path / "run")
 
 
 def test_three_owners_and_a_wasserstein_gan(felicia, tmp_path):

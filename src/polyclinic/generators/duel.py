@@ -146,6 +146,7 @@ class Duel:
         penalty: float = 0.0,
         augmented: bool = False,
         average: float = 0.999,
+        separately: bool = False,
         precision: str = "fp32",
         device: torch.device | str = "cpu",
         recordable: bool = False,
@@ -153,7 +154,7 @@ class Duel:
         self.pair, self.phi = pair, phi
         self.latent, self.penalty, self.augmented, self.average = latent, penalty, augmented, average
         self.device = torch.device(device)
-        self.precision = precision
+        self.precision, self.separately = precision, separately
         self.taken: int | Tensor = torch.zeros((), device=self.device) if recordable else 0
         self.of_generator = adam(pair.generator, lr, betas=BETAS, recordable=recordable)
         self.of_discriminator = adam(pair.discriminator, lr_discriminator, betas=BETAS, recordable=recordable)
@@ -217,8 +218,11 @@ class Duel:
             return self.pair.score(images, labels)
 
     def scores(self, parts: list[Tensor], labels: list[Tensor]) -> list[Tensor]:
-        """Of several sets of images: in one pass, where no group whose spread is taken would hold images of two."""
-        if any(part.shape[-4] % LARGEST_GROUP for part in parts):
+        """Of several sets of images: in one pass, where no group whose spread is taken would hold images of two.
+
+        Where each class has networks of its own (`separately`), those of one class may be any number.
+        """
+        if self.separately or any(part.shape[-4] % LARGEST_GROUP for part in parts):
             return [self.score(part, known) for part, known in zip(parts, labels, strict=True)]
         together = self.score(torch.cat(parts, -4), torch.cat(labels, -1))
         return list(together.split([part.shape[-4] for part in parts], -1))

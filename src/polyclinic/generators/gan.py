@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from polyclinic.errors import BadInput
 from polyclinic.generators.adversarial import Measure, Phi, phi_of
 from polyclinic.generators.duel import Dice, Duel, Modules, judge_times
 from polyclinic.generators.fitting import LearnPrivately, Schedule
@@ -49,8 +50,8 @@ class GAN(Generator):
     penalty: float = Field(0.0, ge=0, description="weight of the gradient penalty")
     condition: Condition = Field(
         "projection",
-        description="how the discriminator learns the label: projection, plane (one more channel), or none: then "
-        "images are made without regard to labels",
+        description="how the discriminator learns the label: projection, plane (one more channel), apart (each class "
+        "has networks of its own), or none: then images are made without regard to labels",
     )
     labels: Literal["real", "even"] = Field(
         "real", description="labels of made images in training: those of the real batch, or all classes alike"
@@ -87,6 +88,11 @@ class GAN(Generator):
                 "generator.discriminator_norm: spectral norm divides weights by a number that moves at every step, "
                 "outside clipping and noise; set generator.discriminator_norm = 'group' under differential privacy"
             )
+        if self.condition == "apart":
+            return (
+                "generator.condition: each class's networks see a part of a batch, and clipping and noise are for "
+                "whole ones; set generator.condition = 'projection' under differential privacy"
+            )
         if self.penalty:
             return (
                 "generator.penalty: the gradient penalty is a second derivative, which gradients per image cannot "
@@ -115,14 +121,19 @@ class GAN(Generator):
     def phi(self) -> Phi:
         return phi_of(self.loss, self.smoothing, self.saturating)
 
+    def check_target(self, target: Target) -> None:
+        if self.condition == "apart" and not target.classes:
+            raise BadInput("generator.condition: 'apart' needs classes, and labels are values; choose 'projection'")
+
     def shape(self, channels: int, size: int, target: Target) -> Shape:
         """A GAN without condition knows no labels."""
+        self.check_target(target)
         known = target if self.condition != "none" else Target()
         return Shape(channels, size, known, self.width, self.latent)
 
     def networks(self, shape: Shape) -> dict[str, nn.Module]:
         """Generator, its moving average, and discriminator; drawn from torch's global state."""
-        made = generator_network(self.architecture, shape, self.norm)
+        made = generator_network(self.architecture, shape, self.condition, self.norm)
         judging = discriminator_network(
             self.architecture, shape, self.condition, self.discriminator_norm, spread=self.spread
         )
@@ -144,6 +155,7 @@ class GAN(Generator):
             "penalty": self.penalty,
             "augmented": self.augment,
             "average": self.average,
+            "separately": self.condition == "apart",
         }
 
     def wanted(self, labels: Tensor, target: Target, dice: Dice) -> Tensor:

@@ -6,8 +6,10 @@ under `torch.func.vmap`, where many owners' networks of one shape train as one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,8 +22,9 @@ from polyclinic.models.norms import norm_layer
 from polyclinic.tasks import Target
 
 #: how a label enters a discriminator: not at all, as one more channel of the image (Mirza and Osindero 2014), or by the
-#: product of its vector and the image's features (Miyato and Koyama 2018)
-Condition = Literal["none", "plane", "projection"]
+#: product of its vector and the image's features (Miyato and Koyama 2018); or there are networks of their own for each
+#: class, which need no label (PrivGAN's code trains one class at a time)
+Condition = Literal["none", "plane", "projection", "apart"]
 Architecture = Literal["dense", "convolutions"]
 #: what keeps a discriminator smooth
 DiscriminatorNorm = Literal["spectral", "group", "none"]
@@ -273,7 +276,26 @@ def _head(layer: nn.Linear, norm: DiscriminatorNorm) -> nn.Module:
 # --- both ---------------------------------------------------------------------------------------------
 
 
-def generator_network(architecture: Architecture, shape: Shape, norm: Literal["batch", "group"]) -> nn.Module:
+class OfEachClass(nn.Module):
+    """A network for each class, none of which is told a label: each gets the rows of its own class."""
+
+    def __init__(self, shape: Shape, build: Callable[[Shape], nn.Module]) -> None:
+        super().__init__()
+        self.of_class = nn.ModuleList([build(shape._replace(target=Target())) for _ in shape.target.classes])
+
+    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        by_class = labels.argsort(stable=True)
+        counts = torch.bincount(labels, minlength=len(self.of_class)).tolist()
+        parts = zip(self.of_class, rows[by_class].split(counts), labels[by_class].split(counts), strict=True)
+        done = torch.cat([network(own, known) for network, own, known in parts if len(own)])
+        return done[by_class.argsort()]
+
+
+def generator_network(
+    architecture: Architecture, shape: Shape, condition: Condition, norm: Literal["batch", "group"]
+) -> nn.Module:
+    if condition == "apart":
+        return OfEachClass(shape, lambda one: generator_network(architecture, one, "none", norm))
     return DenseGenerator(shape) if architecture == "dense" else ConvGenerator(shape, norm)
 
 
@@ -287,6 +309,9 @@ def discriminator_network(
     spread: bool = False,
 ) -> nn.Module:
     """With more than one output it tells owners apart, and is otherwise the same network."""
+    if condition == "apart":
+        build = functools.partial(discriminator_network, architecture, condition="none", norm=norm)
+        return OfEachClass(shape, lambda one: build(one, outputs=outputs, spread=spread))
     if architecture == "dense":
         return DenseDiscriminator(shape, condition, norm, outputs)
     return ConvDiscriminator(shape, condition, norm, outputs, spread)

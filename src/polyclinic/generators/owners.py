@@ -64,6 +64,8 @@ class Owners:
             raise BadInput(
                 f"owners: a step is recorded on a CUDA device, and not on '{device}'; leave out recorded=True"
             )
+        if settings.condition == "apart":
+            raise BadInput("owners: networks for each class do not stack; give each class a federation of its own")
         self.as_products = as_products
         self.settings, self.term, self.federations, self.target = settings, term, list(federations), target
         self.device, self.step_number = torch.device(device), 0

@@ -166,6 +166,7 @@ class Felicia(Worth, CentralTerm):
     def check_generator(self, federation: Federation) -> None:
         if not isinstance(federation.generator, GAN):
             raise BadInput("generator.name: felicia trains GANs; choose one of gan, dcgan, wgan-gp")
+        federation.generator.check_target(federation.bench.target)
 
     # --- at an owner ------------------------------------------------------------------------------
 
