@@ -39,7 +39,7 @@ from polyclinic.tasks import Target
 #: in a hurry, on a CPU: one seed, small networks, 32 px; the rows in docs/felicia.md name what they changed
 QUICK = {
     "digits": Scale(1000, 1200, 2, 1, (0.0, 3.0), (0, 10, 25, 50), small={"width": 8}),
-    "bias": Scale(3000, 900, 1, 1, (0.0, 3.0), (0.02,), 80, small={"width": 8, "batch_size": 16}),
+    "bias": Scale(3000, 900, 1, 1, (0.0, 3.0), (0.02,), 80, small={"width": 8, "batch_size": 32}),
     "digit-bias": Scale(3000, 900, 3, 1, (0.0, 3.0), (0.02,), 300, real_repeats=6, size=16, small={"width": 12}),
     "skin": Scale(3000, 900, 1, 1, (0.0, 3.0), (), 80, size=32, small={"width": 8, "batch_size": 16}),
 }
@@ -189,7 +189,6 @@ def _options() -> argparse.Namespace:
         "--gan", type=_setting, nargs="+", default=[], metavar="NAME=VALUE", help="other settings of the base GAN"
     )
     parser.add_argument("--towards", choices=["away", "other"], help="what generators pay, if not as the study says")
-    parser.add_argument("--apart", action="store_true", help="networks of their own for each class, without labels")
     parser.add_argument("--repeats", type=int, help="classifiers of each diet at each look")
     parser.add_argument("--learner-steps", type=int, help="of each classifier")
     parser.add_argument("--eager", action="store_true", help="on a GPU: no CUDA graphs")
@@ -226,7 +225,6 @@ def _scale(name: str, options: argparse.Namespace) -> Scale:
         "learner_steps": options.learner_steps,
         "size": options.size,
         "towards": options.towards,
-        "apart": options.apart or None,
         "recorded": False if options.eager else None,
     }
     base = (QUICK if options.quick else FULL)[name]

@@ -48,7 +48,6 @@ class Scale:
     size: int | None = None  #: side of the images, if it is not to be the study's
     small: dict[str, Any] = field(default_factory=dict)  #: settings of the generator other than the study's
     towards: str | None = None  #: what a generator pays the central discriminator, if not what the study says
-    apart: bool = False  #: every class has networks of its own, without labels (PrivGAN's way)
     first_seed: int = 0  #: settings that were chosen by some seeds are to be judged by others
 
     def quickly(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from felicia_common import Material, Save, Scale, stacked, train
 from torch import Tensor
 
+from polyclinic.generators.gan import GAN
 from polyclinic.generators.learners import Lesson, LessonNetwork, auc, teach
 from polyclinic.generators.owners import Federated, Images
 from polyclinic.randomness import seed_of
@@ -115,8 +116,9 @@ def worth(
 ) -> dict[str, Any]:
     """Train all federations; judge the first owner's images on the way: alone, and beside its real ones."""
     settings, target, trained = material.gan(scale), material.target, federations
-    if scale.apart:
-        settings, target = settings.model_copy(update={"condition": "none", "balance": False}), Target()
+    apart = settings.condition == "apart"
+    if apart:
+        settings, target = of_one_class(settings), Target()
         trained = [of_class(one, label) for one in federations for label in CLASSES]
     owners, expert = (
         stacked(settings, material.term(scale), trained, target, scale, say),
@@ -132,7 +134,7 @@ def worth(
         candidates, seen = [], [torch.empty(0)] * len(plan)
         every = owners.samples(made_labels, f"worth {step}")
         for place, key in enumerate(plan):
-            makers = [len(CLASSES) * place + label for label in CLASSES] if scale.apart else [place] * len(CLASSES)
+            makers = [len(CLASSES) * place + label for label in CLASSES] if apart else [place] * len(CLASSES)
             of_each = [every[owners.names.index((maker, owner))] for maker in makers]
             made = torch.where((made_labels == 0)[:, None, None, None], *of_each)
             seen[place] = made[made_labels == expert.label]
@@ -201,6 +203,12 @@ class Expert:
         says = self.taught.logits_of_each([by_seed[seed] for seed in sorted(by_seed)]).argmax(-1).float()
         each = {seed: iter(says[place].split(len(sets[0]))) for place, seed in enumerate(sorted(by_seed))}
         return [float(next(each[seed]).mean()) for seed in seeds]
+
+
+def of_one_class(settings: GAN) -> GAN:
+    """Where classes have networks of their own: those of one, which get their share of a batch."""
+    share = max(1, settings.batch_size // len(CLASSES))
+    return settings.model_copy(update={"condition": "none", "balance": False, "batch_size": share})
 
 
 def of_class(federation: Federated, label: int) -> Federated:

@@ -18,6 +18,7 @@ import torch
 from polyclinic.generators.central import CentralTerm
 from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.gan import GAN
+from polyclinic.generators.gan_networks import Condition
 from polyclinic.generators.owners import Federated, Images
 from polyclinic.tasks import Target
 
@@ -118,7 +119,8 @@ def test_tables_average_late_looks_and_choose_by_validation(monkeypatch):
 class Shapes:
     """Two classes of bright and dark squares; the dark ones are small (rare) or large, as `felicia_common.Material`."""
 
-    def __init__(self) -> None:
+    def __init__(self, condition: Condition) -> None:
+        self.condition: Condition = condition
         rng = np.random.default_rng(0)
         labels, rare = np.arange(160) % 2, np.arange(160) % 4 == 1
         images = rng.integers(110, 140, (160, 1, 16, 16)).astype(np.uint8)
@@ -136,23 +138,23 @@ class Shapes:
         return Images(torch.from_numpy(self.dataset.images[index]), torch.from_numpy(self.dataset.labels[index]))
 
     def gan(self, scale: Any) -> GAN:
-        return DCGAN(width=2, latent=4, batch_size=8, steps=1)
+        return DCGAN(width=2, latent=4, batch_size=8, steps=1, condition=self.condition)
 
     def term(self, scale: Any) -> CentralTerm:
         return CentralTerm(weight=1.0)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatch, apart):
+@pytest.mark.parametrize("condition", ["projection", "apart"])
+def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatch, condition):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from felicia_common import Scale
     from felicia_worth import Exam, Expert, worth
 
-    shapes = Shapes()
+    shapes, apart = Shapes(condition), condition == "apart"
     parts = {name: shapes.images(index) for name, index in shapes.splits(0).items()}
     test = shapes.splits(0)["test"]
     exams = {0: Exam(parts["test"].images, shapes.dataset.labels[test], shapes.dataset.subgroup[test])}
-    scale = Scale(2, 600, 1, 1, (0.0, 1.0), learner_steps=15, real_repeats=2, apart=apart)
+    scale = Scale(2, 600, 1, 1, (0.0, 1.0), learner_steps=15, real_repeats=2)
     held = {"a": parts["train"], "b": parts["train"]}
     plan = [{"seed": 0, "lambda": weight} for weight in scale.weights]
     federations = [Federated(0, weight, held) for weight in scale.weights]
@@ -161,6 +163,7 @@ def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatc
         *(shapes, scale, plan, federations, "a", validation, exams, 6, "small"), lambda text: None, lambda now: None
     )
     assert found["training"]["owners"] == (8 if apart else 4)
+    assert found["training"]["images_per_owner"] == (8 if apart else 16)  # with networks for each class: of each
     assert found["expert"] == [1.0]
     assert [(row["lambda"], row["diet"]) for row in found["rows"]] == [
         *((0.0, "synthetic"), (0.0, "augmented"), (1.0, "synthetic"), (1.0, "augmented"))
