@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from polyclinic.errors import BadInput
 
 INCH = 1.1  # side of an image on the sheet
+LETTERS = 14  # of a row's name that fit beside an image
 
 
 def contact_sheet(rows: Mapping[str, Tensor], path: Path, captions: Sequence[str] = ()) -> None:
@@ -31,7 +33,7 @@ def contact_sheet(rows: Mapping[str, Tensor], path: Path, captions: Sequence[str
             axis.set_frame_on(False)
             if column < len(images):
                 axis.imshow(_picture(images[column]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        row[0].set_ylabel(name, fontsize=9)
+        row[0].set_ylabel(textwrap.fill(name, LETTERS, break_long_words=False), fontsize=9)
     for axis, caption in zip(axes[0], captions, strict=False):
         axis.set_title(caption, fontsize=8)
     figure.savefig(path, dpi=110)
