@@ -185,6 +185,13 @@ def test_apart_no_group_whose_spread_is_taken_holds_real_and_made_images(seed):
     torch.testing.assert_close(together[1], duel.score(-images, labels))
 
 
+@pytest.mark.parametrize("condition", ["projection", "apart", "none"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_labels_no_images(name, condition):
+    made = make(name, condition=condition).sample(torch.empty(0, dtype=torch.long), rng())
+    assert made.shape == (0, 1, 28, 28)
+
+
 def test_networks_of_each_class_need_classes():
     ages = Target(unit="months", label_range=(0.0, 200.0))
     with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes.*choose 'projection'"):

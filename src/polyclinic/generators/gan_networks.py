@@ -287,7 +287,8 @@ class OfEachClass(nn.Module):
         by_class = labels.argsort(stable=True)
         counts = torch.bincount(labels, minlength=len(self.of_class)).tolist()
         parts = zip(self.of_class, rows[by_class].split(counts), labels[by_class].split(counts), strict=True)
-        done = torch.cat([network(own, known) for network, own, known in parts if len(own)])
+        # batch norm has nothing to learn from no rows; where there are none at all, their shape is still asked for
+        done = torch.cat([network(own, known) for network, own, known in parts if len(own) or not len(rows)])
         return done[by_class.argsort()]
 
 
