@@ -36,7 +36,7 @@ from polyclinic.generators.owners import Federated, Images, Owners
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 
-#: in a hurry, on a CPU: one seed, small networks, 32 px; the rows in docs/felicia.md name what they changed
+#: in a hurry, on a CPU: one seed, small networks, small images; the rows in docs/felicia.md name what they changed
 QUICK = {
     "digits": Scale(1000, 1200, 2, 1, (0.0, 3.0), (0, 10, 25, 50), small={"width": 8}),
     "bias": Scale(3000, 900, 1, 1, (0.0, 3.0), (0.02,), 80, small={"width": 8, "batch_size": 32}),
@@ -178,7 +178,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of every generator")
     parser.add_argument("--looks", type=int, help="moments at which what the generators make is judged")
     parser.add_argument("--seeds", type=int, help="how many")
-    parser.add_argument("--first-seed", type=int)
+    parser.add_argument("--first-seed", type=int, help="of them: other seeds judge what some have chosen")
     parser.add_argument("--lambdas", type=float, nargs="+")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of the GANs; fp32 is TF32 on a GPU")
     parser.add_argument("--width", type=int, help="of the GANs, if not the study's")

@@ -144,8 +144,8 @@ class Shapes:
         return CentralTerm(weight=1.0)
 
 
-@pytest.mark.parametrize("condition", ["projection", "apart"])
-def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatch, condition):
+@pytest.mark.parametrize(("condition", "seed"), [("projection", 0), ("apart", 0), ("apart", 3)])
+def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatch, condition, seed):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from felicia_common import Scale
     from felicia_worth import Exam, Expert, worth
@@ -153,11 +153,11 @@ def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatc
     shapes, apart = Shapes(condition), condition == "apart"
     parts = {name: shapes.images(index) for name, index in shapes.splits(0).items()}
     test = shapes.splits(0)["test"]
-    exams = {0: Exam(parts["test"].images, shapes.dataset.labels[test], shapes.dataset.subgroup[test])}
-    scale = Scale(2, 600, 1, 1, (0.0, 1.0), learner_steps=15, real_repeats=2)
+    exams = {seed: Exam(parts["test"].images, shapes.dataset.labels[test], shapes.dataset.subgroup[test])}
+    scale = Scale(2, 600, 1, 1, (0.0, 1.0), learner_steps=15, real_repeats=2, first_seed=seed)
     held = {"a": parts["train"], "b": parts["train"]}
-    plan = [{"seed": 0, "lambda": weight} for weight in scale.weights]
-    federations = [Federated(0, weight, held) for weight in scale.weights]
+    plan = [{"seed": seed, "lambda": weight} for weight in scale.weights]
+    federations = [Federated(seed, weight, held) for weight in scale.weights]
     validation = [parts["validation"]] * 2
     found = worth(
         *(shapes, scale, plan, federations, "a", validation, exams, 6, "small"), lambda text: None, lambda now: None
@@ -170,8 +170,40 @@ def test_what_made_images_are_worth_and_how_many_are_of_the_rare_kind(monkeypatc
     ]
     assert found["real"][0]["accuracy"] > 0.95
     expert = Expert(shapes, scale, "small")
-    of_kind = [parts["test"].images[torch.from_numpy(exams[0].subgroup == kind)][:8] for kind in ("large", "small")]
-    assert expert.shares([0, 0], of_kind) == [0.0, 1.0]
+    of_kind = [parts["test"].images[torch.from_numpy(exams[seed].subgroup == kind)][:8] for kind in ("large", "small")]
+    assert expert.shares([seed, seed], of_kind) == [0.0, 1.0]
+
+
+def test_a_sub_group_is_marked_against_the_other_class_wherever_the_threshold_lies(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from felicia_worth import Exam
+
+    labels, groups = np.array([0, 0, 0, 1, 1, 1, 1]), np.array(["cat", "dog", "dog", "deer", "deer", "horse", "horse"])
+    exam = Exam(torch.empty(7, 1, 8, 8), labels, groups)
+    scores = torch.tensor([-3.0, -1.0, 2.0, 3.0, 4.0, -2.0, 1.0])
+    found, moved = (exam.mark(torch.stack([torch.zeros(7), scores + by], 1)) for by in (0.0, 10.0))
+    # of six pairs with an animal of the other class, horses win the two against the cat's -3 and one against -1
+    assert found["auc of horse"] == pytest.approx(3 / 6)
+    assert found["auc of deer"] == 1.0
+    assert found["auc of cat"] == 1.0
+    assert found["auc of dog"] == pytest.approx((3 + 2) / 8)
+    assert (found["horse"], found["dog"], moved["horse"], moved["dog"]) == (0.5, 0.5, 1.0, 0.0)
+    assert {name: found[name] for name in found if "auc" in name} == {
+        name: moved[name] for name in moved if "auc" in name
+    }
+
+
+def test_settings_and_seeds_can_be_asked_for(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import felicia
+
+    asked = "felicia.py --few --width 5 --gan condition=apart saturating=true lr=0.5 --first-seed 3 --seeds 2"
+    monkeypatch.setattr(sys, "argv", asked.split())
+    scale = felicia._scale("bias", felicia._options())
+    assert list(scale.each_seed()) == [3, 4]
+    few = {"loss": "hinge", "discriminator_norm": "spectral", "spread": True}
+    wanted = {**few, "width": 5, "condition": "apart", "saturating": True, "lr": 0.5}
+    assert {name: scale.small[name] for name in wanted} == wanted
 
 
 def test_what_perfect_discriminators_would_settle_at(monkeypatch):
