@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyclinic.audit.audit import audit
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.generators import GENERATORS, Generator, GeneratorModel
-from polyclinic.generators.generator import as_tensor, seeded, to_bytes
+from polyclinic.generators.generator import as_tensor, initial_networks, to_bytes
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 from polyclinic.run import run
 from polyclinic.study import Study
@@ -63,7 +63,7 @@ class Overfitted(GeneratorModel):
 
     def __init__(self, settings: Planted, *, channels: int, size: int, target: Target, seed: int, device: str) -> None:
         pixels = channels * size * size
-        made = seeded(
+        made = initial_networks(
             lambda: {"decoder": nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, pixels), nn.Sigmoid())},
             seed_of(seed, "generator"),
         )

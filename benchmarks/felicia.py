@@ -31,7 +31,7 @@ from polyclinic.generators.central import Central, CentralTerm
 from polyclinic.generators.dcgan import DCGAN
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN, GANModel, RealBatches
-from polyclinic.generators.generator import seeded
+from polyclinic.generators.generator import initial_networks
 from polyclinic.generators.owners import Federated, Images, Owners
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
@@ -127,7 +127,7 @@ class OneByOne:
             for k, (model, one) in enumerate(zip(self.models, held.values(), strict=True))
         ]
         shape = settings.shape(channels, size, TWO)
-        network = seeded(lambda: {"central": settings.central(shape, len(held))}, 0)["central"].to(device)
+        network = initial_networks(lambda: {"central": settings.central(shape, len(held))}, 0)["central"].to(device)
         self.central = Central.of(network, settings.phi, term, owners=len(held), lr=settings.lr, device=device)
         self.owner = torch.arange(len(held), device=device).repeat_interleave(settings.batch_size)
 

@@ -17,7 +17,7 @@ from polyclinic.generators.central import Central, CentralTerm
 from polyclinic.generators.coverage import components, measure
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN
-from polyclinic.generators.generator import seeded
+from polyclinic.generators.generator import initial_networks
 from polyclinic.generators.learners import Best, Lesson, LessonNetwork, auc, teach
 from polyclinic.generators.owners import Federated, Images, Owners, StackedBatches
 from polyclinic.generators.products import convolve, spread_out
@@ -74,7 +74,7 @@ def test_slopes_of_products_and_their_slopes_are_right(products, shape):
 def test_a_stack_computes_what_each_network_computes_alone(as_products, changes):
     chosen = gan(**changes)
     shape = chosen.shape(1, 28, TWO)
-    members = [seeded(lambda: chosen.networks(shape), seed) for seed in range(3)]
+    members = [initial_networks(lambda: chosen.networks(shape), seed) for seed in range(3)]
     noise, labels = torch.randn(3, 5, 4, generator=rng()), torch.randint(2, (3, 5), generator=rng(1))
     images = torch.randn(3, 5, 1, 28, 28, generator=rng(2))
     for part, inputs in (("generator", (noise, labels)), ("discriminator", (images, labels))):
@@ -94,7 +94,7 @@ class OneByOne:
         held = federation.owners.values()
         self.batches = [StackedBatches([one], 4, chosen.balance, torch.device("cpu")) for one in held]
         shape = chosen.shape(1, 28, TWO)
-        made = seeded(lambda: {"c": chosen.central(shape, len(names))}, seed_of(federation.seed, "central"))
+        made = initial_networks(lambda: {"c": chosen.central(shape, len(names))}, seed_of(federation.seed, "central"))
         self.central = Central.of(made["c"], chosen.phi, term, owners=len(names), lr=chosen.lr)
         self.weight = federation.weight
         self.owner = torch.arange(len(names)).repeat_interleave(4)
@@ -203,7 +203,7 @@ def test_the_slope_points_where_an_owner_is_less_recognisable(towards):
 
 def test_the_central_discriminator_learns_to_tell_owners_apart():
     chosen = gan(width=4)
-    made = seeded(lambda: {"c": chosen.central(chosen.shape(1, 28, TWO), 2)}, 0)["c"]
+    made = initial_networks(lambda: {"c": chosen.central(chosen.shape(1, 28, TWO), 2)}, 0)["c"]
     central = Central.of(made, chosen.phi, CentralTerm(central_lr=5e-3), owners=2, lr=1e-3)
     images = torch.cat([torch.full((8, 1, 28, 28), -0.5), torch.full((8, 1, 28, 28), 0.5)])
     images = images + 0.1 * torch.randn(images.shape, generator=rng())

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic import __version__
+from polyclinic import __version__, randomness
 from polyclinic.errors import BadInput
 
 #: called with (what is being done, how many are done, how many there are)
@@ -46,9 +46,10 @@ def digest_of(description: Any) -> str:
 
 
 def code_digest(files: Iterable[Path]) -> str:
-    """A digest of the package's version and the given files: prepared images do not outlive their code."""
+    """A digest of the package's version, the given files and that of random draws: prepared images do not outlive
+    their code."""
     total = hashlib.sha256(__version__.encode())
-    for file in sorted(files):
+    for file in (Path(randomness.__file__), *sorted(files)):
         total.update(file.read_bytes())
     return total.hexdigest()[:16]
 

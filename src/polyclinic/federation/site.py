@@ -27,7 +27,7 @@ from polyclinic.federation.ledger import Ledger
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.operation import operation as operation
 from polyclinic.federation.parcel import SEALED, Expected, Parcel, ParcelRejected, unshared
-from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
@@ -203,7 +203,9 @@ class SiteHost:
         with _nothing_happened_if_it_fails(site):
             if site.secret and site.bench.privacy is not None:
                 trail.extend(site, self.terms, call, parcels)
-            with _seeded(seed_of(self.seed, call.site, call.operation, call.round)):
+            # dropout draws from global state
+            gpus = range(torch.cuda.device_count())
+            with seeded(self.seed, call.site, call.operation, call.round, gpus=gpus):
                 payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
                 released = _parcels(work(site, **payload))
             if self.defend:
@@ -395,14 +397,3 @@ def _nothing_happened_if_it_fails(site: Site) -> Iterator[None]:
         site.memory.clear()
         site.cache.clear()
         raise
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Global draws inside (dropout, say) come from `seed`; the caller's global state stays as it was."""
-    devices = list(range(torch.cuda.device_count()))
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:  # without a GPU torch would only take down who asked, at the price of ten such seeds
-            torch.cuda.manual_seed_all(seed)
-        yield

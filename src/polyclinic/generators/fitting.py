@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyclinic.randomness import seeded
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -76,9 +78,5 @@ def own_dropout(device: torch.device, rng: torch.Generator) -> Iterator[None]:
     """
     seed = int(torch.randint(2**62, (), generator=rng))
     gpus = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):
-        torch.default_generator.manual_seed(seed)
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(seed)
+    with seeded(seed, gpus=gpus):
         yield

@@ -27,7 +27,7 @@ from polyclinic.generators.gan_networks import (
     discriminator_network,
     generator_network,
 )
-from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor, seeded, to_bytes
+from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
 from polyclinic.generators.labels import check_labels
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
@@ -179,7 +179,7 @@ class GANModel(GeneratorModel):
         self, settings: GAN, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
     ) -> None:
         shape = settings.shape(channels, size, target)
-        made = seeded(lambda: settings.networks(shape), seed_of(seed, "generator"))
+        made = initial_networks(lambda: settings.networks(shape), seed_of(seed, "generator"))
         super().__init__(made, channels=channels, size=size, target=target, device=device)
         self.settings, self.precision = settings, precision
 

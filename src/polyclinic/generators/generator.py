@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.fitting import LearnPrivately
+from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
 from polyclinic.training import Batch
@@ -192,9 +193,7 @@ def psnr(images: Tensor, others: Tensor) -> float:
     return float(-10 * torch.log10(error.clamp(min=1e-12)))
 
 
-def seeded(builder: Callable[[], dict[str, nn.Module]], seed: int) -> dict[str, nn.Module]:
+def initial_networks(builder: Callable[[], dict[str, nn.Module]], seed: int) -> dict[str, nn.Module]:
     """The networks that `builder` makes when torch is seeded with `seed`; the global random state stays as it was."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # not torch.manual_seed, which would reseed the GPUs as well
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed), torch.device("cpu"):
         return builder()

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.duel import Dice, ManyDice, StackDice, adam
-from polyclinic.generators.generator import seeded
+from polyclinic.generators.generator import initial_networks
 from polyclinic.generators.owners import Images, StackedBatches
 from polyclinic.generators.products import Down
 from polyclinic.generators.recorded import Recorded
 from polyclinic.generators.stack import Stacked
+from polyclinic.randomness import device_rng, torch_rng
 
 CHUNK_PIXELS = 2**22  # of all learners' images together that are scored at a time
 CHECKS = 5
@@ -52,7 +53,7 @@ def teach(
     """Train a classifier for each lesson with Adam, and keep each as it was when it did best on validation images;
     `recorded`: have a GPU run a step as one CUDA graph."""
     where = torch.device(device)
-    networks = [seeded(lambda: {"net": builder()}, lesson.seed)["net"].to(where) for lesson in lessons]
+    networks = [initial_networks(lambda: {"net": builder()}, lesson.seed)["net"].to(where) for lesson in lessons]
     stacked = Stacked(networks, as_products=as_products)
     batches = StackedBatches([lesson.train for lesson in lessons], batch_size, True, where)
     dice = _dice(lessons, where)
@@ -82,8 +83,8 @@ def teach(
 def _dice(lessons: Sequence[Lesson], device: torch.device) -> Dice:
     """Every learner has its own on a CPU; on a GPU all have the same one, for the sake of speed."""
     if device.type == "cpu":
-        return ManyDice([torch.Generator().manual_seed(lesson.seed) for lesson in lessons], device)
-    return StackDice(torch.Generator(device).manual_seed(lessons[0].seed), len(lessons), device)
+        return ManyDice([torch_rng(lesson.seed) for lesson in lessons], device)
+    return StackDice(device_rng(device, lessons[0].seed), len(lessons), device)
 
 
 class LessonNetwork(nn.Sequential):

@@ -18,10 +18,10 @@ from polyclinic.generators.central import Central, CentralTerm
 from polyclinic.generators.duel import Dice, Duel, ManyDice, StackDice
 from polyclinic.generators.gan import CHUNK_PIXELS, GAN, GANModel, centred
 from polyclinic.generators.gan_networks import refine
-from polyclinic.generators.generator import seeded, to_bytes
+from polyclinic.generators.generator import initial_networks, to_bytes
 from polyclinic.generators.recorded import Recorded
 from polyclinic.generators.stack import Stacked, StackedPairs
-from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
 
 
@@ -149,7 +149,7 @@ class Owners:
     def _networks(self, seed: int) -> nn.ModuleDict:
         """As a site of the method begins: all owners of a federation from the same weights."""
         shape = self.settings.shape(*self.shape, self.target)
-        made = seeded(lambda: self.settings.networks(shape), seed_of(seed, "generator"))
+        made = initial_networks(lambda: self.settings.networks(shape), seed_of(seed, "generator"))
         return nn.ModuleDict(made).to(self.device)
 
     def _central(self, how: dict[str, Any]) -> Central:
@@ -168,7 +168,7 @@ class Owners:
 
     def _central_network(self, seed: int) -> nn.Module:
         shape = self.settings.shape(*self.shape, self.target)
-        made = seeded(lambda: {"central": self.settings.central(shape, self.count)}, seed_of(seed, "central"))
+        made = initial_networks(lambda: {"central": self.settings.central(shape, self.count)}, seed_of(seed, "central"))
         return made["central"].to(self.device)
 
     def _dice(self) -> tuple[Dice, Dice]:
@@ -178,7 +178,7 @@ class Owners:
         if self.device.type == "cpu":
             each = [torch_rng(self.federations[f].seed, name, "owners") for f, name in self.names]
             return ManyDice(each, self.device), Dice(torch_rng(first, "other owner", "owners"), self.device)
-        rngs = [torch.Generator(self.device).manual_seed(seed_of(first, name, "owners")) for name in ("all", "coin")]
+        rngs = [device_rng(self.device, first, name, "owners") for name in ("all", "coin")]
         return StackDice(rngs[0], len(self.names), self.device), Dice(rngs[1], self.device)
 
 

@@ -21,6 +21,7 @@ from polyclinic.generators.duel import Dice, judge_times
 from polyclinic.generators.gan import GAN, GANModel, RealBatches
 from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor
 from polyclinic.generators.stylegan2 import StyleGAN2, StyleGAN2Model
+from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
 
 #: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
@@ -155,7 +156,7 @@ class Meter:
 
     def made(self, model: GeneratorModel) -> Tensor:
         """Features of as many made images, with the labels of the real ones."""
-        return self.extractor(model.sample(self.labels, torch.Generator().manual_seed(self.seed)))
+        return self.extractor(model.sample(self.labels, torch_rng(self.seed)))
 
     def __call__(self, model: GeneratorModel) -> float:
         return frechet_distance(self.real, self.made(model))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.fitting import Schedule, descend
-from polyclinic.generators.generator import seeded
+from polyclinic.generators.generator import initial_networks
 from polyclinic.tasks import Classification, Target
 
 FOLDS = 3
@@ -105,7 +105,8 @@ def gather(groups: Mapping[str, Tensor], rng: torch.Generator, paired: bool) -> 
 
 def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generator) -> nn.Module:
     seed = int(torch.randint(2**62, (), generator=rng))
-    net = seeded(lambda: {"probe": ProbeNetwork(images.shape[1], groups)}, seed)["probe"].to(images.device).train()
+    made = initial_networks(lambda: {"probe": ProbeNetwork(images.shape[1], groups)}, seed)
+    net = made["probe"].to(images.device).train()
     steps_in_pass = max(1, len(images) // BATCH)
     schedule = Schedule(epochs=-(-STEPS // steps_in_pass), batch_size=BATCH, lr=3e-3)
 

@@ -19,12 +19,12 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.fitting import LearnPrivately
 from polyclinic.generators.gan import centred, endless_batches
-from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor, seeded, to_bytes
+from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.stylegan2_discriminator import Discriminator
 from polyclinic.generators.stylegan2_networks import Shape, StyleGenerator
 from polyclinic.generators.stylegan2_training import Steps
-from polyclinic.randomness import seed_of
+from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
 from polyclinic.training import Batch
 
@@ -91,7 +91,7 @@ class StyleGAN2Model(GeneratorModel):
         if inner > 1024:
             raise BadInput(f"data.size: StyleGAN2 here makes images of up to 1024 px, and these have {size}")
         shape = Shape(channels, inner, target, settings.width, settings.latent, settings.mapping_layers)
-        made = seeded(lambda: _networks(shape), seed_of(seed, "generator"))
+        made = initial_networks(lambda: _networks(shape), seed_of(seed, "generator"))
         super().__init__(made, channels=channels, size=size, target=target, device=device)
         if self.device.type == "cuda":
             self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -167,7 +167,7 @@ class StyleGAN2Model(GeneratorModel):
 
     def fixed_noises(self, seed: int = 0) -> list[Tensor]:
         """Noise maps to search with, the same for every image: a projection must not chase noise that changes."""
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch_rng(seed)
         sides = self.average.synthesis.noise_sides
         return [torch.randn(1, 1, side, side, generator=rng).to(self.device) for side in sides]
 
@@ -187,4 +187,4 @@ def _on_device(rng: torch.Generator, device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return rng
     seed = int(torch.randint(2**62, (), generator=rng))
-    return torch.Generator(device).manual_seed(seed)
+    return device_rng(device, seed)

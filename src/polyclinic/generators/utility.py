@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.generators.labels import even_labels
+from polyclinic.randomness import torch_rng
 from polyclinic.training import Workbench
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ def learn_all(
     found = dict(known or {})
     for diet, part in parts.items():
         if diet not in found:
-            own = torch.Generator().manual_seed(seed)
-            found[diet] = learn(bench, initial, part, validation, steps=steps, rng=own)
+            found[diet] = learn(bench, initial, part, validation, steps=steps, rng=torch_rng(seed))
     return found
 
 

@@ -25,8 +25,8 @@ from polyclinic.generators.generator import (
     Progress,
     as_tensor,
     count,
+    initial_networks,
     psnr,
-    seeded,
     to_bytes,
 )
 from polyclinic.generators.labels import check_labels
@@ -95,7 +95,7 @@ class VQVAE2Model(CodedModel):
     def __init__(
         self, settings: VQVAE2, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
     ) -> None:
-        made = seeded(lambda: networks(settings, channels, size, target), seed_of(seed, "generator"))
+        made = initial_networks(lambda: networks(settings, channels, size, target), seed_of(seed, "generator"))
         super().__init__(made, channels=channels, size=size, target=target, device=device)
         self.settings = settings
         self.precision = precision

@@ -31,7 +31,7 @@ from polyclinic.federation.site import Site, operation
 from polyclinic.generators.central import Central, CentralTerm
 from polyclinic.generators.duel import Dice
 from polyclinic.generators.gan import GAN, centred
-from polyclinic.generators.generator import seeded, to_bytes
+from polyclinic.generators.generator import initial_networks, to_bytes
 from polyclinic.methods.local import optimizer_tensors, restore_optimizer
 from polyclinic.methods.owner import Owner, gan_settings
 from polyclinic.methods.worth import Worth
@@ -239,7 +239,7 @@ class Felicia(Worth, CentralTerm):
 def central_network(settings: GAN, images: Sequence[int], target: Target, owners: int, seed: int) -> nn.Module:
     """The central discriminator in the beginning, the same wherever it is built; `images` is the shape [N, C, H, W]."""
     shape = settings.shape(images[1], images[2], target)
-    return seeded(lambda: {"central": settings.central(shape, owners)}, seed_of(seed, "central"))["central"]
+    return initial_networks(lambda: {"central": settings.central(shape, owners)}, seed_of(seed, "central"))["central"]
 
 
 def _images(reply: Reply) -> Tensor:

@@ -1,6 +1,6 @@
 """Networks with named cuts: one file a backbone, and the line in `BACKBONES` that makes it known.
 
-They know torch, MONAI and `errors`, and nothing of tasks, methods or sites.
+They know torch, MONAI, `errors` and `randomness`, and nothing of tasks, methods or sites.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from polyclinic.models.norms import NORMS, norm_names, statistics_names
 from polyclinic.models.resnet import ResNet18, ResNet34
 from polyclinic.models.small_cnn import SmallCNN
 from polyclinic.models.unet import UNet
+from polyclinic.randomness import seeded
 from polyclinic.settings import nearest
 
 BACKBONES: dict[str, type[Backbone]] = {
@@ -52,9 +53,7 @@ def initial_weights(builder: Callable[[], nn.Module], seed: int) -> dict[str, Te
 
     Drawn on the CPU, so it is the same on every machine; torch's global random state is left as it was.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # not torch.manual_seed, which would reseed the GPUs as well
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed), torch.device("cpu"):
         return {name: tensor.detach().clone() for name, tensor in builder().state_dict().items()}
 
 

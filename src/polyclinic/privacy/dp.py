@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.privacy.obstacles import obstacles
-from polyclinic.randomness import numpy_rng, seed_of
+from polyclinic.randomness import device_rng, numpy_rng
 
 #: tensors [B, ...] of one batch, for instance images and targets; B may be 0
 Batch = tuple[Tensor, ...]
@@ -43,13 +43,13 @@ class Noise(Protocol):
 def noise_from(device: torch.device, *address: str | int) -> Noise:
     """Noise from a generator with this address.
 
-    On the CPU it is NumPy's: torch's takes only 32 bits of its seed, and so few can all be tried by whoever wants to
-    take the noise off again.
+    On the CPU it is NumPy's PCG64: torch's mt19937 is linear, and whoever knows some of its numbers can work out all
+    the others.
     """
     if device.type == "cpu":
         rng = numpy_rng(*address)
         return lambda like: torch.from_numpy(rng.standard_normal(tuple(like.shape), dtype=np.float32)).to(like.dtype)
-    generator = torch.Generator(device).manual_seed(seed_of(*address))
+    generator = device_rng(device, *address)
     return lambda like: torch.randn(like.shape, generator=generator, device=device, dtype=like.dtype)
 
 
