@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks import scoring
-from polyclinic.attacks.gradient_inversion import PRESETS
-from polyclinic.attacks.inversion import Knowledge
+from polyclinic.attacks.gradient_inversion.settings import PRESETS
+from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
+from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.latent_inversion import LatentInversion
-from polyclinic.attacks.simulation import cross_entropy
-from polyclinic.federation.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.models import build, split
 from polyclinic.randomness import numpy_rng, torch_rng
 

@@ -25,12 +25,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyclinic.audit.audit import audit
+from polyclinic.audits.audit import audit
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.generators import GENERATORS, Generator, GeneratorModel
-from polyclinic.generators.generator import as_tensor, initial_networks, to_bytes
+from polyclinic.generators.base import as_tensor, initial_networks, to_bytes
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
-from polyclinic.run import run
+from polyclinic.runner.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 

@@ -34,14 +34,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from polyclinic.attacks import networks, scoring
-from polyclinic.attacks.adam import Adam
-from polyclinic.attacks.distances import DISTANCES, gaussian
-from polyclinic.attacks.initialisation import draw
-from polyclinic.attacks.lbfgs import LBFGS
-from polyclinic.attacks.objective import FreeLabels, Objective
-from polyclinic.attacks.search import Optimizer, search
-from polyclinic.attacks.simulation import Simulation
+from polyclinic.attacks import scoring
+from polyclinic.attacks.gradient_inversion import networks
+from polyclinic.attacks.gradient_inversion.distances import DISTANCES, gaussian
+from polyclinic.attacks.gradient_inversion.initialisation import draw
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
+from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.lbfgs import LBFGS
+from polyclinic.attacks.solvers.search import Optimizer, search
 from polyclinic.randomness import numpy_rng, torch_rng
 
 CLASSES = 100

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks import networks
-from polyclinic.attacks.adam import Adam
-from polyclinic.attacks.initialisation import draw
-from polyclinic.attacks.lbfgs import LBFGS
-from polyclinic.attacks.objective import FreeLabels, Objective
-from polyclinic.attacks.search import Found, Optimizer, search
-from polyclinic.attacks.simulation import Simulation, cross_entropy
+from polyclinic.attacks.gradient_inversion import networks
+from polyclinic.attacks.gradient_inversion.initialisation import draw
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
+from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
+from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.lbfgs import LBFGS
+from polyclinic.attacks.solvers.search import Found, Optimizer, search
 from polyclinic.randomness import torch_rng
 
 CLASSES, SIZE = 100, 32

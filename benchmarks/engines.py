@@ -23,7 +23,7 @@ import torch
 from overhead import Case as BareCase
 from overhead import bare_rounds
 
-from polyclinic.run import run
+from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
 
 ENGINES = ("in-process", "ray", "nvflare")

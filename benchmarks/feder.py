@@ -25,7 +25,7 @@ from feder_data import SITES, prepared
 from feder_generators import train_ahead
 from feder_workers import run_all
 
-from polyclinic.comparison import Entry
+from polyclinic.runner.compare import Entry
 from polyclinic.study import parse_study
 
 RATES = (1e-4, 3e-4, 1e-3)

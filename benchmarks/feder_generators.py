@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from polyclinic.assembly import Assembly
 from polyclinic.data.parts import prepare
 from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
-from polyclinic.methods import synthesis
+from polyclinic.methods.shared import synthetic_buffer
+from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
 
 
@@ -28,9 +28,9 @@ def train_ahead(
     studies: Iterable[Study], folder: Path, at_once: int, seconds: float | None, tell: Callable[[str], None]
 ) -> None:
     """Train the generators of these studies' sites, so many at a time; none is begun after `seconds`."""
-    waiting = [(site, synthesis.kept_at(site)) for study in studies for site in _sites(study, folder)]
+    waiting = [(site, synthetic_buffer.kept_at(site)) for study in studies for site in _sites(study, folder)]
     # networks are drawn with torch's global random state, so not in threads
-    todo = [(site, synthesis.untrained(site), file) for site, file in waiting if not file.exists()]
+    todo = [(site, synthetic_buffer.untrained(site), file) for site, file in waiting if not file.exists()]
     started, ready = time.monotonic(), threading.Barrier(max(1, min(at_once, len(todo))))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # here: a thread must not wait for the whole GPU while another one records
@@ -39,8 +39,8 @@ def train_ahead(
         if seconds is not None and time.monotonic() - started > seconds:
             return
         with _own_stream(site.bench.device):
-            figures = synthesis.fit(site, model)
-            synthesis.write_trained(model, figures, file)
+            figures = synthetic_buffer.fit(site, model)
+            synthetic_buffer.write_trained(model, figures, file)
         shown = " ".join(f"{name} {value:.0f}" for name, value in figures.items() if "steps" in name or "fd" in name)
         tell(f"generator of {site.name}, seed {site.seed}: {shown}")
 

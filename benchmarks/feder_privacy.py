@@ -22,21 +22,22 @@ from feder_data import CLASSES, MAKERS
 from scipy import stats
 from torch import Tensor
 
-from polyclinic.attacks.latent_space import GaussianSpace
-from polyclinic.attacks.perceptual import perceptual_distance
 from polyclinic.attacks.projection import Projected, Projection
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.parts import Part
 from polyclinic.generators import GENERATORS, private_tuning
-from polyclinic.generators.gan import GANModel
-from polyclinic.generators.generator import GeneratorModel
+from polyclinic.generators.base import GeneratorModel
+from polyclinic.generators.gan.model import GANModel
+from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.private_tuning import Meter, PrivateTuning, fit
 from polyclinic.generators.sheet import contact_sheet
-from polyclinic.generators.stylegan2 import StyleGAN2Model
+from polyclinic.generators.stylegan2.model import StyleGAN2Model
+from polyclinic.metrics.perceptual import perceptual_distance
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import Optimizer, Workbench
+from polyclinic.training.loop import Workbench
+from polyclinic.training.optimizer import Optimizer
 
 SHOWN = 10
 CLASSIFIER_STEPS = 600

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from polyclinic.comparison import Entry
-from polyclinic.run import run
+from polyclinic.runner.compare import Entry
+from polyclinic.runner.run import run
 from polyclinic.study import load_study
 
 #: told of each run that has ended, with what there is to say

@@ -27,12 +27,12 @@ from felicia_common import Scale, wait
 from felicia_experiments import EXPERIMENTS
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.central import Central, CentralTerm
-from polyclinic.generators.dcgan import DCGAN
-from polyclinic.generators.duel import Dice
-from polyclinic.generators.gan import GAN, GANModel, RealBatches
-from polyclinic.generators.generator import initial_networks
-from polyclinic.generators.owners import Federated, Images, Owners
+from polyclinic.generators.base import initial_networks
+from polyclinic.generators.gan.central import Central, CentralTerm
+from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.gan.model import GAN, GANModel, RealBatches
+from polyclinic.generators.gan.owners import Federated, Images, Owners
+from polyclinic.generators.gan.trainer import Dice
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 

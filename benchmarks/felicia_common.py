@@ -14,13 +14,13 @@ import torch
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.partition import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, spread
 from polyclinic.data.parts import load
 from polyclinic.data.splits import split
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.central import CentralTerm
-from polyclinic.generators.gan import GAN
-from polyclinic.generators.owners import Federated, Images, Owners
+from polyclinic.generators.gan.central import CentralTerm
+from polyclinic.generators.gan.model import GAN
+from polyclinic.generators.gan.owners import Federated, Images, Owners
 from polyclinic.tasks import Target
 
 #: keeps what was found so far: whoever stops the work before its end has that

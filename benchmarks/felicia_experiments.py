@@ -1,7 +1,7 @@
 """The three experiments of FELICIA (Rajotte et al. 2021), many federations at once on one device.
 
 Each is described by a study in `examples/`; what a figure varies (alpha, beta, lambda, the seed) is varied here. All
-owners of all these federations train as one stacked model (`polyclinic.generators.owners`).
+owners of all these federations train as one stacked model (`polyclinic.generators.gan.owners`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from felicia_worth import Exam, worth
 from torch import Tensor
 
 from polyclinic.data.partitions.clusters import fit_clusters, small_pixels
-from polyclinic.generators.coverage import components, measure
-from polyclinic.generators.owners import Federated
+from polyclinic.generators.gan.owners import Federated
+from polyclinic.metrics.coverage import components, measure
 from polyclinic.randomness import numpy_rng
 from polyclinic.tasks import Target
 

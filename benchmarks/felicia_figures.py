@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polyclinic.generators.coverage import measure
 from polyclinic.generators.sheet import contact_sheet
+from polyclinic.metrics.coverage import measure
 
 Row = Mapping[str, Any]
 COLOURS = {0.0: "tab:orange", 0.3: "tab:olive", 0.5: "tab:pink", 1.0: "tab:green", 2.0: "tab:cyan", 3.0: "tab:blue"}

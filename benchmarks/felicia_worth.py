@@ -15,9 +15,9 @@ import torch
 from felicia_common import Material, Save, Scale, stacked, train
 from torch import Tensor
 
-from polyclinic.generators.gan import GAN
-from polyclinic.generators.learners import Lesson, LessonNetwork, auc, teach
-from polyclinic.generators.owners import Federated, Images
+from polyclinic.generators.gan.learners import Lesson, LessonNetwork, auc, teach
+from polyclinic.generators.gan.model import GAN
+from polyclinic.generators.gan.owners import Federated, Images
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
 

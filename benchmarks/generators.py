@@ -26,13 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.generators.generator import psnr
+from polyclinic.generators.base import psnr
 from polyclinic.generators.probe import real_or_replayed
-from polyclinic.generators.vqvae2 import VQVAE2, VQVAE2Model
+from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Classification, Regression, Target, Task
-from polyclinic.training import Optimizer, Workbench
+from polyclinic.training.loop import Workbench
+from polyclinic.training.optimizer import Optimizer
 
 SAMPLED = 1000  # images whose sampling is timed
 CHECKS = 10  # how often a learner is scored on validation images

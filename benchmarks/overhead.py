@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyclinic.assembly import Assembly
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
-from polyclinic.recorder import Display
-from polyclinic.run import run
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.run import run
 from polyclinic.study import Study
 
 Weights = Mapping[str, Tensor]

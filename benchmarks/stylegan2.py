@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from polyclinic.generators.stylegan2 import StyleGAN2
-from polyclinic.generators.stylegan2_graphs import WARM_UP
-from polyclinic.generators.stylegan2_training import R1_EVERY, Steps
+from polyclinic.generators.stylegan2.graphs import WARM_UP
+from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.generators.stylegan2.training import R1_EVERY, Steps
 from polyclinic.tasks import Target
 
 #: precision, whether steps are recorded, whether networks are compiled

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyclinic.run import Result, run
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
 from polyclinic.study import Study
 
 TINY: dict[str, dict[str, Any]] = {

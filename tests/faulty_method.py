@@ -15,8 +15,8 @@ from typing import Literal
 
 import torch
 
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import operation
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedbn import FedBN

@@ -20,7 +20,7 @@ from polyclinic.engines.worker_process import WorkerProcess
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: what the first optimiser of a process would import
-_CONTEXT.set_forkserver_preload(["polyclinic.run", "polyclinic.worker", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["polyclinic.run", "polyclinic.runner.worker", "torch._dynamo"])
 
 
 def start(function: Callable, *arguments: Any, **keywords: Any) -> multiprocessing.Process:
@@ -35,7 +35,7 @@ def begin(folder: Path, die_at: int = 0, midway: bool = False) -> None:
     With `die_at` the process kills itself (SIGKILL) at its so-manieth change to a file of the folder: just before
     it, or `midway`, when a file that is written anew is empty and one that is added to ends in half a line.
     """
-    from polyclinic.run import run
+    from polyclinic.runner.run import run
 
     changes = watch_changes(folder, die_at, midway)
     run(None, folder, resume=True)
@@ -120,8 +120,8 @@ def _serve(order: str, threads: int, calls: DupFd, answers: DupFd) -> None:
     import torch
     from faulty_method import register
 
-    from polyclinic.assembly import assemble_from
     from polyclinic.engines.worker_process import serve
+    from polyclinic.runner.assembly import assemble_from
 
     sys.stdin = os.fdopen(calls.detach(), "r")
     sys.stdout = os.fdopen(answers.detach(), "w")

@@ -234,7 +234,7 @@ def partitions() -> dict[str, str]:
     import numpy as np
 
     from polyclinic.data.dataset import Dataset
-    from polyclinic.data.partition import PARTITIONS, spread
+    from polyclinic.data.partitions import PARTITIONS, spread
     from polyclinic.data.splits import split
 
     rng = np.random.default_rng(5)
@@ -268,9 +268,9 @@ def owners() -> dict[str, str]:
     import torch
 
     from polyclinic.generators import GENERATORS
-    from polyclinic.generators.central import CentralTerm
-    from polyclinic.generators.learners import Lesson, LessonNetwork, teach
-    from polyclinic.generators.owners import Federated, Images, Owners
+    from polyclinic.generators.gan.central import CentralTerm
+    from polyclinic.generators.gan.learners import Lesson, LessonNetwork, teach
+    from polyclinic.generators.gan.owners import Federated, Images, Owners
     from polyclinic.tasks import Target
 
     def images(name: str) -> Images:
@@ -294,12 +294,12 @@ def attacks() -> dict[str, str]:
     from torch.nn import functional as F
 
     from polyclinic.attacks.copies import CopySearch
-    from polyclinic.attacks.gradient_inversion import GradientInversion
-    from polyclinic.attacks.inversion import Knowledge
+    from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn
+    from polyclinic.attacks.gradient_inversion.settings import GradientInversion
+    from polyclinic.attacks.gradient_inversion.solver import Knowledge
     from polyclinic.attacks.latent_inversion import LatentInversion
-    from polyclinic.attacks.membership import shadow_memberships
-    from polyclinic.attacks.networks import LeNet, drawn
-    from polyclinic.federation.parcel import Parcel
+    from polyclinic.attacks.membership.scores import shadow_memberships
+    from polyclinic.federation.leaving.parcel import Parcel
     from polyclinic.generators.probe import train_probe
     from polyclinic.randomness import torch_rng
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polyclinic.federation.ledger import verify
+from polyclinic.federation.leaving.ledger import verify
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import feder  # noqa: E402
 import feder_generators  # noqa: E402
 from feder_data import balanced  # noqa: E402
 
-from polyclinic.methods import synthesis  # noqa: E402
+from polyclinic.methods.shared import synthetic_buffer  # noqa: E402
 from polyclinic.study import parse_study  # noqa: E402
 
 
@@ -77,16 +77,16 @@ def test_generators_trained_side_by_side_are_those_that_runs_would_train(tmp_pat
         }
     )
     sites = feder_generators._sites(study, tmp_path)
-    alone = [synthesis.untrained(site) for site in sites]
+    alone = [synthetic_buffer.untrained(site) for site in sites]
     for site, model in zip(sites, alone, strict=True):
-        synthesis.fit(site, model)
+        synthetic_buffer.fit(site, model)
     told: list[str] = []
     feder_generators.train_ahead([study], tmp_path, 2, None, told.append)
     assert len(told) == 3
 
-    monkeypatch.setattr(synthesis, "fit", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(synthetic_buffer, "fit", lambda *_: pytest.fail("trained again"))
     for site, model in zip(sites, alone, strict=True):
-        found, _ = synthesis.train_generator(site, reuse=True)
+        found, _ = synthetic_buffer.train_generator(site, reuse=True)
         for name, tensor in model.state().items():
             assert torch.equal(found.state()[name], tensor), name
 

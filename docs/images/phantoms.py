@@ -21,8 +21,8 @@ from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
 from polyclinic.data.datasets.phantoms.skin import LESIONS, SkinPhantom
-from polyclinic.data.partition import PARTITIONS, spread
-from polyclinic.data.picture import INK, contact_sheet, draw
+from polyclinic.data.partitions import PARTITIONS, spread
+from polyclinic.data.plots import INK, contact_sheet, draw
 
 HERE = Path(__file__).parent
 REAL = Path(os.environ.get("POLYCLINIC_REAL_DATA", "")) if os.environ.get("POLYCLINIC_REAL_DATA") else None

@@ -14,7 +14,8 @@ __all__ = ["BadInput", "Result", "Study", "WorkFailed", "__version__", "load_stu
 
 if TYPE_CHECKING:
     from polyclinic.errors import BadInput, WorkFailed
-    from polyclinic.run import Result, run
+    from polyclinic.runner.result import Result
+    from polyclinic.runner.run import run
     from polyclinic.study import Study, load_study
 
 _HOMES = {"BadInput": "errors", "WorkFailed": "errors", "Result": "run", "run": "run"}

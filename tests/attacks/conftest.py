@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.networks import LeNet, drawn
-from polyclinic.attacks.simulation import cross_entropy
-from polyclinic.federation.parcel import Parcel
+from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn
+from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.randomness import torch_rng
 
 

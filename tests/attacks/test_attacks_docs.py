@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.audit import Audit
-from polyclinic.audit.defence import Defence
+from polyclinic.audits import Audit
+from polyclinic.federation.leaving.defence_settings import Defence
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyclinic.generators.autoencoder import noise_images
+from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.models import build, split
 from polyclinic.randomness import torch_rng
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyclinic.attacks.copies import Copies, CopySearch, find_copies
-from polyclinic.attacks.image_sets import ORIENTATIONS, orientations_of, turned
-from polyclinic.attacks.neighbours import nearest, table
-from polyclinic.attacks.perceptual import Pixels, perceptual_distance
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
-from polyclinic.generators.autoencoder import noise_images
+from polyclinic.generators.vqvae2.autoencoder import noise_images
+from polyclinic.metrics.image_sets import ORIENTATIONS, orientations_of, turned
+from polyclinic.metrics.neighbours import nearest, table
+from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polyclinic.attacks.copies import find_copies
-from polyclinic.attacks.membership_attacks import NearestSynthetic
-from polyclinic.attacks.perceptual import Pixels
+from polyclinic.attacks.membership.attacks import NearestSynthetic
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
-from polyclinic.generators.vqvae2 import VQVAE2
+from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.metrics.perceptual import Pixels
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.latent_space import CodeSpace, GaussianSpace, vqvae2_space
-from polyclinic.attacks.perceptual import Pixels, perceptual_distance
 from polyclinic.attacks.projection import Projected, Projection, Projections
-from polyclinic.attacks.roc import separation
 from polyclinic.errors import BadInput
-from polyclinic.generators.autoencoder import noise_images
-from polyclinic.generators.vqvae2 import VQVAE2
+from polyclinic.generators.latent_space import CodeSpace, GaussianSpace, vqvae2_space
+from polyclinic.generators.vqvae2.autoencoder import noise_images
+from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.metrics.perceptual import Pixels, perceptual_distance
+from polyclinic.metrics.roc import separation
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 

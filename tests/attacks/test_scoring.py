@@ -10,8 +10,8 @@ import torch
 from monai.metrics import SSIMMetric
 
 from polyclinic.attacks import scoring
-from polyclinic.attacks.perceptual import Pixels, perceptual_distance
 from polyclinic.errors import BadInput
+from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
 
 

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from polyclinic.audit import audit, settings
-from polyclinic.audit.settings import Budget
+from polyclinic.audits import audit
 from polyclinic.cli import run_app
+from polyclinic.study import audit_settings as settings
+from polyclinic.study.audit_settings import Budget
 
 STUDY = """
 [data]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.study import VARIANTS, parse_study
+from polyclinic.study import parse_study
+from polyclinic.study.tables import VARIANTS
 
 SMALL = """
 [data]

@@ -8,11 +8,11 @@ import psutil
 import pytest
 from run_folders import history, ledgers, result
 
-from polyclinic.audit.places import kit_of, study_of
+from polyclinic.audits.open_run import kit_of, study_of
 from polyclinic.cli import run_app
 from polyclinic.deployment.processes import Rehearsal
 from polyclinic.engines.nvflare.job import CLASSES
-from polyclinic.prediction import load_predictor
+from polyclinic.runner.predict import load_predictor
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 

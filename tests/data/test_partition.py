@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
-from polyclinic.data.partition import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, spread
 from polyclinic.errors import BadInput
 from polyclinic.settings import variant
 

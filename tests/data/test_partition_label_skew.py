@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
-from polyclinic.data.partition import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, spread
 from polyclinic.errors import BadInput
 
 LabelSkew = PARTITIONS["label-skew"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polyclinic.data import parts as parts_module
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.names import check_site_names, safe_name, safe_names
-from polyclinic.data.partition import PARTITIONS
+from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.data.source import Source
 from polyclinic.data.splits import split
@@ -180,7 +180,8 @@ def test_each_site_has_its_own_camera_and_masks_follow_it(tmp_path, sites):
     class Seen(Drawn):
         acquisition: float = 1.0
 
-    plain, seen = prepare(Drawn(), sites, cache=tmp_path), prepare(Seen(), sites, cache=tmp_path)
+    # with this seed every camera crops so much that small masks show it
+    plain, seen = (prepare(kind(seed=3), sites, cache=tmp_path) for kind in (Drawn, Seen))
     changes = []
     for name in plain.names:
         before, after = open_site(plain.folder, name).train, open_site(seen.folder, name).train

@@ -13,9 +13,9 @@ from polyclinic.deployment.at_site import deployed_host, discreet, relay_of
 from polyclinic.deployment.site_config import own_data
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
-from polyclinic.federation.gate import GateRefused
-from polyclinic.federation.parcel import Parcel
-from polyclinic.prediction import load_predictor
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.runner.predict import load_predictor
 from polyclinic.study import Study
 
 SITES = ["north", "south"]

@@ -9,12 +9,12 @@ from faulty_method import FAULTY
 from processes import ForkedWorker
 from run_folders import assert_same_run, history, ledgers, result
 
-from polyclinic import assembly
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.ledger import verify
+from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
-from polyclinic.recorder import Display
-from polyclinic.run import run
+from polyclinic.runner import assembly
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.run import run
 
 #: long enough for a loaded machine to do a call, short enough for a test to wait for
 DEADLINE = 4.0

@@ -4,7 +4,7 @@ import psutil
 import pytest
 from run_folders import assert_same_run, history, result
 
-from polyclinic.run import run
+from polyclinic.runner.run import run
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 
@@ -50,7 +50,7 @@ def check_same_run(study, undisturbed, folder):
     assert not (folder / ".nvflare").exists()
     left = set(psutil.Process().children(recursive=True)) - before
     names = [" ".join(child.cmdline()) for child in left]
-    assert not [name for name in names if "nvflare" in name or "polyclinic.worker" in name]
+    assert not [name for name in names if "nvflare" in name or "polyclinic.runner.worker" in name]
 
 
 def test_splitnn_sends_every_mini_batch_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path):

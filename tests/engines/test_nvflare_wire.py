@@ -18,8 +18,8 @@ from polyclinic.engines.nvflare.wire import pieces
 from polyclinic.engines.worker_process import WorkerGone
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import SitePosition
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.state import SitePosition
 
 
 class Worker:

@@ -9,12 +9,12 @@ import pytest
 from faulty_method import FAULTY, register
 from run_folders import assert_same_run, result
 
-from polyclinic import assembly
 from polyclinic.cli import run_app
 from polyclinic.engines.ray import Share, take_own_token
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
-from polyclinic.run import run
+from polyclinic.runner import assembly
+from polyclinic.runner.run import run
 from polyclinic.study import load_study
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")

@@ -6,10 +6,10 @@ import pytest
 from processes import ForkedWorker
 from run_folders import assert_same_run
 
-from polyclinic import assembly
 from polyclinic.engines import in_process
-from polyclinic.federation.site import SiteHost
-from polyclinic.run import run
+from polyclinic.federation.host import SiteHost
+from polyclinic.runner import assembly
+from polyclinic.runner.run import run
 
 KEEP = {"optimizer.keep_state": True}
 BATCH_NORM = {"model.backbone": "small-cnn", "sites.count": 3}
@@ -90,7 +90,7 @@ def test_few_sites_in_memory_change_nothing(tiny, undisturbed, tmp_path, monkeyp
 
 
 def test_a_worker_started_from_the_command_line_gives_the_same_bits(tiny, undisturbed, tmp_path):
-    """With a deadline even one worker is a process of its own: `python -m polyclinic.worker`."""
+    """With a deadline even one worker is a process of its own: `python -m polyclinic.runner.worker`."""
     study = tiny("fedavg", KEEP, rounds=2)
     run(study.with_settings({"engine.workers": 1, "engine.deadline": 200.0}), tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed(study).folder)

@@ -7,7 +7,7 @@ import torch
 
 from polyclinic.federation import checkpoint as module
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.site import SitePosition
+from polyclinic.federation.state import SitePosition
 
 
 def tensors(value):

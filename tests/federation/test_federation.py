@@ -7,8 +7,8 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.federation import Faults, Federation
-from polyclinic.federation.parcel import Expected, Parcel
-from polyclinic.federation.site import SitePosition
+from polyclinic.federation.leaving.parcel import Expected, Parcel
+from polyclinic.federation.state import SitePosition
 
 SITES = ("a", "b", "c", "d")
 KEYS = ("give_key", "take_keys")  # what sites tell each other before the first parcel goes between two

@@ -12,10 +12,12 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.federation import Faults, Federation
-from polyclinic.federation.gate import Policy
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import SiteHost, SiteState, operation, room_for_states
-from polyclinic.methods import local
+from polyclinic.federation.host import SiteHost, room_for_states
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.operation import operation
+from polyclinic.federation.state import SiteState
+from polyclinic.methods.shared import averaging
 
 SITES = tuple(f"s{k}" for k in range(12))
 
@@ -66,7 +68,7 @@ def federation_with(tmp_path):
 
 def test_an_average_holds_one_reply_while_the_next_is_made(federation_with):
     engine = Counting()
-    mean = local.average(federation_with(engine).ask_each("train"))
+    mean = averaging.average(federation_with(engine).ask_each("train"))
     by_hand = sum(k * (k + 1) for k in range(12)) / sum(k + 1 for k in range(12))
     assert mean["w"].tolist() == [np.float32(by_hand)] * 3
     assert engine.most == 2
@@ -106,14 +108,14 @@ def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
 
 def test_several_kinds_are_averaged_in_one_pass(federation_with):
     engine = Counting()
-    weights, statistics = local.averages(federation_with(engine).ask_each("x"), "uniform", "weights", "statistics")
+    weights, statistics = averaging.averages(federation_with(engine).ask_each("x"), "uniform", "weights", "statistics")
     assert weights["w"].tolist() == [5.5] * 3
     assert statistics["n"].item() == 6  # 5.5, to the even whole number
     assert engine.asked == list(SITES)
 
 
 def test_sites_that_send_different_tensors_have_no_average():
-    mean = local.WeightedMean()
+    mean = averaging.WeightedMean()
     mean.add({"a": torch.ones(1), "b": torch.ones(1)}, 1)
     with pytest.raises(WorkFailed, match=r"different tensors: \['b'\]"):
         mean.add({"a": torch.ones(1)}, 1)

@@ -8,10 +8,13 @@ import torch
 
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.federation.call import Call
-from polyclinic.federation.gate import GateRefused, Policy
-from polyclinic.federation.ledger import verify
-from polyclinic.federation.parcel import KINDS, Expected, Parcel, ParcelRejected
-from polyclinic.federation.site import SiteHost, SitePosition, SiteState, operation, read_state, state_path
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.leaving.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.operation import operation
+from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
 
 
 class Clerk:

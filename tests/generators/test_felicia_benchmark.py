@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.generators.central import CentralTerm
-from polyclinic.generators.dcgan import DCGAN
-from polyclinic.generators.gan import GAN
-from polyclinic.generators.gan_networks import Condition
-from polyclinic.generators.owners import Federated, Images
+from polyclinic.generators.gan.central import CentralTerm
+from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.gan.model import GAN
+from polyclinic.generators.gan.networks import Condition
+from polyclinic.generators.gan.owners import Federated, Images
 from polyclinic.tasks import Target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -7,11 +7,9 @@ import itertools
 import pytest
 import torch
 
-from polyclinic.attacks.features import Extractor, frechet_distance, kernel_distance
-from polyclinic.attacks.perceptual import Pixels
 from polyclinic.errors import BadInput
 from polyclinic.generators import private_tuning
-from polyclinic.generators.dcgan import DCGAN
+from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import (
     DuelSteps,
     Meter,
@@ -25,8 +23,10 @@ from polyclinic.generators.private_tuning import (
     until_it_grows,
     until_it_stays,
 )
-from polyclinic.generators.stylegan2 import StyleGAN2
-from polyclinic.generators.vqvae2 import VQVAE2
+from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.metrics.distribution import Extractor, frechet_distance, kernel_distance
+from polyclinic.metrics.perceptual import Pixels
 from polyclinic.tasks import Target
 
 TWO = Target(("a", "b"))

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import probe
-from polyclinic.generators.autoencoder import noise_images
 from polyclinic.generators.probe import gather, real_or_replayed, which_site
 from polyclinic.generators.sheet import contact_sheet
+from polyclinic.generators.vqvae2.autoencoder import noise_images
 
 
 @pytest.fixture(autouse=True)

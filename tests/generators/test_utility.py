@@ -15,7 +15,8 @@ from polyclinic.data.parts import Part
 from polyclinic.generators import GENERATORS, utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import Optimizer, Workbench
+from polyclinic.training.loop import Workbench
+from polyclinic.training.optimizer import Optimizer
 
 TARGET = Target(classes=("dark", "bright"))
 

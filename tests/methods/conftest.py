@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from polyclinic.run import Result, run
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
 
 TABLES: dict[str, Any] = {

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyclinic.assembly import Assembly
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
-from polyclinic.run import Result
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.result import Result
 from polyclinic.study import parse_study
 
 ONE_SITE = {"sites": {"partition": "iid", "count": 1}}

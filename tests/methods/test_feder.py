@@ -13,21 +13,22 @@ from processes import ForkedWorker
 from run_folders import history, result
 from safetensors.torch import load_file
 
-from polyclinic import assembly
 from polyclinic.engines.in_process import InProcess
-from polyclinic.federation.parcel import SEALED
-from polyclinic.federation.pictures import pack
-from polyclinic.federation.site import SiteHost
-from polyclinic.methods import synthesis
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving.image_codec import pack
+from polyclinic.federation.leaving.parcel import SEALED
 from polyclinic.methods.feder import FedER, random_ring
-from polyclinic.methods.nodes import mean_prediction
-from polyclinic.methods.synthesis import uniform_labels
-from polyclinic.prediction import load_predictor
-from polyclinic.recorder import Display
-from polyclinic.run import convergence, run
+from polyclinic.methods.shared import synthetic_buffer as synthesis
+from polyclinic.methods.shared.peers import mean_prediction
+from polyclinic.methods.shared.synthetic_buffer import uniform_labels
+from polyclinic.runner import assembly
+from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.release import convergence
+from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
-from polyclinic.training import Workbench
+from polyclinic.training.loop import Workbench
 
 TABLES: dict[str, Any] = {
     "data": {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2},
@@ -51,7 +52,7 @@ def study_of(name: str = "feder", method: dict[str, Any] | None = None, **change
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
     """A contact sheet takes longer than all the rest."""
-    monkeypatch.setattr("polyclinic.methods.synthesis.contact_sheet", lambda *_: None)
+    monkeypatch.setattr("polyclinic.methods.shared.synthetic_buffer.contact_sheet", lambda *_: None)
 
 
 def runner(tmp_path, cache):
@@ -153,7 +154,7 @@ def test_a_buffer_is_drawn_once_and_never_relayed(go):
 def test_a_buffer_is_compressed_once_even_where_sites_are_sent_to_disk(go, monkeypatch):
     packed = []
     monkeypatch.setattr(
-        "polyclinic.federation.pictures.pack", lambda images: packed.append(len(images)) or pack(images)
+        "polyclinic.federation.leaving.image_codec.pack", lambda images: packed.append(len(images)) or pack(images)
     )
     undisturbed = go(method={"rounds": 3})
     assert packed == [16, 16, 16]
@@ -199,9 +200,9 @@ def weights_of(found):
 
 
 def digest_of_ring_by_hand(study, cache):
-    from polyclinic.assembly import Assembly
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
+    from polyclinic.runner.assembly import Assembly
 
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, parts.folder)

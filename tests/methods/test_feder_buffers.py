@@ -11,19 +11,20 @@ from test_feder import SITES, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.engines.in_process import InProcess
-from polyclinic.generators import replay
-from polyclinic.generators.dcgan import DCGAN
+from polyclinic.generators import replay_stream
+from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
-from polyclinic.methods import nodes, synthesis
-from polyclinic.methods.nodes import mean_prediction
-from polyclinic.prediction import load_predictor
+from polyclinic.methods.shared import peers as nodes
+from polyclinic.methods.shared import synthetic_buffer
+from polyclinic.methods.shared.peers import mean_prediction
+from polyclinic.runner.predict import load_predictor
 from polyclinic.tasks import Target
-from polyclinic.training import Workbench
+from polyclinic.training.loop import Workbench
 
 
 @pytest.fixture
 def go(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(synthesis, "contact_sheet", lambda *_: None)
+    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda *_: None)
     return runner(tmp_path, cache)
 
 
@@ -42,9 +43,9 @@ def site_with(**changes):
 
 
 def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
-    monkeypatch.setattr(synthesis, "_draw_sheet", lambda *_: None)
+    monkeypatch.setattr(synthetic_buffer, "_draw_sheet", lambda *_: None)
     model = SimpleNamespace(sample=lambda labels, rng: labels.byte()[:, None, None, None].expand(-1, 1, 4, 4))
-    buffer = synthesis.draw_buffer(site_with(), model, 50)
+    buffer = synthetic_buffer.draw_buffer(site_with(), model, 50)
     assert torch.equal(buffer["images"][:, 0, 0, 0].long(), buffer["labels"])
     assert set(buffer["labels"].tolist()) == {0, 1}
 
@@ -61,8 +62,8 @@ def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
     ],
 )
 def test_another_study_has_another_generator(change):
-    assert synthesis.fingerprint(site_with()) == synthesis.fingerprint(site_with())
-    assert synthesis.fingerprint(site_with(**change)) != synthesis.fingerprint(site_with())
+    assert synthetic_buffer.fingerprint(site_with()) == synthetic_buffer.fingerprint(site_with())
+    assert synthetic_buffer.fingerprint(site_with(**change)) != synthetic_buffer.fingerprint(site_with())
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.5, 16), (0.25, 32), (1.0, 8)])
@@ -86,8 +87,8 @@ def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
 
 def test_images_of_a_buffer_are_augmented_as_real_ones_are(go, monkeypatch):
     given = []
-    stream = replay.stream
-    monkeypatch.setattr(replay, "stream", lambda *a, **k: given.append(k["augmentation"]) or stream(*a, **k))
+    stream = replay_stream.stream
+    monkeypatch.setattr(replay_stream, "stream", lambda *a, **k: given.append(k["augmentation"]) or stream(*a, **k))
     go(method={"rounds": 1, "local_steps": 1})
     assert given == [study_of().optimizer.augment] * 3
 

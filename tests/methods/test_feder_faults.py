@@ -7,15 +7,15 @@ import torch
 from test_feder import runner, study_of
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.methods import synthesis
 from polyclinic.methods.feder import FedER, queue_of
-from polyclinic.run import run
+from polyclinic.methods.shared import synthetic_buffer
+from polyclinic.runner.run import run
 from polyclinic.study import parse_study
 
 
 @pytest.fixture
 def go(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(synthesis, "contact_sheet", lambda *_: None)
+    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda *_: None)
     return runner(tmp_path, cache)
 
 
@@ -69,21 +69,21 @@ def test_a_node_in_step_adapts_what_came_last_and_forgets_the_rest(go, monkeypat
 def test_without_work_at_any_node_the_round_is_over(go, monkeypatch):
     """Of two nodes one fails: the other has handed its model to nobody, and waits in vain."""
     failing_once(monkeypatch)
-    found = go(method={"mode": "asynchronous"}, sites={"count": 2, "target_ks": 0.33})
+    found = go(method={"mode": "asynchronous"}, sites={"count": 2, "target_ks": 0.29})
     assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
     assert found["rounds"] == 2
     assert found["asynchronous"]["turns"] < 4
 
 
 def test_a_node_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkeypatch):
-    fit = synthesis.fit
+    fit = synthetic_buffer.fit
 
     def failing(site, model):
         if site.name == "site-2":
             raise RuntimeError("the scanner is on fire")
         return fit(site, model)
 
-    monkeypatch.setattr(synthesis, "fit", failing)
+    monkeypatch.setattr(synthetic_buffer, "fit", failing)
     found = go()
     assert [(f["round"], f["operation"]) for f in found["failures"]] == [
         (0, "prepare"),

@@ -15,15 +15,16 @@ from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, Interrupted
-from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.duel import Dice
-from polyclinic.generators.gan import RealBatches
+from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.generators.gan.model import RealBatches
+from polyclinic.generators.gan.trainer import Dice
 from polyclinic.generators.utility import Learnt, gated, helped
 from polyclinic.methods.felicia import Felicia, _share
-from polyclinic.methods.owner import NETWORKS
+from polyclinic.methods.shared.gan_site import NETWORKS
 from polyclinic.privacy.record import EVERYTHING
 from polyclinic.randomness import torch_rng
-from polyclinic.run import Result, run
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
 from polyclinic.study import Study, load_study
 from polyclinic.tasks import Target
 

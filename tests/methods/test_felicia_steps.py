@@ -15,14 +15,14 @@ from torch import Tensor
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
-from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.central import Central
-from polyclinic.generators.duel import Dice
-from polyclinic.generators.gan import RealBatches
+from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.generators.gan.central import Central
+from polyclinic.generators.gan.model import RealBatches
+from polyclinic.generators.gan.trainer import Dice
 from polyclinic.methods.felicia import Felicia, _floats, central_network
-from polyclinic.methods.owner import NETWORKS
+from polyclinic.methods.shared.gan_site import NETWORKS
 from polyclinic.randomness import torch_rng
-from polyclinic.run import Result
+from polyclinic.runner.result import Result
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 

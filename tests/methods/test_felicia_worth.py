@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
+from polyclinic.federation.site import Site
+from polyclinic.federation.state import SitePosition, SiteState, read_state
 from polyclinic.generators import utility
-from polyclinic.generators.gan import centred
+from polyclinic.generators.gan.model import centred
 from polyclinic.generators.utility import DIETS, Learnt
-from polyclinic.methods.worth import Worth
-from polyclinic.privacy import at_site
-from polyclinic.run import Result, run
+from polyclinic.methods.shared.utility import Worth
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
 from polyclinic.study import Study
+from polyclinic.training import private
 
 STUDY = {
     **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2},
@@ -139,7 +141,7 @@ def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch
 def test_a_private_discriminator_takes_its_owners_images_for_real_and_made_ones_for_made(
     felicia, monkeypatch, tmp_path
 ):
-    whole, looks = at_site.descend, []
+    whole, looks = private.descend, []
 
     def watch(site, module, losses, fetch, steps, optimizer, **how):
         rows, labels, is_real = fetch(torch.arange(3))
@@ -150,7 +152,7 @@ def test_a_private_discriminator_takes_its_owners_images_for_real_and_made_ones_
         looks.append(site.name)
         return whole(site, module, losses, fetch, steps, optimizer, **how)
 
-    monkeypatch.setattr(at_site, "descend", watch)
+    monkeypatch.setattr(private, "descend", watch)
     result = run(felicia({"privacy.on": ["generator"], "generator.labels": "even"}), tmp_path / "run")
     assert result["failures"] == []
     assert sorted(looks) == ["site-1", "site-2"]

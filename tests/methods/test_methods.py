@@ -11,10 +11,13 @@ import torch
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.gate import Gate, GateRefused, Policy, RawImages
-from polyclinic.federation.ledger import Ledger
-from polyclinic.federation.parcel import Parcel
-from polyclinic.methods import METHODS, local
+from polyclinic.federation.leaving.gate import Gate, GateRefused
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.methods import METHODS
+from polyclinic.methods.shared import averaging, local_training
 from polyclinic.study import parse_study
 
 
@@ -56,16 +59,16 @@ def reply(site: str, samples: int, **tensors: list) -> Reply:
 
 def test_the_average_is_that_of_arithmetic_by_hand():
     replies = [reply("a", 1, w=[1.0, 2.0, 3.0], n=4), reply("b", 3, w=[5.0, 6.0, 7.0], n=9)]
-    assert local.average(replies)["w"].tolist() == [4.0, 5.0, 6.0]
-    assert local.average(replies, "uniform")["w"].tolist() == [3.0, 4.0, 5.0]
-    assert local.average(replies)["n"].item() == 8  # 7.75, a whole number again
-    assert local.average(replies)["w"].dtype == torch.float32
+    assert averaging.average(replies)["w"].tolist() == [4.0, 5.0, 6.0]
+    assert averaging.average(replies, "uniform")["w"].tolist() == [3.0, 4.0, 5.0]
+    assert averaging.average(replies)["n"].item() == 8  # 7.75, a whole number again
+    assert averaging.average(replies)["w"].dtype == torch.float32
 
 
 def test_the_average_of_one_is_itself_to_the_last_bit():
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     alone = Reply("a", (Parcel("weights", {"w": tensor}, {"samples": 7}),))
-    assert torch.equal(local.average([alone])["w"], tensor)
+    assert torch.equal(averaging.average([alone])["w"], tensor)
 
 
 def test_momentum_of_the_coordinator_by_hand():
@@ -84,7 +87,7 @@ def test_momentum_of_the_coordinator_by_hand():
 
 
 def test_class_weights_let_every_class_of_a_site_count_alike():
-    found = local.class_weights(torch.tensor([0, 0, 0, 2]), classes=3)
+    found = local_training.class_weights(torch.tensor([0, 0, 0, 2]), classes=3)
     assert found.tolist() == pytest.approx([4 / (3 * 2), 0.0, 4 / (1 * 2)])
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.recorder import Display
-from polyclinic.run import Result, run
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
 from polyclinic.study import parse_study
 
 MASKS = {
@@ -166,9 +167,9 @@ def test_the_encoder_is_trained_at_the_named_site(tiny_run):
 def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run):
     """By hand: the same encoder, the union of latents in the order of the sites, one pass."""
     result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1})
-    from polyclinic.assembly import Assembly
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
+    from polyclinic.runner.assembly import Assembly
 
     study = parse_study(_tables(result))
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)

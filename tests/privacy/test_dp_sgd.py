@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.models import BACKBONES, build
-from polyclinic.privacy import dp
-from polyclinic.privacy.accounting import spent
+from polyclinic.privacy import dp_sgd
+from polyclinic.privacy.epsilon import spent
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 
 CPU = torch.device("cpu")
 BATCH = 6
 
 
-def noise(*address: str | int) -> dp.Noise:
-    return dp.noise_from(CPU, 0, *address)
+def noise(*address: str | int) -> dp_sgd.Noise:
+    return dp_sgd.noise_from(CPU, 0, *address)
 
 
 def silent(like: torch.Tensor) -> torch.Tensor:
@@ -52,14 +52,14 @@ def losses_of(model: nn.Module):
     return losses
 
 
-def batches(*sizes: int) -> list[dp.Batch]:
+def batches(*sizes: int) -> list[dp_sgd.Batch]:
     rng = torch_rng("batches")
     return [
         (torch.rand(size, 1, 32, 32, generator=rng), torch.randint(3, (size,), generator=rng).float()) for size in sizes
     ]
 
 
-def plain_steps(model: nn.Module, given: list[dp.Batch], optimizer: torch.optim.Optimizer, expected: int) -> None:
+def plain_steps(model: nn.Module, given: list[dp_sgd.Batch], optimizer: torch.optim.Optimizer, expected: int) -> None:
     for batch in given:
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -89,7 +89,7 @@ def test_without_noise_and_clipping_it_is_plain_sgd(name, kind):
         )
 
     settings = {"noise": 0.0, "clip": math.inf, "expected": BATCH, "draw": silent}
-    dp.descend(model, losses_of(model), iter(given), len(given), make(model), **settings)
+    dp_sgd.descend(model, losses_of(model), iter(given), len(given), make(model), **settings)
     plain_steps(other, given, make(other), BATCH)
     assert furthest(model, other) <= 1e-6
     assert furthest(model, start) > 1e-3
@@ -100,7 +100,7 @@ def test_in_double_precision_it_is_plain_sgd_to_the_last_digits():
     other = copy.deepcopy(model)
     given = [(images.double(), targets) for images, targets in batches(BATCH, 3, BATCH)]
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    dp.descend(
+    dp_sgd.descend(
         model, losses_of(model), iter(given), 3, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent
     )
     plain_steps(other, given, torch.optim.SGD(other.parameters(), 0.1, 0.9), BATCH)
@@ -112,9 +112,9 @@ def test_pieces_make_no_difference(monkeypatch):
     other = copy.deepcopy(model)
     settings = {"noise": 0.5, "clip": 0.7, "expected": BATCH}
     for one, rows in ((model, 256), (other, 2)):
-        monkeypatch.setattr(dp, "MOST_ROWS", rows)
+        monkeypatch.setattr(dp_sgd, "MOST_ROWS", rows)
         optimizer = torch.optim.SGD(one.parameters(), 0.1)
-        dp.descend(one, losses_of(one), iter(batches(BATCH, 5)), 2, optimizer, draw=noise(), **settings)
+        dp_sgd.descend(one, losses_of(one), iter(batches(BATCH, 5)), 2, optimizer, draw=noise(), **settings)
     assert furthest(model, other) < 1e-6
 
 
@@ -138,7 +138,7 @@ def gradient(rows: list[list[float]], *, clip: float, expected: float, noise: fl
     batch = (torch.tensor(rows).reshape(-1, 2),)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     settings = {"noise": noise, "clip": clip, "expected": expected, "draw": draw}
-    dp.descend(model, model, iter([batch]), 1, optimizer, **settings)
+    dp_sgd.descend(model, model, iter([batch]), 1, optimizer, **settings)
     return -model.layer.weight.detach()[0]
 
 
@@ -163,7 +163,7 @@ def test_clipping_is_over_all_weights_of_a_row_together():
     start = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     settings = {"noise": 0.0, "clip": 0.25, "expected": 1, "draw": silent}
-    dp.descend(model, lambda x: 50 * model(x)[:, 0], iter([(row,)]), 1, optimizer, **settings)
+    dp_sgd.descend(model, lambda x: 50 * model(x)[:, 0], iter([(row,)]), 1, optimizer, **settings)
     moved = [(a - b).detach().flatten() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
     assert float(torch.cat(moved).norm()) == pytest.approx(0.25, rel=1e-4)
 
@@ -191,7 +191,7 @@ def test_what_corrects_the_gradient_comes_after_the_noise():
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     batch = (torch.tensor([[0.0, 0.5]]),)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 1, "draw": torch.ones_like, "correct": correct}
-    dp.descend(model, model, iter([batch]), 1, optimizer, **settings)
+    dp_sgd.descend(model, model, iter([batch]), 1, optimizer, **settings)
     assert seen[0].tolist() == [pytest.approx([1.0, 1.5])]
     assert model.layer.weight.tolist() == [[0.0, 0.0]]
 
@@ -205,7 +205,7 @@ def test_the_noise_has_the_standard_deviation_it_is_said_to_have():
     start = model.weight.detach().clone()
     settings = {"noise": 1.3, "clip": 0.6, "expected": 8, "draw": noise()}
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    dp.descend(model, lambda x: 0 * model(x).sum(1), iter([(torch.ones(2, 1000),)]), 1, optimizer, **settings)
+    dp_sgd.descend(model, lambda x: 0 * model(x).sum(1), iter([(torch.ones(2, 1000),)]), 1, optimizer, **settings)
     moved = (model.weight.detach() - start).flatten().double().numpy()
     wanted = 1.3 * 0.6 / 8
     assert moved.std() == pytest.approx(wanted, rel=0.01)
@@ -228,14 +228,14 @@ def test_noise_takes_the_whole_address():
     """A generator that takes 32 bits of a seed would give the same noise at both of these."""
     one, other = (0, "site-1", "batches", 47390), (0, "site-1", "batches", 113486)
     assert seed_of(*one) % 2**32 == seed_of(*other) % 2**32
-    assert not torch.equal(dp.noise_from(CPU, *one)(torch.zeros(9)), dp.noise_from(CPU, *other)(torch.zeros(9)))
+    assert not torch.equal(dp_sgd.noise_from(CPU, *one)(torch.zeros(9)), dp_sgd.noise_from(CPU, *other)(torch.zeros(9)))
 
 
 def test_poisson_batches_have_the_sizes_and_chances_they_should():
     """Size: mean nq, variance nq(1 - q). Every image and every pair of images: chance q and q squared."""
     count, rate, draws = 40, 0.1, 20000
     chosen = np.zeros((draws, count), dtype=bool)
-    for row, index in zip(chosen, dp.poisson(count, rate, numpy_rng("poisson")), strict=False):
+    for row, index in zip(chosen, dp_sgd.poisson(count, rate, numpy_rng("poisson")), strict=False):
         row[index.numpy()] = True
     sizes = chosen.sum(1)
     assert sizes.mean() == pytest.approx(count * rate, rel=0.02)
@@ -248,7 +248,7 @@ def test_poisson_batches_have_the_sizes_and_chances_they_should():
 
 
 def test_with_a_rate_of_one_all_images_take_part():
-    first = next(dp.poisson(7, 1.0, numpy_rng("all")))
+    first = next(dp_sgd.poisson(7, 1.0, numpy_rng("all")))
     assert first.tolist() == list(range(7))
     assert first.dtype == torch.int64
 
@@ -262,7 +262,7 @@ def test_the_module_is_as_it_was_but_for_its_weights():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     for _ in range(2):  # and so it can be trained again
-        dp.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+        dp_sgd.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
     assert list(model.state_dict()) == names
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
     assert all(p.grad is None and not vars(p) for p in model.parameters())
@@ -273,9 +273,9 @@ def test_a_failure_leaves_no_hooks_behind():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     with pytest.raises(ValueError, match="one loss a row"):
-        dp.descend(model, lambda x, y: losses_of(model)(x, y).mean(), iter(batches(2)), 1, optimizer, **settings)
+        dp_sgd.descend(model, lambda x, y: losses_of(model)(x, y).mean(), iter(batches(2)), 1, optimizer, **settings)
     assert not any(m._forward_hooks for m in model.modules())
-    dp.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+    dp_sgd.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
 
 
 def test_batch_norm_is_refused_with_the_cure():
@@ -283,7 +283,7 @@ def test_batch_norm_is_refused_with_the_cure():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     with pytest.raises(BadInput, match=r"model\.norm = 'group'"):
-        dp.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+        dp_sgd.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
 
 
 class Sly(nn.Module):
@@ -305,7 +305,7 @@ def test_whatever_changes_without_noise_is_found():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     with pytest.raises(WorkFailed, match=r"memory\.seen"):
-        dp.descend(model, model, itertools.repeat((torch.ones(2, 2),)), 1, optimizer, **settings)
+        dp_sgd.descend(model, model, itertools.repeat((torch.ones(2, 2),)), 1, optimizer, **settings)
 
 
 def test_it_learns():
@@ -315,9 +315,9 @@ def test_it_learns():
     points = torch.randn(400, 5, generator=rng) + 1.5 * targets[:, None] - 0.75
     model = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    given = ((points[index], targets[index]) for index in dp.poisson(400, 0.1, numpy_rng("clouds")))
+    given = ((points[index], targets[index]) for index in dp_sgd.poisson(400, 0.1, numpy_rng("clouds")))
     settings = {"noise": 1.7, "clip": 1.0, "expected": 40, "draw": noise("clouds")}
-    dp.descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
+    dp_sgd.descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
     assert spent(0.1, 1.7, 40, 1 / 400) < 2
     assert float((model(points).argmax(1) == targets).float().mean()) > 0.9
 
@@ -329,11 +329,11 @@ def test_on_a_gpu_it_is_plain_sgd_too_and_noise_has_an_address():
     other = copy.deepcopy(model)
     given = [tuple(tensor.to(gpu) for tensor in batch) for batch in batches(BATCH, 0)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    dp.descend(
+    dp_sgd.descend(
         model, losses_of(model), iter(given), 2, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent
     )
     plain_steps(other, given, torch.optim.SGD(other.parameters(), 0.01), BATCH)
     assert furthest(model, other) < 1e-4
     like = torch.zeros(9, device=gpu)
-    assert torch.equal(dp.noise_from(gpu, 5)(like), dp.noise_from(gpu, 5)(like))
-    assert not torch.equal(dp.noise_from(gpu, 5)(like), dp.noise_from(gpu, 6)(like))
+    assert torch.equal(dp_sgd.noise_from(gpu, 5)(like), dp_sgd.noise_from(gpu, 5)(like))
+    assert not torch.equal(dp_sgd.noise_from(gpu, 5)(like), dp_sgd.noise_from(gpu, 6)(like))

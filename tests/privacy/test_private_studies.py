@@ -15,12 +15,13 @@ from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.ledger import verify
-from polyclinic.federation.site import SitePosition, read_state, secret_in
+from polyclinic.federation.host import secret_in
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.privacy import record as records
-from polyclinic.privacy.account import Account
-from polyclinic.privacy.accounting import spent
-from polyclinic.run import run
+from polyclinic.privacy.epsilon import spent
+from polyclinic.privacy.site_account import Account
+from polyclinic.runner.run import run
 from polyclinic.study import Study
 
 NOISE = 1.1
@@ -265,10 +266,10 @@ def test_a_deployed_sites_secret_is_drawn_once_and_kept(tmp_path):
 
 
 def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
-    from polyclinic.assembly import Assembly
     from polyclinic.federation.call import Call
-    from polyclinic.federation.gate import Policy
-    from polyclinic.federation.parcel import Parcel
+    from polyclinic.federation.leaving.parcel import Parcel
+    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.runner.assembly import Assembly
 
     study = tiny("fedavg", PRIVATE)
     parts = prepare(study.data, study.sites)
@@ -287,10 +288,10 @@ def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
 
 def deployed_asked(study, folder, asked, restored=None):
     """What a deployed site releases when it is asked to train with each of these weights, one round after the other."""
-    from polyclinic.assembly import Assembly
     from polyclinic.federation.call import Call
-    from polyclinic.federation.gate import Policy
-    from polyclinic.federation.parcel import Parcel
+    from polyclinic.federation.leaving.parcel import Parcel
+    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.runner.assembly import Assembly
 
     parts = prepare(study.data, study.sites)
     assembly = Assembly(study, parts, folder)
@@ -311,7 +312,7 @@ def deployed_asked(study, folder, asked, restored=None):
 
 def test_a_site_that_is_put_back_repeats_itself_only_when_it_is_asked_the_same(tiny, tmp_path):
     """Noise that is used twice, under weights that hardly differ, would be taken off by subtraction."""
-    from polyclinic.assembly import Assembly
+    from polyclinic.runner.assembly import Assembly
 
     study = tiny("fedavg", PRIVATE, local_steps=1)
     weights = Assembly(study, prepare(study.data, study.sites), tmp_path / "any").initial_weights()
@@ -330,7 +331,7 @@ def test_a_site_that_is_put_back_repeats_itself_only_when_it_is_asked_the_same(t
 
 
 def test_other_settings_and_other_images_mean_other_noise(tiny, tmp_path):
-    from polyclinic.assembly import Assembly
+    from polyclinic.runner.assembly import Assembly
 
     study = tiny("fedavg", PRIVATE, local_steps=1)
     weights = Assembly(study, prepare(study.data, study.sites), tmp_path / "any").initial_weights()

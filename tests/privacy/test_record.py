@@ -7,13 +7,15 @@ import json
 import pytest
 import torch
 
-from polyclinic.federation.coverage import Coverage
-from polyclinic.federation.gate import Gate, Policy, RawImages
-from polyclinic.federation.ledger import Ledger, verify
-from polyclinic.federation.parcel import KINDS, Parcel, ParcelRejected, decode
+from polyclinic.federation.leaving.gate import Gate
+from polyclinic.federation.leaving.ledger import Ledger, verify
+from polyclinic.federation.leaving.parcel import KINDS, Parcel, ParcelRejected, decode
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.privacy import record as records
-from polyclinic.privacy.account import Account
-from polyclinic.privacy.accounting import spent
+from polyclinic.privacy.epsilon import spent
+from polyclinic.privacy.site_account import Account
 
 
 def account(steps: int = 10, noise: float = 1.0) -> Account:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Attack, Capability, ThreatModel
-from polyclinic.attacks.image_sets import ORIENTATIONS, Images, as_unit, same_shape
-from polyclinic.attacks.neighbours import Nearest, nearest_of, table
-from polyclinic.attacks.perceptual import Distance, Pixels
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
+from polyclinic.metrics.image_sets import ORIENTATIONS, Images, as_unit, same_shape
+from polyclinic.metrics.neighbours import Nearest, nearest_of, table
+from polyclinic.metrics.perceptual import Distance, Pixels
 from polyclinic.randomness import torch_rng
 
 CLOSE_SHARE = 0.01  # of the held-out images are closer to a training image than "close" means

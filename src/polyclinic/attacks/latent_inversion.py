@@ -21,18 +21,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks import initialisation
-from polyclinic.attacks.adam import Adam
 from polyclinic.attacks.attack import Attack, Capability, ThreatModel
-from polyclinic.attacks.distances import total_variation
-from polyclinic.attacks.image_sets import digest
-from polyclinic.attacks.networks import ready
-from polyclinic.attacks.perceptual import Distance
+from polyclinic.attacks.gradient_inversion import initialisation
+from polyclinic.attacks.gradient_inversion.distances import total_variation
+from polyclinic.attacks.gradient_inversion.networks import ready
 from polyclinic.attacks.scoring import Score, score
-from polyclinic.attacks.search import search
+from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput
-from polyclinic.federation.parcel import Parcel
-from polyclinic.generators.packing import restore
+from polyclinic.federation.leaving.code_packing import restore
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.metrics.image_sets import digest
+from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
 
 

@@ -15,16 +15,16 @@ from pydantic import Field
 from scipy import stats
 from torch import Tensor
 
-from polyclinic.attacks.adam import Adam
 from polyclinic.attacks.attack import Attack, Capability, ThreatModel
-from polyclinic.attacks.image_sets import Images, as_unit, same_shape
-from polyclinic.attacks.latent_space import LatentSpace
-from polyclinic.attacks.neighbours import squared_distances
-from polyclinic.attacks.perceptual import Distance, embed_all
-from polyclinic.attacks.roc import Separation, separation
-from polyclinic.attacks.search import search
+from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.search import search
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
+from polyclinic.generators.latent_space import LatentSpace
+from polyclinic.metrics.image_sets import Images, as_unit, same_shape
+from polyclinic.metrics.neighbours import squared_distances
+from polyclinic.metrics.perceptual import Distance, embed_all
+from polyclinic.metrics.roc import Separation, separation
 from polyclinic.randomness import torch_rng
 
 SIGNIFICANT = 0.01

@@ -14,7 +14,7 @@ from polyclinic.errors import BadInput
 from polyclinic.randomness import numpy_rng
 
 if TYPE_CHECKING:
-    from polyclinic.attacks.perceptual import Distance
+    from polyclinic.metrics.perceptual import Distance
 
 HOPELESS = 2.0  # the papers' bound: a mean squared error of 2 is no image in [0, 1]
 

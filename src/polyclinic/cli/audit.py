@@ -31,7 +31,7 @@ def audit(
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
     """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel."""
-    from polyclinic.audit.settings import BUDGETS
+    from polyclinic.study.audit_settings import BUDGETS
 
     if budget not in BUDGETS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
@@ -49,8 +49,8 @@ def audit(
 
 
 def _report(run: Path, grid: bool, options: dict[str, Any], display: Display | None) -> dict[str, Any]:
-    from polyclinic.audit.audit import audit as audit_run
-    from polyclinic.audit.grid import grid as grid_of_run
+    from polyclinic.audits.audit import audit as audit_run
+    from polyclinic.audits.grid import grid as grid_of_run
 
     report, begun = run / ("grid.json" if grid else "audit.json"), time.time()
     try:

@@ -13,7 +13,7 @@ from polyclinic.errors import WorkFailed
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from polyclinic.comparison import Entry
+    from polyclinic.runner.compare import Entry
     from polyclinic.study import Study
 
 
@@ -35,7 +35,7 @@ def compare(
     """
     import json
 
-    from polyclinic import comparison
+    from polyclinic.runner import compare as comparison
 
     chosen = read_study(study, [])
     planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets)

@@ -155,7 +155,7 @@ def draw_sites(parts: Parts, title: str, target: Path) -> None:
     import numpy as np
 
     from polyclinic.data.parts import open_site
-    from polyclinic.data.picture import draw
+    from polyclinic.data.plots import draw
 
     sites = {}
     for name in parts.names:

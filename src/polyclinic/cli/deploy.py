@@ -232,7 +232,7 @@ def describe(job: dict[str, Any], administration: Any) -> str:
 
 def show_result(name: str, result: dict[str, Any], administration: Any, out: Path | None) -> None:
     from polyclinic.cli.tables import print_result
-    from polyclinic.run import Result
+    from polyclinic.runner.result import Result
 
     if out:
         administration.fetch(administration.jobs()[0]["job_id"], out)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from polyclinic.federation.call import Failure
-from polyclinic.recorder import Display
+from polyclinic.runner.recorder import Display
 from polyclinic.study import Study
 
 

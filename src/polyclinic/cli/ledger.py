@@ -15,7 +15,7 @@ def ledger(
     lines: bool = typer.Option(False, "--lines", help="Print every line instead of a summary."),
 ) -> None:
     """Verify the ledgers of a run and show what left each site."""
-    from polyclinic.federation.ledger import LedgerBroken, verify
+    from polyclinic.federation.leaving.ledger import LedgerBroken, verify
 
     files = [run] if run.is_file() else sorted((run / "ledger").glob("*.jsonl"))
     if not files:

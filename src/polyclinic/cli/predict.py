@@ -14,7 +14,7 @@ import typer
 from polyclinic.errors import BadInput
 
 if TYPE_CHECKING:
-    from polyclinic.prediction import Prediction
+    from polyclinic.runner.predict import Prediction
 
 
 def predict(
@@ -27,7 +27,7 @@ def predict(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
-    from polyclinic.prediction import load_predictor
+    from polyclinic.runner.predict import load_predictor
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")

@@ -12,7 +12,7 @@ import typer
 from polyclinic.errors import BadInput
 
 if TYPE_CHECKING:
-    from polyclinic.privacy.accounting import Accountant
+    from polyclinic.privacy.epsilon import Accountant
 
 COVERS = "what DP-SGD with Poisson sampling learns from these images, and whatever is computed from that alone"
 DOES_NOT_COVER = (
@@ -58,7 +58,7 @@ def _figures(
     target: float | None,
 ) -> dict[str, Any]:
     """Everything that can be said from what was given, as plain values."""
-    from polyclinic.privacy.accounting import noise_for, rate, spent, steps_for, steps_in
+    from polyclinic.privacy.epsilon import noise_for, rate, spent, steps_for, steps_in
 
     if target is None and (noise is None or epochs is None):
         missing = "--noise" if noise is None else "--epochs"

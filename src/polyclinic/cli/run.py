@@ -29,8 +29,8 @@ def run(
 ) -> None:
     """Run one study and write its result folder."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.recorder import Display
-    from polyclinic.run import run as run_study
+    from polyclinic.runner.recorder import Display
+    from polyclinic.runner.run import run as run_study
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
     chosen = read_study(study, sets, out if resume else None)
@@ -54,7 +54,8 @@ def run(
 
 def read_study(path: Path | None, sets: list[str], begun: Path | None = None):
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
-    from polyclinic.study import default_path, load_study
+    from polyclinic.study import load_study
+    from polyclinic.study.reading import default_path
 
     if path is not None:
         return load_study(path, sets)

@@ -21,7 +21,7 @@ def new(
     task: str | None = typer.Option(None, help="The task; by default the first one the source is for."),
 ) -> None:
     """Write a study with every setting, its default and what it means."""
-    from polyclinic.template import template
+    from polyclinic.study.template import template
 
     text = template(method=method, source=source, partition=partition, task=task)
     if str(path) == "-":

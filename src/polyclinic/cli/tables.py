@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from polyclinic.run import Result
+    from polyclinic.runner.result import Result
 
 
 def human_bytes(count: float) -> str:

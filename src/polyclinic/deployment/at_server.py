@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from polyclinic.assembly import Assembly
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.parts import Parts
-from polyclinic.deployment.outcome import Outcome
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
+from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput
-from polyclinic.recorder import Display
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, load_study, parse_study
 
 #: what a run folder at the server holds that its owner need not fetch
@@ -76,7 +76,8 @@ class Coordination:
         return {"run": self.folder.name, "rounds": self.study.method.rounds, "lost": lost, "last": last}
 
     def _run(self) -> dict[str, Any]:
-        from polyclinic.run import check_same, locked, run_with, write_atomically
+        from polyclinic.files import write_atomically
+        from polyclinic.runner.run import check_same, locked, run_with
 
         study, begun = self.study, self.folder / "study.toml"
         if not isinstance(study.data, AtSites):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 import polyclinic
-from polyclinic.assembly import Assembly
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.parts import Parts
@@ -24,11 +23,13 @@ from polyclinic.deployment.site_config import own_data, own_source, policy_of
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command, reason_of
 from polyclinic.errors import BadInput
-from polyclinic.federation.gate import GateRefused
-from polyclinic.federation.parcel import ParcelRejected
-from polyclinic.federation.site import SiteHost
-from polyclinic.prediction import card_of, model_file, preparation_of
-from polyclinic.run import digest_of_weights, write_atomically
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.files import write_atomically
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.predict import card_of, model_file, preparation_of
+from polyclinic.runner.release import digest_of_weights
 from polyclinic.study import parse_study
 
 
@@ -42,7 +43,7 @@ def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
     end_with_parent()  # who kills NVFlare's process at a site means the site
     threads = int(order["study"]["engine"]["threads"])
     told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
-    return Relay(site, lambda: WorkerProcess(python_command("polyclinic.worker", told), threads=threads))
+    return Relay(site, lambda: WorkerProcess(python_command("polyclinic.runner.worker", told), threads=threads))
 
 
 def discreet(kit: str) -> Callable[[BaseException], str]:

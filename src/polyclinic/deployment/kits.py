@@ -25,10 +25,10 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.parts import Parts, prepare
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
-from polyclinic.federation.gate import Policy
-from polyclinic.recorder import Display
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, parse_study
-from polyclinic.template import settings_with_comments
+from polyclinic.study.template import settings_with_comments
 
 ADMIN = "admin@polyclinic.org"
 PROJECT = "polyclinic"
@@ -172,7 +172,7 @@ POLICY_HEAD = """# What this site lets out, whatever the coordinator asks. The g
 
 def _policy_text(rehearsed: bool) -> str:
     """Every setting of a policy with what it means; a rehearsal lets out all but real images."""
-    from polyclinic.federation.parcel import KINDS
+    from polyclinic.federation.leaving.parcel import KINDS
 
     kinds = tuple(kind for kind in KINDS if kind != "real-images") if rehearsed else Policy().kinds
     chosen = Policy(kinds=kinds, min_cohort=1 if rehearsed else 10)

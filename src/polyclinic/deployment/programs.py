@@ -30,7 +30,7 @@ class Coordinator:
         order = plain(collab.get_app_prop("order"))
         sends = {proxy.name: sender(proxy) for proxy in collab.clients}
         if "assembly" in order:
-            from polyclinic.deployment.simulation import coordinate as coordinate_simulation
+            from polyclinic.runner.nvflare_simulation import coordinate as coordinate_simulation
 
             coordinate_simulation(order, sends)
         else:
@@ -83,7 +83,7 @@ class SiteProgram:
 
 def relay_for(order: dict[str, Any], name: str) -> Relay:
     if "assembly" in order:
-        from polyclinic.deployment.simulation import relay_of as relay_of_simulation
+        from polyclinic.runner.nvflare_simulation import relay_of as relay_of_simulation
 
         return relay_of_simulation(order, name)
     from polyclinic.deployment.at_site import relay_of

@@ -20,9 +20,9 @@ from polyclinic.data.partitions.iid import Iid
 from polyclinic.data.parts import Part, SiteData, open_site, prepare
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
-from polyclinic.federation.gate import Policy
+from polyclinic.federation.leaving.policy import Policy
 from polyclinic.settings import nearest, variant
-from polyclinic.study import sentences
+from polyclinic.study.messages import sentences
 
 
 def policy_of(file: Path) -> Policy:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from polyclinic.engines.lanes import Lanes, Worker
+from polyclinic.engines.pool import Lanes, Worker
 from polyclinic.engines.worker_process import cores, reason_of
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.site import SiteHost, SitePosition
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.state import SitePosition
 
 #: with `workers = "auto"`: seconds of parallel work after which worker processes are worth their start
 PAYS_AFTER = 8.0

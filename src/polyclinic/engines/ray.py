@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from polyclinic.engines.lanes import Lanes
+from polyclinic.engines.pool import Lanes
 from polyclinic.engines.worker_process import STARTS_WITHIN, WorkerGone, cores, reason_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.parcel import Parcel, decode
-from polyclinic.federation.site import SiteHost, SitePosition, state_path
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving.parcel import Parcel, decode
+from polyclinic.federation.state import SitePosition, state_path
 
 #: bytes of the object store of a Ray that is started here: parcels pass through it, nothing stays
 STORE_BYTES = 256 * 2**20

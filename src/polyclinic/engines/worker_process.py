@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
-from polyclinic.federation.site import SiteHost, SitePosition
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.state import SitePosition
 
 #: seconds a worker has to start: far more than it takes, so that one which never will is not waited for
 STARTS_WITHIN = 300.0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from polyclinic.federation.parcel import Expected, Parcel, ParcelRejected, decode
+from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode
 
 COORDINATOR = "coordinator"
 

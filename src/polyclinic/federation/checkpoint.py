@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyclinic.federation.site import SitePosition, write_tensors
+from polyclinic.federation.state import SitePosition, write_tensors
 
 Tensors = Mapping[str, Tensor]
 

@@ -20,13 +20,13 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.communication import RECEIVED, SENT, Communication
-from polyclinic.federation.coverage import Coverage
 from polyclinic.federation.engine import Engine
-from polyclinic.federation.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
-    from polyclinic.training import Workbench
+    from polyclinic.training.loop import Workbench
 
 Weights = Mapping[str, Tensor]
 

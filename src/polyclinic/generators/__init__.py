@@ -3,11 +3,11 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
-from polyclinic.generators.dcgan import DCGAN, WassersteinGAN
-from polyclinic.generators.gan import VanillaGAN
-from polyclinic.generators.generator import CodedModel, Codes, Generator, GeneratorModel, Progress
-from polyclinic.generators.stylegan2 import StyleGAN2
-from polyclinic.generators.vqvae2 import VQVAE2
+from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress
+from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
+from polyclinic.generators.gan.model import VanillaGAN
+from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.generators.vqvae2.model import VQVAE2
 
 GENERATORS: dict[str, type[Generator]] = {
     "vqvae2": VQVAE2,

@@ -14,13 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.attacks.features import Extractor, efficientnet_features, frechet_distance, kernel_distance
-from polyclinic.attacks.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.errors import BadInput
-from polyclinic.generators.duel import Dice, judge_times
-from polyclinic.generators.gan import GAN, GANModel, RealBatches
-from polyclinic.generators.generator import Generator, GeneratorModel, Progress, as_tensor
-from polyclinic.generators.stylegan2 import StyleGAN2, StyleGAN2Model
+from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor
+from polyclinic.generators.gan.model import GAN, GANModel, RealBatches
+from polyclinic.generators.gan.trainer import Dice, judge_times
+from polyclinic.generators.stylegan2.model import StyleGAN2, StyleGAN2Model
+from polyclinic.metrics.distribution import Extractor, efficientnet_features, frechet_distance, kernel_distance
+from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.generators.base import initial_networks
 from polyclinic.generators.fitting import Schedule, descend
-from polyclinic.generators.generator import initial_networks
 from polyclinic.tasks import Classification, Target
 
 FOLDS = 3

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from polyclinic.generators.labels import even_labels
 from polyclinic.randomness import torch_rng
-from polyclinic.training import Workbench
+from polyclinic.training.loop import Workbench
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
-    from polyclinic.generators.generator import GeneratorModel
+    from polyclinic.generators.base import GeneratorModel
 
 #: what a network can be trained on
 DIETS = ("real", "synthetic", "augmented")

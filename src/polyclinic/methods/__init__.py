@@ -19,7 +19,7 @@ from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.method import Method
+from polyclinic.methods.shared.method import Method
 from polyclinic.methods.splitnn import SplitNN
 from polyclinic.methods.standalone import Standalone
 

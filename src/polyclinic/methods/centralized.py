@@ -12,10 +12,11 @@ from pydantic import Field
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local, pooling, synthesis
-from polyclinic.methods.method import Method
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import optimizer_state, pooling, synthetic_buffer
+from polyclinic.methods.shared.method import Method
 
 
 class Centralized(Method):
@@ -51,13 +52,13 @@ class Centralized(Method):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             model = bench.load(state.weights)
-            optimizer = local.coordinator_optimizer(federation, state, model.parameters())
+            optimizer = optimizer_state.coordinator_optimizer(federation, state, model.parameters())
             bench.train(
                 bench.batches(images, federation.rng("batches")),
                 self.steps or bench.steps_in(images),
                 optimizer,
             )
-            local.keep_coordinator_optimizer(federation, state, optimizer)
+            optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = bench.weights()
             federation.evaluate(state.weights)
         return state.weights
@@ -71,8 +72,8 @@ class Centralized(Method):
     @operation("synthetic-images")
     def give_synthetic(self, site: Site) -> Parcel:
         """As many synthetic images as the site has real ones."""
-        model, _ = synthesis.train_generator(site, reuse=self.reuse_generators)
-        return synthesis.parcel_of(synthesis.draw_buffer(site, model, len(site.data.train)))
+        model, _ = synthetic_buffer.train_generator(site, reuse=self.reuse_generators)
+        return synthetic_buffer.parcel_of(synthetic_buffer.draw_buffer(site, model, len(site.data.train)))
 
     @operation("real-images", "labels", "masks", simulation_only=True)
     def give_all(self, site: Site) -> tuple[Parcel, ...]:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local
-from polyclinic.methods.method import Method
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.method import Method
 
 
 class CyclicWeightTransfer(Method):
@@ -47,14 +48,14 @@ class CyclicWeightTransfer(Method):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local.train(site, weights, steps=self.local_steps, class_weights=self._class_weights(site))
+        return local_training.train(site, weights, steps=self.local_steps, class_weights=self._class_weights(site))
 
     def _class_weights(self, site: Site) -> Tensor | None:
         if not self.weighted_loss:
             return None
         classes = len(site.bench.target.classes)
         labels = torch.from_numpy(site.data.train.labels.copy())
-        return local.class_weights(labels, classes).to(site.bench.device)
+        return local_training.class_weights(labels, classes).to(site.bench.device)
 
     def privacy_obstacle(self) -> str | None:
         if self.weighted_loss:

@@ -9,10 +9,11 @@ from pydantic import Field
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local
-from polyclinic.methods.method import Method
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared.method import Method
 
 
 class FedAvg(Method):
@@ -38,8 +39,8 @@ class FedAvg(Method):
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         """The next round's weights."""
-        return local.average(replies, self.weighting)
+        return averaging.average(replies, self.weighting)
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local.train(site, weights, steps=self.local_steps)
+        return local_training.train(site, weights, steps=self.local_steps)

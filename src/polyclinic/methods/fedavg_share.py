@@ -14,10 +14,11 @@ from torch import Tensor
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local, pooling
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared import local_training, pooling
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
@@ -60,7 +61,7 @@ class FedAvgShare(FedAvg):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local.train(site, weights, steps=self.local_steps, part=self._union(site))
+        return local_training.train(site, weights, steps=self.local_steps, part=self._union(site))
 
     @staticmethod
     def _union(site: Site) -> Part:

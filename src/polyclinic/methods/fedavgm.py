@@ -16,8 +16,8 @@ from torch import Tensor
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.methods import local
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared import averaging
 
 
 class FedAvgM(FedAvg):
@@ -28,7 +28,7 @@ class FedAvgM(FedAvg):
     summary: ClassVar[str] = "FedAvg whose coordinator moves with momentum"
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
-        mean = local.average(replies, self.weighting)
+        mean = averaging.average(replies, self.weighting)
         # batch-norm statistics are averaged, not pushed along: momentum could make a variance negative
         learned = [name for name, _ in federation.bench.model.named_parameters() if name in mean]
         before = getattr(state, "velocity", None) or {name: torch.zeros_like(mean[name]) for name in learned}

@@ -22,13 +22,16 @@ from polyclinic.data.parts import Part
 from polyclinic.errors import BadInput
 from polyclinic.federation.communication import SENT
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation, write_tensors
-from polyclinic.generators import replay
-from polyclinic.methods import local, synthesis
-from polyclinic.methods.nodes import NodeMethod
-from polyclinic.methods.synthesis import Tensors
-from polyclinic.training import Batch
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.federation.state import write_tensors
+from polyclinic.generators import replay_stream
+from polyclinic.methods.shared import local_training, optimizer_state
+from polyclinic.methods.shared import synthetic_buffer as synthesis
+from polyclinic.methods.shared.peers import NodeMethod
+from polyclinic.methods.shared.synthetic_buffer import Tensors
+from polyclinic.training.loop import Batch
 
 
 class FedER(NodeMethod):
@@ -200,10 +203,10 @@ class FedER(NodeMethod):
         """
         bench, own = site.bench, self.own_images(site)
         steps = self.local_steps or bench.steps_in(site.data.train)
-        model = bench.load(local.assemble(site, {}))
-        optimizer = local.start_optimizer(site, model)
+        model = bench.load(local_training.assemble(site, {}))
+        optimizer = optimizer_state.start_optimizer(site, model)
         bench.train(self.batches(site, own, buffer), steps, optimizer)
-        local.keep_optimizer(site, optimizer)
+        optimizer_state.keep_optimizer(site, optimizer)
         site.state.put("local", bench.weights())
         each = min(bench.optimizer.batch_size, len(own))
         made = self.joined(each) if buffer is not None else 0
@@ -215,15 +218,15 @@ class FedER(NodeMethod):
         each = self.joined(min(site.bench.optimizer.batch_size, len(own)))
         if buffer is None or each == 0:
             return real
-        stream = replay.stream(
-            cast(replay.Source, replay.Buffer(buffer["images"], buffer["labels"])),
+        stream = replay_stream.stream(
+            cast(replay_stream.Source, replay_stream.Buffer(buffer["images"], buffer["labels"])),
             each,
             site.rng("buffer batches"),
             task=site.bench.task,
             augmentation=site.bench.optimizer.augment,
             device=site.bench.device,
         )
-        return replay.mixed(real, stream)
+        return replay_stream.mixed(real, stream)
 
     def joined(self, real: int) -> int:
         """Synthetic images for so many real ones."""

@@ -8,10 +8,11 @@ from pydantic import Field
 from torch import nn
 
 from polyclinic.federation.federation import Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared import local_training
 
 
 class FedProx(FedAvg):
@@ -30,4 +31,4 @@ class FedProx(FedAvg):
                 if parameter.grad is not None and name in start:
                     parameter.grad.add_(parameter.detach() - start[name], alpha=self.mu)
 
-        return local.train(site, weights, steps=self.local_steps, correct=pull_back)
+        return local_training.train(site, weights, steps=self.local_steps, correct=pull_back)

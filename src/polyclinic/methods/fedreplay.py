@@ -16,13 +16,14 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.generators.packing import restore, shrink
-from polyclinic.methods import local
-from polyclinic.methods.method import Method
-from polyclinic.privacy import at_site
-from polyclinic.training import Batch
+from polyclinic.federation.leaving.code_packing import restore, shrink
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import optimizer_state
+from polyclinic.methods.shared.method import Method
+from polyclinic.training import private
+from polyclinic.training.loop import Batch
 
 
 class FedReplay(Method):
@@ -47,11 +48,11 @@ class FedReplay(Method):
         state = federation.state(weights={**federation.initial_weights(), **encoder})
         for _ in federation.rounds(self.rounds, state):
             rest = bench.split(bench.load(state.weights))[1]
-            optimizer = local.coordinator_optimizer(federation, state, rest.parameters())
+            optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
             size = min(bench.optimizer.batch_size, len(latents))
             batches = _batches(latents, targets, size, federation.rng("batches"), bench.device)
             bench.train(batches, len(latents) // size, optimizer, model=rest)
-            local.keep_coordinator_optimizer(federation, state, optimizer)
+            optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = {**encoder, **bench.weights(rest)}
             federation.evaluate(state.weights)
         return state.weights
@@ -98,12 +99,12 @@ class FedReplay(Method):
         batches = bench.batches(part, site.rng("batches"))
         for number in range(1, (self.encoder_passes or self.rounds) + 1):
             optimizer = bench.optimizer.make(model.parameters(), number)
-            if at_site.is_private(site, "encoder"):
-                at_site.train(site, bench.steps_in(part), optimizer)
+            if private.is_private(site, "encoder"):
+                private.train(site, bench.steps_in(part), optimizer)
             else:
                 bench.train(batches, bench.steps_in(part), optimizer)
         front = bench.weights(bench.split(model)[0])
-        return Parcel("weights", front, {"samples": len(part)}, at_site.record_of(site, "encoder"))
+        return Parcel("weights", front, {"samples": len(part)}, private.record_of(site, "encoder"))
 
     @operation("latents", "labels", "masks")
     @torch.no_grad()

@@ -8,12 +8,13 @@ from pydantic import Field
 from torch import nn
 
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local
-from polyclinic.methods.method import Method
-from polyclinic.privacy import at_site
-from polyclinic.privacy.accounting import rate
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import averaging, optimizer_state
+from polyclinic.methods.shared.method import Method
+from polyclinic.privacy.epsilon import rate
+from polyclinic.training import private
 
 
 class FedSGD(Method):
@@ -33,7 +34,7 @@ class FedSGD(Method):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             replies = federation.ask_each("gradient", weights=state.weights)
-            gradients, statistics = local.averages(replies, self.weighting, "gradients", "statistics")
+            gradients, statistics = averaging.averages(replies, self.weighting, "gradients", "statistics")
             state.weights = {**self.step(federation, state, gradients), **statistics}
             federation.evaluate(state.weights)
         return state.weights
@@ -43,9 +44,9 @@ class FedSGD(Method):
         parameters = {name: nn.Parameter(state.weights[name].clone()) for name in gradients}
         for name, parameter in parameters.items():
             parameter.grad = gradients[name]
-        optimizer = local.coordinator_optimizer(federation, state, parameters.values())
+        optimizer = optimizer_state.coordinator_optimizer(federation, state, parameters.values())
         optimizer.step()
-        local.keep_coordinator_optimizer(federation, state, optimizer)
+        optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
         return {name: parameter.detach() for name, parameter in parameters.items()}
 
     @operation("gradients", "statistics")
@@ -53,7 +54,7 @@ class FedSGD(Method):
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
         bench, part = site.bench, site.data.train
         model = bench.load(weights).train()
-        if at_site.is_private(site, "classifier"):
+        if private.is_private(site, "classifier"):
             return self._private_gradient(site)
         model.zero_grad(set_to_none=True)
         rng = site.rng("batches")
@@ -70,6 +71,6 @@ class FedSGD(Method):
     def _private_gradient(self, site: Site) -> tuple[Parcel, Parcel]:
         """The same, clipped and noisy; zero once the site's budget is spent. No layer keeps statistics then."""
         images, size = len(site.data.train), site.bench.optimizer.batch_size
-        gradients = at_site.gradients(site, 1.0 if self.batch == "full" else rate(images, size))
-        record, counted = at_site.record_of(site, "classifier"), {"samples": images}
+        gradients = private.gradients(site, 1.0 if self.batch == "full" else rate(images, size))
+        record, counted = private.record_of(site, "classifier"), {"samples": images}
         return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)

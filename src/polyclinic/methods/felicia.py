@@ -10,7 +10,7 @@ the central discriminator's weights come down every `exchange_every` steps, and 
 owner but the scores it is judged by. With lambda 0, or one owner, every owner trains for itself.
 
 Afterwards each owner trains the task's network on real images, on synthetic ones and on both; validation images decide
-whether synthetic ones helped, and so which network is released (`methods/worth.py`). PrivGAN (Mukherjee et al. 2021) is
+whether synthetic ones helped, and so which network is released (`methods/shared/utility.py`). PrivGAN (Mukherjee et al. 2021) is
 the special case of one owner's images in random parts: `sites.partition = "iid"`.
 """
 
@@ -26,18 +26,19 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.generators.central import Central, CentralTerm
-from polyclinic.generators.duel import Dice
-from polyclinic.generators.gan import GAN, centred
-from polyclinic.generators.generator import initial_networks, to_bytes
-from polyclinic.methods.local import optimizer_tensors, restore_optimizer
-from polyclinic.methods.owner import Owner, gan_settings
-from polyclinic.methods.worth import Worth
-from polyclinic.privacy import at_site
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.generators.base import initial_networks, to_bytes
+from polyclinic.generators.gan.central import Central, CentralTerm
+from polyclinic.generators.gan.model import GAN, centred
+from polyclinic.generators.gan.trainer import Dice
+from polyclinic.methods.shared.gan_site import Owner, gan_settings
+from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.methods.shared.utility import Worth
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
+from polyclinic.training import private
 
 Tensors = Mapping[str, Tensor]
 
@@ -228,7 +229,7 @@ class Felicia(Worth, CentralTerm):
 
     def parcel_of(self, site: Site, images: Tensor) -> Parcel:
         """Made images as they travel, with what differential privacy says about them."""
-        privacy = at_site.record_of(site, "generator")
+        privacy = private.record_of(site, "generator")
         if privacy is not None:
             privacy = {**privacy, "covers": ["images made by the generator"]}
         if self.wire == "small":

@@ -14,10 +14,11 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local
-from polyclinic.methods.method import Method
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import local_training, optimizer_state
+from polyclinic.methods.shared.method import Method
 
 
 class SplitNN(Method):
@@ -54,7 +55,7 @@ class SplitNN(Method):
         bench = federation.bench
         front, rest = bench.split(bench.load(state.weights))
         rest.train()
-        optimizer = local.coordinator_optimizer(federation, state, rest.parameters())
+        optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
         begun = federation.ask(site, "begin", weights=_names_of(front, state.weights))
         if not begun:
             return None
@@ -71,7 +72,7 @@ class SplitNN(Method):
         handed_on = federation.ask(site, "finish")
         if not handed_on:
             return None
-        local.keep_coordinator_optimizer(federation, state, optimizer)
+        optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
         return {**handed_on.weights, **bench.weights(rest)}
 
     @operation("statistics")
@@ -83,8 +84,8 @@ class SplitNN(Method):
         steps = self.local_steps or bench.steps_in(part)
         site.memory.update(
             front=front,
-            optimizer=local.start_optimizer(site, front),
-            batches=local.batches(site, part),
+            optimizer=optimizer_state.start_optimizer(site, front),
+            batches=local_training.batches(site, part),
         )
         return Parcel("statistics", {}, {"steps": steps, "samples": len(part)})
 
@@ -105,7 +106,7 @@ class SplitNN(Method):
 
     @operation("weights")
     def finish(self, site: Site) -> Parcel:
-        local.keep_optimizer(site, site.memory["optimizer"])
+        optimizer_state.keep_optimizer(site, site.memory["optimizer"])
         weights = site.bench.weights(site.memory["front"])
         site.memory.clear()
         return Parcel("weights", weights, {"samples": len(site.data.train)})

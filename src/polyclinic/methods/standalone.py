@@ -8,10 +8,11 @@ import torch
 from pydantic import Field
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.parcel import Parcel
-from polyclinic.federation.site import Site, operation
-from polyclinic.methods import local
-from polyclinic.methods.method import Method
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.method import Method
 
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
@@ -40,7 +41,7 @@ class Standalone(Method):
 
     @operation()
     def train(self, site: Site) -> None:
-        local.train(site, {}, steps=self.local_steps)
+        local_training.train(site, {}, steps=self.local_steps)
 
     @operation("metrics")
     def evaluate(

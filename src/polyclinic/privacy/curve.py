@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyclinic.privacy.accounting import Accountant, rate, spent, steps_in
+from polyclinic.privacy.epsilon import Accountant, rate, spent, steps_in
 
 SIZES = (500, 1144, 2000, 5000, 10000)
 POINTS = {"rdp": 60, "prv": 8}  # PRV takes seconds for each

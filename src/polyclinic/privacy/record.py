@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from polyclinic.privacy.account import Account
+from polyclinic.privacy.site_account import Account
 
 EVERYTHING = "everything released"
 

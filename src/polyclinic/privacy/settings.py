@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from polyclinic.errors import BadInput
-from polyclinic.privacy.accounting import Accountant, steps_for
+from polyclinic.privacy.epsilon import Accountant, steps_for
 from polyclinic.privacy.obstacles import obstacles
 from polyclinic.settings import Settings
 

@@ -1,5 +1,53 @@
-"""How images are spread over sites: one file a partition, listed in `data/partition.py`.
+"""From a `[sites]` table to the indices of each site's images."""
 
-They read a `Dataset` and give indices; they may import `errors`, `settings`, `randomness` and what lies
-beside them in `data`, never a source.
-"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.partitions.base import Plan, Sites
+from polyclinic.data.partitions.clusters import Clusters
+from polyclinic.data.partitions.column import Column
+from polyclinic.data.partitions.dirichlet import Dirichlet
+from polyclinic.data.partitions.iid import Iid
+from polyclinic.data.partitions.label_skew import LabelSkew
+from polyclinic.data.partitions.quantity import Quantity
+from polyclinic.data.partitions.subgroup_bias import SubgroupBias
+from polyclinic.errors import BadInput
+
+PARTITIONS: dict[str, type[Sites]] = {
+    "iid": Iid,
+    "label-skew": LabelSkew,
+    "dirichlet": Dirichlet,
+    "quantity": Quantity,
+    "column": Column,
+    "clusters": Clusters,
+    "subgroup-bias": SubgroupBias,
+}
+
+__all__ = ["PARTITIONS", "Plan", "Sites", "spread"]
+
+
+def spread(
+    sites: Sites, dataset: Dataset, splits: Mapping[str, np.ndarray], seed: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """Indices into `dataset` of each site's part of each split: `result[site][split]`, sites in order.
+
+    `splits` holds the indices of "train" and of any other split. The plan is made from "train"; every other
+    split is spread by the same plan, so each site's validation and test images follow its own training
+    distribution, and the pooled test set is the union of the sites' test sets.
+    """
+    plan = sites.plan(dataset, np.asarray(splits["train"]), (seed, "partition"))
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for split, index in splits.items():
+        for site, part in plan.assign(dataset, np.asarray(index), (seed, "partition", split)).items():
+            parts.setdefault(site, {})[split] = part
+    empty = [site for site, part in parts.items() if len(part["train"]) == 0]
+    if empty:
+        raise BadInput(
+            f"sites.partition: '{sites.partition}' leaves {', '.join(empty)} without training images; "
+            "take fewer sites or more images"
+        )
+    return parts

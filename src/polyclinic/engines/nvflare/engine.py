@@ -13,7 +13,7 @@ from typing import Any
 from polyclinic.engines.nvflare.wire import PATIENCE, PIECE, pieces
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
-from polyclinic.federation.site import SitePosition
+from polyclinic.federation.state import SitePosition
 
 #: sends `(what, payload)` to a site and gives what came back within `timeout` seconds; TimeoutError if nothing did
 Send = Callable[[str, bytes, float], bytes]

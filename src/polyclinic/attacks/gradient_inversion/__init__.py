@@ -1,0 +1,1 @@
+"""Gradient inversion: images whose gradients are those that a site sent."""

@@ -1,0 +1,108 @@
+"""The two networks of the gradient-inversion papers, and how any network is made ready to be attacked.
+
+Both follow from the numbers the papers give: three 5x5 convolutions of 12 channels and 100 classes make 85,036
+parameters at 32 px in colour; a ResNet-18 without any stride, pooled by 4 before its 100 classes, makes 14.45 million
+(with the usual strides it would be 11.2). Sigmoids instead of ReLU, so that second derivatives do not vanish.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
+from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
+from polyclinic.errors import BadInput
+
+SPREAD = 0.5  # the papers draw LeNet's weights from U(-0.5, 0.5)
+
+
+class LeNet(nn.Module):
+    """Images [B, channels, size, size] to logits [B, classes]; sides are halved twice by strides, never by pooling."""
+
+    def __init__(self, channels: int = 3, classes: int = 100, size: int = 32) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 12, 5, stride=2, padding=2)
+        self.conv2 = nn.Conv2d(12, 12, 5, stride=2, padding=2)
+        self.conv3 = nn.Conv2d(12, 12, 5, stride=1, padding=2)
+        side = -(-size // 4)
+        self.fc = nn.Linear(12 * side * side, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv1(images).sigmoid()
+        x = self.conv2(x).sigmoid()
+        x = self.conv3(x).sigmoid()
+        return self.fc(x.flatten(1))
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the number of channels changes."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if channels != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.bn1(self.conv1(x)).sigmoid()
+        return (self.bn2(self.conv2(h)) + self.shortcut(x)).sigmoid()
+
+
+class ResNet18(nn.Module):
+    """Images [B, channels, size, size], size a multiple of 4, to logits [B, classes]; no strides at all."""
+
+    def __init__(
+        self, channels: int = 3, classes: int = 100, size: int = 32, widths: tuple[int, ...] = (64, 128, 256, 512)
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        before = (widths[0], *widths[:-1])
+        pairs = [(Block(a, b), Block(b, b)) for a, b in zip(before, widths, strict=True)]
+        self.blocks = nn.Sequential(*(block for pair in pairs for block in pair))
+        self.fc = nn.Linear(widths[-1] * (size // 4) ** 2, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.blocks(self.bn1(self.conv1(images)).sigmoid())
+        return self.fc(F.avg_pool2d(x, 4).flatten(1))
+
+
+def drawn(model: nn.Module, rng: torch.Generator, spread: float = SPREAD) -> nn.Module:
+    """The same network, its convolutions and linear layers drawn anew from U(-spread, spread)."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            for parameter in layer.parameters(recurse=False):
+                nn.init.uniform_(parameter, -spread, spread, generator=rng)
+    return model
+
+
+def ready(
+    model: nn.Module, *, batch_norm: Literal["train", "eval"] = "train", device: str | torch.device = "cpu"
+) -> nn.Module:
+    """A copy on `device` that computes as the site did and can be differentiated twice for many targets at once.
+
+    `batch_norm` says what the site normalised by: its own batch ("train"), or running statistics ("eval"), which are
+    then those in the buffers of `model`.
+    """
+    device = torch.device(device)
+    twin = copy.deepcopy(model).to(device).requires_grad_(False).eval()
+    for layer in twin.modules():
+        if isinstance(layer, _BatchNorm) and batch_norm == "train":
+            if not isinstance(layer, nn.BatchNorm2d):
+                raise BadInput(
+                    f"attack.batch_norm: {type(layer).__name__} in training mode is not known; use 2D layers"
+                )
+            layer.__class__ = BatchStatistics2d  # keeps the parameters under their names
+        elif device.type == "cuda" and ManyTargetsConv2d.can_replace(layer):
+            layer.__class__ = ManyTargetsConv2d
+    return twin

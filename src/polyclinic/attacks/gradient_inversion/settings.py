@@ -1,0 +1,161 @@
+"""Gradient inversion: images (and labels) whose gradients are those that a site sent.
+
+DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020), SAPAG (Wang et al. 2020), the adaptive Gaussian (Dahlgaard et al. 2022)
+and cosine + total variation (Geiping et al. 2020) are settings of one search; `PRESETS` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.gradient_inversion.distances import DISTANCES, DistanceFrom, gaussian
+from polyclinic.attacks.gradient_inversion.initialisation import Scheme
+from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
+from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.lbfgs import LBFGS
+from polyclinic.attacks.solvers.search import Optimizer
+from polyclinic.federation.leaving.parcel import Parcel
+
+
+class GradientInversion(Attack):
+    """Settings of the search: `GradientInversion(distance="adaptive-gaussian").run(parcels, knowledge)`."""
+
+    name: Literal["gradient-inversion"] = "gradient-inversion"
+    target: Literal["gradients", "weights"] = Field("gradients", description="what the parcels hold")
+    distance: Literal["euclidean", "gaussian", "sapag", "adaptive-gaussian", "cosine"] = Field(
+        "euclidean", description="how far gradients are from those that were sent"
+    )
+    variance: float | None = Field(None, gt=0, description="lambda squared of the distance 'gaussian'")
+    scaled: bool = Field(
+        True, description="that distance is multiplied by lambda squared; false: as the papers have it"
+    )
+    total_variation: float = Field(0.0, ge=0, description="weight of the images' roughness")
+    start: Scheme = Field("transformed-gaussian", description="images and labels to start from")
+    label: Literal["joint", "sign", "counts", "known"] = Field(
+        "joint", description="labels: searched for, read off the gradient (one image; a batch), or known"
+    )
+    optimizer: Literal["lbfgs", "adam", "adamw"] = Field("lbfgs", description="lbfgs, adam or adamw")
+    lr: float | None = Field(None, gt=0, description="learning rate; 0.1 for lbfgs, 0.001 for the others if not given")
+    iterations: int = Field(100, ge=1, description="optimiser steps; a step of lbfgs has up to 20 iterations")
+    decay: float = Field(0.1, gt=0, le=1, description="factor of the learning rate of adam(w) at each of decay_at")
+    decay_at: tuple[float, ...] = Field((), description="shares of the iterations after which the rate decays")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of adam(w)")
+    signed: bool = Field(False, description="adam(w) sees only the signs of the gradient")
+    box: bool = Field(False, description="adam(w) keeps pixels between 0 and 1")
+    restarts: int = Field(1, ge=1, description="starts, of which the one with the lowest loss counts")
+    returns: Literal["best", "last"] = Field("best", description="the point of lowest loss, or the last one")
+    batch_norm: Literal["train", "eval"] = Field(
+        "train", description="what the site normalised by: its batch, or running statistics"
+    )
+    at_once: int = Field(128, ge=1, description="targets in one batch; fewer need less memory")
+    precision: Literal["fp32", "tf32", "fp64"] = Field(
+        "fp32", description="fp32 or fp64; tf32 is faster on a GPU, and too coarse for lbfgs"
+    )
+
+    reads: ClassVar[tuple[str, ...]] = ("gradients", "weights")
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> GradientInversion:
+        if (self.distance == "gaussian") != (self.variance is not None):
+            raise ValueError("the distance 'gaussian' needs variance, its lambda squared, and no other takes one")
+        if self.optimizer == "lbfgs" and (self.box or self.signed or self.decay_at or self.weight_decay):
+            raise ValueError("box, signed, decay_at and weight_decay go with adam or adamw; drop them, or lbfgs")
+        return self
+
+    # --- what the attacker has --------------------------------------------------------------------
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        always = {Capability.ARCHITECTURE, Capability.BATCH_SIZE, Capability(self.target)}
+        sometimes = {
+            Capability.LOCAL_TRAINING: self.target == "weights",
+            Capability.LABELS: self.label == "known",
+            Capability.PRIOR: self.start == "prior",
+            Capability.BATCH_NORM_STATISTICS: self.batch_norm == "eval",
+        }
+        return frozenset(always | {capability for capability, needed in sometimes.items() if needed})
+
+    @property
+    def assumptions(self) -> str:
+        found = {
+            "joint": "labels are searched for together with the images",
+            "sign": "the label is read off the last layer's gradient",
+            "counts": "how many images have each label is read off the last layer's gradient",
+            "known": "labels are known",
+        }[self.label]
+        mode = {"train": "training mode (the batch's own statistics)", "eval": "evaluation mode"}[self.batch_norm]
+        steps = "one step on one batch" if self.target == "gradients" else "plain local SGD"
+        return f"{found}, {steps}, batch norm (if any) in {mode}"
+
+    # --- the attack -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        parcels: Sequence[Parcel],
+        knowledge: Knowledge,
+        *,
+        threat: ThreatModel | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> Reconstruction:
+        """Attack each parcel as a target of its own, many at once; without `threat`, whatever the settings need.
+
+        Where a search starts depends on `seed` and the parcel alone, so that a target's result does not depend on its
+        neighbours (but for rounding).
+        """
+        if threat is not None:
+            self.check(threat)
+        return Inversion(self, knowledge, seed=seed, device=device).of(parcels)
+
+    def distance_from(self) -> DistanceFrom:
+        if self.variance is not None:
+            return partial(gaussian, variance=self.variance, scaled=self.scaled)
+        return DISTANCES[self.distance]
+
+    def optimizer_at(self, start: Tensor, pixels: int) -> Optimizer:
+        """The optimiser of targets that start at [N, D], of which the first `pixels` variables are the images."""
+        if self.optimizer == "lbfgs":
+            return LBFGS(start, lr=self.lr or 0.1, steps=self.iterations)
+        return Adam(
+            start,
+            lr=self.lr or 1e-3,
+            steps=self.iterations,
+            weight_decay=self.weight_decay,
+            decoupled=self.optimizer == "adamw",
+            decay=self.decay,
+            decay_at=self.decay_at,
+            signed=self.signed,
+            box=(pixels, 0.0, 1.0) if self.box else None,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "fp64" else torch.float32
+
+
+#: settings of the papers, by the names of their attacks
+PRESETS: dict[str, GradientInversion] = {
+    "dlg": GradientInversion(start="normal", lr=1.0),
+    "idlg": GradientInversion(start="normal", lr=1.0, label="sign"),
+    "sapag": GradientInversion(distance="sapag", optimizer="adamw", iterations=5000),
+    "adaptive-gaussian": GradientInversion(distance="adaptive-gaussian"),
+    "geiping": GradientInversion(
+        distance="cosine",
+        total_variation=1e-2,
+        start="normal",
+        label="counts",
+        optimizer="adam",
+        lr=0.1,
+        iterations=4800,
+        decay_at=(3 / 8, 5 / 8, 7 / 8),
+        signed=True,
+        box=True,
+    ),
+}

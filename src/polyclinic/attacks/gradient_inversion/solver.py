@@ -1,0 +1,216 @@
+"""From parcels and public knowledge to reconstructions: how the settings of `gradient_inversion` are carried out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.attacks.gradient_inversion import initialisation, labels
+from polyclinic.attacks.gradient_inversion.networks import ready
+from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Loss, Simulation, cross_entropy
+from polyclinic.attacks.solvers.search import Found, search, tensor_cores
+from polyclinic.errors import BadInput
+from polyclinic.randomness import torch_rng
+
+if TYPE_CHECKING:
+    from polyclinic.attacks.gradient_inversion.settings import GradientInversion
+    from polyclinic.federation.leaving.parcel import Parcel
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the attacker knows besides the parcels. An attack uses nothing that it does not declare in `needs`.
+
+    `model` holds the weights (and batch-norm statistics) that the site computed with. The task is classification into
+    `classes`; another one gives a `loss` of its own, (outputs, labels) -> mean, and the `label_shape` of one image
+    (`label_form` "masks" if labels lie between 0 and 1).
+    """
+
+    model: nn.Module
+    image_shape: tuple[int, int, int]
+    batch_size: int = 1
+    classes: int | None = None
+    loss: Loss | None = None
+    label_shape: tuple[int, ...] = ()
+    label_form: Literal["values", "masks"] = "values"
+    training: LocalTraining | None = None
+    labels: Tensor | None = None  #: [N, B]: classes; or [N, B, *label_shape] for another loss
+    prior: Tensor | None = None  #: [N, B, C, H, W]: images to start from
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What came back, by target and on the CPU: images [N, B, C, H, W] with their labels [N, B] (of the same point),
+    the images that the search started from, and [N] each: the loss it ended with, how often it was evaluated, whether
+    it converged or diverged (neither: its iterations were used up)."""
+
+    images: Tensor
+    labels: Tensor
+    start: Tensor
+    loss: Tensor
+    evaluations: Tensor
+    converged: Tensor
+    diverged: Tensor
+    threat_model: str
+
+
+class Inversion:
+    """One attack with its settings, ready to be run on parcels."""
+
+    def __init__(self, settings: GradientInversion, knowledge: Knowledge, *, seed: int, device: str) -> None:
+        self.settings, self.knowledge = settings, knowledge
+        self.seed, self.device = seed, device
+        self.shape = (knowledge.batch_size, *knowledge.image_shape)
+        self.model = ready(knowledge.model, batch_norm=settings.batch_norm, device=device).to(settings.dtype)
+        self._check_knowledge()
+
+    def of(self, parcels: Sequence[Parcel]) -> Reconstruction:
+        """The reconstruction of all parcels, `at_once` of them in a batch."""
+        self._check_counts(len(parcels))
+        size = self.settings.at_once
+        groups = [range(i, min(i + size, len(parcels))) for i in range(0, len(parcels), size)]
+        with tensor_cores(self.settings.precision == "tf32"):
+            parts = [self._of_group([parcels[row] for row in rows], rows) for rows in groups]
+        fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+        return Reconstruction(**fields, threat_model=str(self.settings))
+
+    def _of_group(self, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
+        simulation = self._simulation(parcels)
+        observed = self._observed(simulation, parcels)
+        objective = Objective(
+            simulation,
+            observed,
+            self._labels(observed, rows),
+            image_shape=self.shape,
+            distance=self.settings.distance_from(),
+            smoothness=self.settings.total_variation,
+        )
+        best: dict[str, Tensor] = {}
+        for restart in range(self.settings.restarts):
+            start = torch.stack([self._start(p, row, objective, restart) for p, row in zip(parcels, rows, strict=True)])
+            start = start.to(self.device, self.settings.dtype)
+            optimizer = self.settings.optimizer_at(start, math.prod(self.shape))
+            found = search(objective, optimizer, returns=self.settings.returns)
+            best = _better(best, self._fields(objective, start, found))
+        return best
+
+    def _fields(self, objective: Objective, start: Tensor, found: Found) -> dict[str, Tensor]:
+        images, label = objective.unpack(found.point)
+        classification = self.knowledge.loss is None
+        return {
+            "images": images,
+            "labels": label.argmax(-1) if classification else label,
+            "start": objective.unpack(start)[0],
+            "loss": found.loss,
+            "evaluations": found.evaluations,
+            "converged": found.converged,
+            "diverged": found.diverged,
+        }
+
+    # --- what is seen -----------------------------------------------------------------------------
+
+    def _simulation(self, parcels: Sequence[Parcel]) -> Simulation:
+        """A site that sends what these parcels hold: gradients or weights of some of the network's parameters."""
+        sent = {name for name in parcels[0].tensors if all(name in parcel.tensors for parcel in parcels)}
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters() if name in sent}
+        if not shapes:
+            raise BadInput("attack: the parcels hold no parameter of the network; is it the one that the site trained?")
+        for name, shape in shapes.items():
+            if any(parcel.tensors[name].shape != shape for parcel in parcels):
+                raise BadInput(f"attack: '{name}' has other shapes in the parcels than in the network, {tuple(shape)}")
+        training = self.knowledge.training if self.settings.target == "weights" else None
+        loss = self.knowledge.loss or cross_entropy
+        return Simulation(self.model, loss, names=list(shapes), training=training)
+
+    def _observed(self, simulation: Simulation, parcels: Sequence[Parcel]) -> dict[str, Tensor]:
+        """What the sites sent, [N, ...] by name."""
+        wrong = {parcel.kind for parcel in parcels} - {self.settings.target}
+        if wrong:
+            raise BadInput(f"attack.target: is '{self.settings.target}', and there are parcels of kind '{wrong.pop()}'")
+        stacked = {name: torch.stack([parcel.tensors[name] for parcel in parcels]) for name in simulation.names}
+        there = {name: tensor.to(self.device, self.settings.dtype) for name, tensor in stacked.items()}
+        return simulation.observe(there)
+
+    # --- what is known or guessed -----------------------------------------------------------------
+
+    def _check_knowledge(self) -> None:
+        settings, known = self.settings, self.knowledge
+        if known.loss is None and known.classes is None:
+            raise BadInput("attack: classification needs Knowledge.classes; another task needs Knowledge.loss")
+        if settings.label == "known" and known.labels is None:
+            raise BadInput("attack.label: 'known' needs Knowledge.labels; without them use 'joint', 'sign' or 'counts'")
+        if settings.start == "prior" and known.prior is None:
+            raise BadInput("attack.start: 'prior' needs Knowledge.prior, the images to start from")
+        if settings.target == "weights" and known.training is None:
+            raise BadInput("attack.target: 'weights' needs Knowledge.training, the site's learning rate and steps")
+        if settings.label == "sign" and known.batch_size > 1:
+            raise BadInput("attack.label: the sign rule is for one image; use 'counts' for a batch")
+        if settings.label in ("sign", "counts") and known.loss is not None:
+            raise BadInput(f"attack.label: '{settings.label}' reads classes; use 'joint' or 'known' for other tasks")
+
+    def _check_counts(self, count: int) -> None:
+        """One row of labels and of a prior for each parcel, with one for each of its images."""
+        if not count:
+            raise BadInput("attack: there are no parcels to attack; give one or more")
+        images = self.knowledge.batch_size
+        given = {"labels": self.settings.label == "known", "prior": self.settings.start == "prior"}
+        for name in (name for name, used in given.items() if used):
+            found = tuple(getattr(self.knowledge, name).shape[:2])
+            if found != (count, images):
+                raise BadInput(
+                    f"attack: Knowledge.{name} is for {' x '.join(map(str, found))} images, and there are {count} "
+                    f"parcels of {images}; give [{count}, {images}, ...]"
+                )
+
+    def _labels(self, observed: dict[str, Tensor], rows: range) -> FreeLabels | FixedLabels:
+        known, rule = self.knowledge, self.settings.label
+        classes = known.classes if known.loss is None else None
+        if rule == "joint":
+            return FreeLabels(known.label_shape, known.label_form) if classes is None else FreeLabels((classes,))
+        values = self._given_labels(rows) if rule == "known" else self._read_labels(observed)
+        return FixedLabels(values if classes is None else F.one_hot(values.long(), classes).to(self.settings.dtype))
+
+    def _given_labels(self, rows: range) -> Tensor:
+        assert self.knowledge.labels is not None  # checked before
+        return self.knowledge.labels[rows.start : rows.stop].to(self.device)
+
+    def _read_labels(self, observed: dict[str, Tensor]) -> Tensor:
+        """Labels [N, B] from the gradients of the last layer."""
+        layer = labels.last_linear(self.model)
+        if f"{layer}.weight" not in observed:
+            raise BadInput(f"attack.label: the parcels lack '{layer}.weight', which gives labels away; use 'joint'")
+        if self.settings.label == "sign":
+            return labels.by_sign(observed, layer)[:, None]
+        return labels.as_labels(labels.counts(observed, self.model, layer, self.knowledge.batch_size))
+
+    def _start(self, parcel: Parcel, row: int, objective: Objective, restart: int) -> Tensor:
+        """A target's start [D]: its images, then its free labels."""
+        rng = torch_rng(self.seed, "gradient inversion", parcel.digest, restart)
+        prior, scheme = self.knowledge.prior, self.settings.start
+        if scheme == "prior" and prior is not None:
+            images, scheme = prior[row], "transformed-gaussian"
+        else:
+            images = initialisation.draw(scheme, self.shape[0], self.shape[1:], rng)
+        if isinstance(objective.labels, FixedLabels):
+            return images.flatten()
+        free = initialisation.draw(scheme, self.shape[0], objective.labels.shape, rng)
+        return torch.cat((images.flatten(), free.flatten()))
+
+
+def _better(best: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of two results, for each target the one with the lower loss; evaluations add up."""
+    if not best:
+        return other
+    lower = (other["loss"] < best["loss"]) | (best["loss"].isnan() & ~other["loss"].isnan())
+    chosen = {}
+    for name, values in best.items():
+        mask = lower.view(-1, *(1,) * (values.dim() - 1))
+        chosen[name] = torch.where(mask, other[name], values)
+    return {**chosen, "evaluations": best["evaluations"] + other["evaluations"]}

@@ -1,0 +1,1 @@
+"""Membership inference: was this image in the training set?"""

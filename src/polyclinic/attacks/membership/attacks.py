@@ -1,0 +1,205 @@
+"""Membership inference as attacks: settings, what each needs, and a verdict. The scores themselves are in `membership`.
+
+Each `run` takes candidates that were trained on and candidates that were not. Scores are computed without knowing which
+is which; only the measure of how well they are told apart knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.membership.scores import (
+    Scorer,
+    Train,
+    discriminator_scores,
+    lira,
+    loss_scores,
+    nearest_synthetic_scores,
+    scored,
+    shadow_scores,
+)
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.metrics.image_sets import Images, as_unit, same_shape
+from polyclinic.metrics.perceptual import Distance
+from polyclinic.metrics.roc import Separation, separation
+
+
+@dataclass(frozen=True)
+class Memberships:
+    """Scores of the members [N] and of the others [M], higher where membership is more likely, and how well these
+    are told apart. `features`: what distances were measured with, empty where none were."""
+
+    members: Tensor
+    others: Tensor
+    separation: Separation
+    features: str
+    threat_model: str
+
+    def verdict(self) -> Verdict:
+        """In words, with the figures."""
+        found = self.separation
+        words = "can" if found.told_apart else "cannot"
+        with_what = f" (by {self.features})" if self.features else ""
+        because = f"members {words} be told from images that were held out{with_what}: {found}"
+        return Verdict(found.told_apart, because, {**vars(found), "features": self.features})
+
+
+class MembershipAttack(Attack):
+    """What all four have in common."""
+
+    def _result(self, scores: Tensor, members: int, features: str = "") -> Memberships:
+        inside, outside = scores[:members], scores[members:]
+        return Memberships(inside, outside, separation(inside, outside), features, str(self))
+
+    def _checked(self, threat: ThreatModel | None) -> None:
+        if threat is not None:
+            self.check(threat)
+
+
+class NearestSynthetic(MembershipAttack):
+    """GAN-Leaks, black box: `NearestSynthetic().run(synthetic, members, others, distance)`."""
+
+    name: Literal["nearest-synthetic"] = "nearest-synthetic"
+    turn: bool = Field(True, description="also look for mirrored and turned neighbours")
+
+    reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator", "codes")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
+
+    @property
+    def assumptions(self) -> str:
+        return "a member lies closer to its nearest synthetic image"
+
+    def run(
+        self,
+        synthetic: Images,
+        members: Images,
+        others: Images,
+        distance: Distance,
+        *,
+        reference: Images | None = None,
+        threat: ThreatModel | None = None,
+        device: str = "cpu",
+    ) -> Memberships:
+        """`reference`: synthetic images of a generator that saw neither, for the calibrated attack."""
+        self._checked(threat)
+        scores = nearest_synthetic_scores(
+            synthetic, _candidates(members, others), distance, reference=reference, turn=self.turn, device=device
+        )
+        return self._result(scores, len(members), distance.name)
+
+
+class DiscriminatorScore(MembershipAttack):
+    """LOGAN, white box: `DiscriminatorScore().run(discriminator, members, others, labels...)`."""
+
+    name: Literal["discriminator-score"] = "discriminator-score"
+
+    reads: ClassVar[tuple[str, ...]] = ("generator",)
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.DISCRIMINATOR, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
+
+    @property
+    def assumptions(self) -> str:
+        return "the discriminator takes what it was trained on for more real"
+
+    def run(
+        self,
+        discriminator: Scorer,
+        members: Images,
+        others: Images,
+        *,
+        member_labels: Tensor,
+        other_labels: Tensor,
+        threat: ThreatModel | None = None,
+    ) -> Memberships:
+        self._checked(threat)
+        labels = torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])
+        scores = discriminator_scores(discriminator, _candidates(members, others), labels)
+        return self._result(scores, len(members))
+
+
+class LossThreshold(MembershipAttack):
+    """Against a trained model: `LossThreshold().run(loss, members, others, labels...)`."""
+
+    name: Literal["loss-threshold"] = "loss-threshold"
+
+    reads: ClassVar[tuple[str, ...]] = ("weights",)
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
+
+    @property
+    def assumptions(self) -> str:
+        return "what was trained on has a low loss"
+
+    def run(
+        self,
+        loss: Scorer,
+        members: Images,
+        others: Images,
+        *,
+        member_labels: Tensor,
+        other_labels: Tensor,
+        threat: ThreatModel | None = None,
+    ) -> Memberships:
+        """`loss`: images and labels to the attacked model's loss of each."""
+        self._checked(threat)
+        labels = torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])
+        return self._result(loss_scores(loss, _candidates(members, others), labels), len(members))
+
+
+class ShadowModels(MembershipAttack):
+    """LiRA: `ShadowModels().run(observed, train, members, others, labels...)`."""
+
+    name: Literal["shadow-models"] = "shadow-models"
+    count: int = Field(16, ge=4, multiple_of=2, description="shadow models; each takes a training of its own")
+    online: bool = Field(True, description="also use the shadow models that were trained on a candidate")
+
+    reads: ClassVar[tuple[str, ...]] = ("weights",)
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        asked = {Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
+        return frozenset({Capability.CLASSIFIER, Capability.SIMILAR_IMAGES, *asked})
+
+    @property
+    def assumptions(self) -> str:
+        return "shadow models are trained as the attacked one was, on halves of all candidates"
+
+    def run(
+        self,
+        observed: Scorer,
+        train: Train,
+        members: Images,
+        others: Images,
+        *,
+        member_labels: Tensor,
+        other_labels: Tensor,
+        threat: ThreatModel | None = None,
+        seed: int = 0,
+    ) -> Memberships:
+        """`observed`: what the attacked model says of images (`membership.log_odds` of its outputs, or minus the loss);
+        `train(indices, seed)`: the same of a model trained on some of the candidates, members first."""
+        self._checked(threat)
+        images = _candidates(members, others)
+        labels = torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])
+        shadows, inside = shadow_scores(train, images, labels, count=self.count, seed=seed)
+        scores = lira(scored(observed, images, labels), shadows, inside, online=self.online)
+        return self._result(scores, len(members))
+
+
+def _candidates(members: Images, others: Images) -> Tensor:
+    inside, outside = as_unit(members, "members"), as_unit(others, "held-out images")
+    same_shape(inside, outside, "held-out images")
+    return torch.cat([inside, outside])

@@ -1,0 +1,151 @@
+"""Membership inference: was this image among those a generator or a classifier was trained on?
+
+An attack gives each candidate image a score, higher where membership is more likely; `separation` (in `roc`) then
+measures how well scores of members stand out from scores of held-out images. Who is a member enters there alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.metrics.image_sets import Images, as_unit, digest
+from polyclinic.metrics.neighbours import nearest
+from polyclinic.metrics.perceptual import Distance
+from polyclinic.randomness import seed_of, torch_rng
+
+AT_ONCE = 128
+
+#: images [N, C, H, W] in [0, 1] and labels [N] to a number for each, [N]
+Scorer = Callable[[Tensor, Tensor], Tensor]
+#: (which images of the pool to train on, a seed) to the scorer of the model trained on them
+Train = Callable[[Tensor, int], Scorer]
+
+
+def discriminator_scores(discriminator: Scorer, images: Images, labels: Tensor) -> Tensor:
+    """LOGAN (Hayes et al. 2019), white box: a discriminator takes what it was trained on for more real."""
+    return scored(discriminator, images, labels)
+
+
+def nearest_synthetic_scores(
+    synthetic: Images,
+    images: Images,
+    distance: Distance,
+    *,
+    reference: Images | None = None,
+    turn: bool = True,
+    device: str = "cpu",
+) -> Tensor:
+    """GAN-Leaks (Chen et al. 2020), black box: a member lies closer to its nearest synthetic image.
+
+    `reference`: synthetic images of a generator that did not see the candidates. Some images are close to anything;
+    how close they are to these is subtracted (the paper's calibration).
+    """
+    near = nearest(images, synthetic, distance, turn=turn, device=device).distance
+    if reference is None:
+        return -near
+    return nearest(images, reference, distance, turn=turn, device=device).distance - near
+
+
+def loss_scores(loss: Scorer, images: Images, labels: Tensor) -> Tensor:
+    """Loss threshold (Yeom et al. 2018): what was trained on has a low loss. `loss` gives one for each image."""
+    return -scored(loss, images, labels)
+
+
+def scored(scorer: Scorer, images: Images, labels: Tensor) -> Tensor:
+    """What a scorer says of each image, [N] float64 on the CPU."""
+    unit, labels = as_unit(images, "candidates"), torch.as_tensor(labels)
+    if len(labels) != len(unit):
+        raise BadInput(f"membership: {len(labels)} labels for {len(unit)} images; give one for each")
+    with torch.no_grad():
+        pairs = zip(unit.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
+        return torch.cat([_one_each(scorer(some, theirs), len(some)) for some, theirs in pairs])
+
+
+def _one_each(values: Tensor, count: int) -> Tensor:
+    if values.numel() != count:
+        raise BadInput(f"membership: the scorer gave {tuple(values.shape)} for {count} images; one number for each")
+    return values.detach().reshape(count).double().cpu()
+
+
+def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    """log(p / (1 - p)) of the true class, [N] from logits [N, classes]: nearly Gaussian over models, unlike p."""
+    true = logits.double().gather(1, labels[:, None].long())[:, 0]
+    others = logits.double().scatter(1, labels[:, None].long(), -torch.inf)
+    return true - others.logsumexp(1)
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each image, [N] from logits [N, classes]."""
+    return F.cross_entropy(logits, labels.long(), reduction="none")
+
+
+# --- shadow models --------------------------------------------------------------------------------------
+
+
+def shadow_memberships(count: int, pool: int, seed: int) -> Tensor:
+    """Which of `pool` images each of `count` shadow models is trained on, bool [count, pool].
+
+    Models come in pairs that share the pool between them, so each image is inside exactly half of them.
+    """
+    if count < 4 or count % 2:
+        raise BadInput(f"membership: {count} shadow models; give an even number of 4 or more")
+    inside = torch.zeros(count, pool, dtype=torch.bool)
+    for pair in range(count // 2):
+        order = torch.randperm(pool, generator=torch_rng(seed, "shadow models", pair))
+        inside[2 * pair, order[: pool // 2]] = True
+        inside[2 * pair + 1] = ~inside[2 * pair]
+    return inside
+
+
+def shadow_scores(
+    train: Train, images: Images, labels: Tensor, *, count: int = 16, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Train `count` shadow models on halves of a pool of images; what each says of all of them, [count, N], and
+    which ones it was trained on, bool [count, N]. The pool must hold the candidates for `lira`.
+
+    Halves are drawn by the images' pixels, not by their places: where members stand in the pool cannot matter."""
+    by_pixels = torch.tensor(sorted(range(len(images)), key=lambda row: digest(torch.as_tensor(images[row]))))
+    inside = shadow_memberships(count, len(images), seed)[:, by_pixels.argsort()]
+    found = []
+    for number, members in enumerate(inside):
+        scorer = train(members.nonzero()[:, 0], seed_of(seed, "shadow model", number))
+        found.append(scored(scorer, images, labels))
+    return torch.stack(found), inside
+
+
+def lira(observed: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = True) -> Tensor:
+    """Likelihood ratio attack (Carlini et al. 2022): a score [N] for each candidate.
+
+    `observed` [N]: what the attacked model says of each image (log odds of the true class, or minus the loss);
+    `shadows` [S, N]: what S shadow models say; `inside` bool [S, N]: which of them were trained on it. Both spreads
+    are taken over all images together, which is steadier than one for each with fewer than 64 models. Not `online`
+    uses only the models that did not see an image: how unusually high the attacked model's word is.
+    """
+    if shadows.shape != inside.shape or observed.shape != shadows.shape[1:]:
+        raise BadInput(
+            f"membership: LiRA got scores {tuple(observed.shape)}, of shadow models {tuple(shadows.shape)} and "
+            f"memberships {tuple(inside.shape)}; give [N], [S, N] and [S, N]"
+        )
+    mean_out, spread_out = _moments(shadows, ~inside)
+    far_out = (observed.double() - mean_out) / spread_out
+    if not online:
+        return far_out
+    mean_in, spread_in = _moments(shadows, inside)
+    far_in = (observed.double() - mean_in) / spread_in
+    return (far_out.square() - far_in.square()) / 2 + spread_out.log() - spread_in.log()
+
+
+def _moments(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of the chosen models for each image [N], and the deviation around it over all images."""
+    counts = chosen.sum(0)
+    if bool((counts < 2).any()):
+        raise BadInput("membership: LiRA needs every image inside two shadow models and outside two; train more")
+    values = torch.where(chosen, shadows.double(), 0.0)
+    mean = values.sum(0) / counts
+    squares = torch.where(chosen, (shadows.double() - mean).square(), 0.0).sum()
+    return mean, (squares / (counts - 1).sum()).sqrt().clamp(min=1e-12)

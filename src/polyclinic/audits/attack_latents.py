@@ -1,0 +1,63 @@
+"""Attacks on latents and activations: latent inversion with the encoder that the site was sent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
+from polyclinic.audits.recovery import recovery
+from polyclinic.audits.verdicts import counted
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.errors import BadInput
+from polyclinic.models import split
+
+
+def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    """Search for images with the latents that were sent; they keep their order, so each has its own true image."""
+    settings = LatentInversion(iterations=seen.tools.budget.latent_steps)
+    cut = seen.tools.assembly.study.cut
+    if cut is None or not seen.received("weights"):
+        return [NotTried(settings.name, "the encoder that the site computed with is not known")]
+    front, _ = split(seen.network, cut)
+    if seen.kind == "activations" and _mixes(front):
+        settings = settings.model_copy(update={"batch_norm": "train"})
+    missing = settings.needs - seen.tools.threat.granted
+    if missing:
+        return [NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")]
+    latents = latents_in(seen.parcel)
+    rows = rows_to_attack(seen, latents, settings.batch_norm == "train")
+    shape, tools = seen.tools.image_shape, seen.tools
+    try:
+        found = settings.run(latents[rows], front, shape, together=len(rows), seed=tools.seed, device=tools.device)
+    except BadInput as error:
+        return [NotTried(settings.name, str(error))]
+    own = truth.batches[0] if seen.kind == "activations" else truth.used
+    count = min(len(rows), len(own))
+    result = recovery(
+        found.images[:count],
+        truth.images(own[:count]),
+        truth.held_out(tools.budget.candidates)[0].float() / 255,
+        in_order=True,
+        augmentation=tools.assembly.study.optimizer.augment if seen.kind == "activations" else (),
+        distance=tools.distance,
+        device=tools.device,
+    )
+    return [Finding(settings.name, found.threat_model, result.verdict(), _assumed(seen, cut), result.draw)]
+
+
+def rows_to_attack(seen: Seen, latents: Tensor, together: bool) -> Tensor:
+    """A whole batch where its images share statistics; else the first few."""
+    count = len(latents) if together else min(len(latents), 4 * seen.tools.budget.images)
+    return torch.arange(count)
+
+
+def _mixes(front: nn.Module) -> bool:
+    return any(isinstance(layer, _BatchNorm) for layer in front.modules())
+
+
+def _assumed(seen: Seen, cut: str) -> list[str]:
+    if seen.kind == "activations" and seen.step > 0:
+        return [f"the encoder (up to {cut}) is the one of the beginning of the turn, {counted(seen.step, 'step')} ago"]
+    return [f"the encoder (up to {cut}) is the one that the site computed with"]

@@ -1,0 +1,71 @@
+"""Attacks on the weights of a network's front, which a SplitNN site hands on after its turn.
+
+The front has no loss of its own: it was trained with gradients at the cut, which the coordinator computed and sent. A
+turn of one step is attacked with the very gradients that were sent; of a longer one those of the last step are too
+few, and gradients at the cut are searched for together with the images. (Activations of every step left, too.)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.gradient_inversion.settings import PRESETS
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
+from polyclinic.attacks.gradient_inversion.solver import Knowledge
+from polyclinic.audits.run_inversion import searched
+from polyclinic.audits.verdicts import counted
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.models import split
+
+
+def is_front(seen: Seen) -> bool:
+    """Whether the site was sent the network up to the study's cut, and nothing else."""
+    cut = seen.tools.assembly.study.cut
+    if cut is None or seen.kind != "weights":
+        return False
+    front, _ = split(seen.network, cut)
+    return set(front.state_dict()) == set(seen.received("weights"))
+
+
+def front_inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
+    """Search for images that move the front as it was moved."""
+    study, budget = seen.tools.assembly.study, seen.tools.budget
+    at_cut = seen.received("gradients").get("activations")
+    if at_cut is None or study.cut is None:
+        return NotTried("gradient-inversion", "no gradients at the cut were sent to the site")
+    front, _ = split(seen.network, study.cut)
+    batches = int(seen.parcel.metadata.get("samples", 1)) // study.optimizer.batch_size
+    steps = getattr(study.method, "local_steps", None) or max(1, batches)
+    exact = steps == 1 and study.optimizer.name == "sgd" and len(at_cut) <= budget.images
+    changes = {
+        "target": "weights",
+        "iterations": budget.update_steps,
+        "total_variation": 1e-4,
+        "label": "known" if exact else "joint",
+    }
+    knowledge = Knowledge(
+        front,
+        seen.tools.image_shape,
+        batch_size=len(at_cut) if exact else min(len(at_cut), budget.images),
+        loss=moved_by,
+        label_shape=tuple(at_cut.shape[1:]),
+        training=LocalTraining(study.optimizer.lr_in(seen.round)),
+        labels=at_cut[None] if exact else None,
+    )
+    settings = PRESETS["geiping"].model_copy(update=changes)
+    assumed = [_assumed(steps, knowledge.batch_size, exact)]
+    return searched(seen, truth, settings, knowledge, assumed, has={Capability.LABELS})
+
+
+def moved_by(activations: Tensor, gradients: Tensor) -> Tensor:
+    """A loss [] whose gradients at the cut are these."""
+    return (activations * gradients).sum()
+
+
+def _assumed(steps: int, images: int, exact: bool) -> str:
+    if exact:
+        some = counted(images, "image")
+        return f"the turn was one step on {some} with the gradients at the cut that the coordinator sent"
+    turn = counted(steps, "step")
+    return f"a turn of {turn} is taken for one on {images}, gradients at the cut being searched for too"

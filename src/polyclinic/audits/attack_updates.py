@@ -1,0 +1,177 @@
+"""Attacks on gradients and weights: gradient inversion, and membership by the loss of the model that was sent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.gradient_inversion.labels import last_linear
+from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
+from polyclinic.attacks.gradient_inversion.solver import Knowledge
+from polyclinic.attacks.membership.attacks import LossThreshold
+from polyclinic.audits.attack_split_weights import front_inverted, is_front
+from polyclinic.audits.plots import histograms
+from polyclinic.audits.run_inversion import searched
+from polyclinic.audits.verdicts import counted
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.models import Backbone
+
+
+def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    found = [inverted(seen, truth)]
+    return [*found, told_by_loss(seen, truth)] if seen.kind == "weights" else found
+
+
+# --- gradient inversion -------------------------------------------------------------------------------
+
+
+def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
+    """Search for images whose update is the one that was sent."""
+    name = "gradient-inversion"
+    if is_front(seen):
+        return front_inverted(seen, truth)
+    own = dict(seen.network.named_parameters()).keys() - seen.received("weights").keys()
+    if own and seen.round > 1:  # in the first round what a site keeps to itself is as all sites start
+        return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
+    if not len(truth.used):
+        return NotTried(name, "no image of the site took part (private training draws them at random)")
+    plan = Plan(seen)
+    return searched(seen, truth, plan.settings(), plan.knowledge(truth), plan.assumed)
+
+
+class Plan:
+    """How an update is attacked: as it was made where it is small, else as one step on a few images."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        optimizer, told = seen.tools.assembly.study.optimizer, seen.parcel.metadata
+        self.samples = int(told.get("samples", optimizer.batch_size))
+        size = min(optimizer.batch_size, self.samples)
+        self.steps = int(told.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
+        self.images = self._images_of_gradient() if seen.kind == "gradients" else size * self.steps
+        self.sgd = optimizer.name == "sgd" or seen.kind == "gradients"  # whose steps are the coordinator's
+        # what momentum a site has kept from earlier rounds nobody else knows
+        self.rolling = bool(optimizer.keep_state and optimizer.momentum and seen.round > 1 and seen.kind == "weights")
+        # several sites' steps are no steps after each other; their gradients are one gradient
+        as_made = self.sgd and not self.rolling and (seen.kind == "gradients" or seen.sites == 1)
+        self.exact = as_made and self.images <= seen.tools.budget.images
+        self.looked_for = self.images if self.exact else min(self.images, seen.tools.budget.images)
+
+    def _images_of_gradient(self) -> int:
+        study = self.seen.tools.assembly.study
+        mini = getattr(study.method, "batch", "full") == "mini"
+        return self.seen.sites * min(study.optimizer.batch_size, self.samples) if mini else self.samples
+
+    @property
+    def assumed(self) -> list[str]:
+        defence = self.seen.tools.assembly.study.defence
+        blind = [f"what the defence '{defence.name}' did to the update is not taken into account"] if defence else []
+        if self.exact:
+            return [f"the update was made as it was: {self._made}", *blind]
+        why = "" if self.sgd else f" ({self.seen.tools.assembly.study.optimizer.name} is taken for plain descent)"
+        why += " (without the momentum that the site kept)" if self.rolling else ""
+        return [f"{self._made} are taken for one step on {self.looked_for}{why}", *blind]
+
+    @property
+    def _made(self) -> str:
+        return f"{counted(self.images, 'image')} in {counted(self.steps, 'step')}"
+
+    def settings(self) -> GradientInversion:
+        """Geiping et al.'s attack: its cosine does not mind that an update's length says little about its images.
+
+        Their weight of roughness is for 224 px; on small images a hundredth of it gave 8 dB more.
+        """
+        labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
+        found = "known" if labels_known else "sign" if self.looked_for == 1 else "counts"
+        readable = self.seen.tools.assembly.study.task.name == "classification" and self._last_layer_sent()
+        changes = {
+            "target": self.seen.kind,
+            "iterations": self.seen.tools.budget.update_steps,
+            "total_variation": 1e-4,
+            "label": found if readable or labels_known else "joint",
+        }
+        return PRESETS["geiping"].model_copy(update=changes)
+
+    def _last_layer_sent(self) -> bool:
+        """Whether labels can be read off: only from the gradients of the last layer and its bias."""
+        layer = last_linear(self.seen.network)
+        return {f"{layer}.weight", f"{layer}.bias"} <= self.seen.parcel.tensors.keys()
+
+    def knowledge(self, truth: Truth) -> Knowledge:
+        study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
+        classes = len(target.classes) if study.task.name == "classification" else None
+        shape, dense = self.seen.tools.image_shape, study.task.dense
+        known = None
+        if self.exact and Capability.LABELS in self.seen.tools.threat.granted:
+            answers = truth.labels(torch.cat(truth.batches)[: self.images], self.seen.tools.what)
+            known = (study.task.targets(answers, answers) if dense else answers)[None]
+        return Knowledge(
+            self.seen.network,
+            shape,
+            batch_size=self.looked_for,
+            classes=classes,
+            loss=None if classes else lambda output, values: study.task.loss(output, values, target),
+            label_shape=(study.task.outputs(target), *shape[1:]) if dense else (),
+            label_form="masks" if dense else "values",
+            training=self._training(),
+            labels=known,
+        )
+
+    def _training(self) -> LocalTraining | None:
+        if self.seen.kind == "gradients":
+            return None
+        optimizer = self.seen.tools.assembly.study.optimizer
+        lr = optimizer.lr_in(self.seen.round)
+        if not self.exact:
+            return LocalTraining(lr)
+        return LocalTraining(
+            lr,
+            steps=self.steps,
+            batch_size=min(optimizer.batch_size, self.samples),
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+            proximal=getattr(self.seen.tools.assembly.study.method, "mu", 0.0),
+        )
+
+
+# --- membership ---------------------------------------------------------------------------------------
+
+
+def told_by_loss(seen: Seen, truth: Truth) -> Finding | NotTried:
+    """Tell training images from held-out ones by the loss of the model that was sent."""
+    settings = LossThreshold()
+    model = seen.network
+    unsent = set(dict(model.named_parameters())) - set(seen.parcel.tensors)
+    if unsent:
+        return NotTried(settings.name, "only a part of the network was sent")
+    missing = settings.needs - seen.tools.threat.granted
+    if missing:
+        return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
+    count, what = seen.tools.budget.candidates, seen.tools.what
+    (members, labels), (others, other_labels) = truth.members(count, what), truth.held_out(count, what)
+    if min(len(members), len(others)) < 2:
+        return NotTried(settings.name, "the site has no held-out images to compare with")
+    scorer = _losses(seen, model)
+    told = settings.run(scorer, members, others, member_labels=labels, other_labels=other_labels)
+    return Finding(
+        settings.name,
+        told.threat_model,
+        told.verdict(),
+        draw=histograms("minus the loss", {"training images": told.members, "held-out images": told.others}),
+    )
+
+
+def _losses(seen: Seen, model: Backbone):
+    """The loss of each image under the model as it was sent, evaluated as it would be used."""
+    task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
+    model.load_state_dict({**model.state_dict(), **seen.parcel.tensors})
+    model = model.to(seen.tools.device).eval()
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        there = seen.tools.device
+        answers = labels.to(there)
+        return task.losses(model(images.to(there)), task.targets(answers, answers if task.dense else None), target)
+
+    return losses

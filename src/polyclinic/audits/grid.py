@@ -1,0 +1,187 @@
+"""A grid of defences: the same study with each of them, its utility beside what an attack on its parcels recovers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from polyclinic.audits.audit import audit, whole_or_not
+from polyclinic.audits.open_run import kit_of, study_of
+from polyclinic.data.plots import FAINT, INK
+from polyclinic.errors import BadInput
+from polyclinic.models import cuts
+from polyclinic.runner.run import run
+from polyclinic.study import Study, parse_study
+from polyclinic.study.audit_settings import Audit
+
+#: (what is being done, variations done, variations in all)
+Progress = Callable[[str, int, int], None]
+
+LEAKS, HOLDS = "#c0392b", "#4c8fbd"
+CLOSE = 0.02  # of a picture's side: points that cover each other
+
+#: settings of each variation of a defence that sites apply to their updates
+ON_UPDATES: dict[str, dict[str, dict[str, Any]]] = {
+    "sparsify": {
+        "sparsified to 10 %": {"defence.name": "sparsify", "defence.keep": 0.1},
+        "sparsified to 1 %": {"defence.name": "sparsify", "defence.keep": 0.01},
+    },
+    "prune": {"90 % pruned": {"defence.name": "prune", "defence.fraction": 0.9}},
+    "quantise": {"8 bits": {"defence.name": "quantise", "defence.bits": 8}},
+    "secure-sum": {"secure sum": {"audit.secure_sum": True}},
+}
+
+
+def grid(
+    folder: str | Path,
+    *,
+    budget: str = "quick",
+    device: str = "auto",
+    progress: Progress | None = None,
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Run and audit the study of a run folder with each defence that fits it; the content of `grid.json`.
+
+    Each variation is a run folder in `grid/`; one that is there already is not run again.
+    """
+    folder = Path(folder)
+    if kit_of(folder):
+        raise BadInput("--grid: runs the study again with all its sites, which one site cannot; leave --grid out")
+    study = study_of(folder, None)
+    wanted = variations(study)
+    report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "complete": False, "points": []}
+    for done, (name, changed) in enumerate(wanted.items()):
+        if progress:
+            progress(name, done, len(wanted))
+        where = folder / "grid" / name.replace(" ", "-").replace("%", "percent")
+        result = run(changed, where, resume=(where / "study.toml").exists(), cache=cache)
+        names = list(result["data"]["counts"])
+        found = audit(where, budget=budget, sites=names, device=device, cache=cache)
+        report["points"].append(point(name, report["metric"], result.values, found))
+        report["complete"] = done + 1 == len(wanted)
+        write(report, folder)
+    if progress:
+        progress("done", len(wanted), len(wanted))
+    return report
+
+
+def metric_of(study: Study) -> str:
+    """What utility is measured by: the task's metric, of classes the area under the curve, which needs no threshold."""
+    return "auc" if study.task.name == "classification" else study.task.metric
+
+
+def variations(study: Study) -> dict[str, Study]:
+    """The study without any defence, and with each one that fits its method, by a name of their own."""
+    tables = study.as_tables()
+    privacy = tables.pop("privacy", None)
+    tables.pop("defence", None)
+    plain = parse_study({**tables, "audit": {**tables.get("audit", {}), "keep_parcels": 0, "secure_sum": False}})
+    wanted = (study.audit or Audit()).defences
+    found = {"no defence": plain}
+    if "classifier" in study.method.private_parts:  # its sites release updates
+        for name in wanted:
+            found |= {title: plain.with_settings(settings) for title, settings in _on_updates(name, study).items()}
+        if "clip-and-noise" in wanted:
+            found |= _private(plain, privacy)
+    if "deeper-cut" in wanted and study.method.needs_cut:
+        every = cuts(study.model.backbone)
+        deeper = every[every.index(study.cut) + 1 :] if study.cut in every else ()
+        found |= {f"cut at {cut}": plain.with_settings({"model.cut": cut}) for cut in deeper}
+    if len(found) == 1:
+        raise BadInput(f"audit.defences: none of {', '.join(wanted)} fits '{study.method.name}'; choose another method")
+    return found
+
+
+def _on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
+    if name == "secure-sum" and study.method.serial:
+        return {}  # one site after the other: there is nothing to add up
+    return ON_UPDATES.get(name, {})
+
+
+def _private(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study]:
+    """DP-SGD as the study has it, else with the papers' noise; with group norm where batch norm forbids it."""
+    settings = {f"privacy.{name}": value for name, value in (privacy or {"noise": 0.7}).items()}
+    for norm in ({}, {"model.norm": "group"}):
+        try:
+            title = "clip and noise" + (", group norm" if norm else "")
+            return {title: plain.with_settings({**settings, **norm})}
+        except BadInput:
+            continue
+    return {}
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
+def point(name: str, metric: str, result: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """Utility and leakage of one variation: how much better than a guess reconstructions are, and the verdict."""
+    findings = [f for parcel in report["parcels"] for f in parcel["findings"]]
+    images = [f["evidence"] for f in findings if "psnr" in f["evidence"]]
+    told = [f["evidence"]["auc"] for f in findings if "auc" in f["evidence"]]
+    return {
+        "defence": name,
+        "utility": result["metrics"]["test"].get(metric),
+        "psnr": _mean([one["psnr"] for one in images]),
+        "psnr_of_guess": _mean([one["psnr_of_guess"] for one in images]),
+        "recovered": sum(one["recovered"] for one in images),
+        "told": sum(one["told"] for one in images),
+        "images": sum(one["images"] for one in images),
+        "membership_auc": _mean(told),
+        "epsilon": (result.get("privacy") or {}).get("epsilon"),
+        "leaks": sorted({f["attack"] for f in findings if f["leak"]}),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def write(report: Mapping[str, Any], folder: Path) -> None:
+    """`grid.json` and `grid.png` in the run folder."""
+    whole_or_not(folder / "grid.json", json.dumps(report, indent=2) + "\n")
+    draw(report, folder / "grid.png")
+
+
+def numbers_at(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:
+    """What to write where: points that lie upon each other share one text, or nobody could read either."""
+    spans = [max(values) - min(values) or 1.0 for values in zip(*places, strict=True)]
+    texts: list[tuple[str, float, float]] = []
+    for (x, y), number in zip(places, numbers, strict=True):
+        near = [i for i, (_, a, b) in enumerate(texts) if max(abs(x - a) / spans[0], abs(y - b) / spans[1]) < CLOSE]
+        if near:
+            text, a, b = texts[near[0]]
+            texts[near[0]] = (f"{text},{number}", a, b)
+        else:
+            texts.append((str(number), x, y))
+    return texts
+
+
+def draw(report: Mapping[str, Any], path: Path) -> None:
+    """Utility over leakage, a numbered point for each defence; right of the line an attack beats the best guess."""
+    figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    drawn = [
+        (number, one["psnr"] - one["psnr_of_guess"], one["utility"], one)
+        for number, one in enumerate(report["points"], 1)
+        if one["psnr"] is not None and one["utility"] is not None
+    ]
+    for number, x, y, one in drawn:
+        colour = LEAKS if one["leaks"] else HOLDS
+        axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=f"{number}  {one['defence']}")
+    for text, x, y in numbers_at([(x, y) for _, x, y, _ in drawn], [number for number, *_ in drawn]):
+        axes.text(x, y, text, color="white", fontsize=9 if len(text) < 3 else 6, ha="center", va="center", zorder=4)
+    axes.axvline(0, color=FAINT, linestyle="--", linewidth=1)
+    axes.margins(x=0.08, y=0.12)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.set_xlabel("leakage: PSNR of reconstructions above the best guess without the parcel, in dB", color=INK)
+    better = "" if report["better"] == "higher" else " (lower is better)"
+    axes.set_ylabel(f"utility: {report['metric']} on test images{better}", color=INK)
+    axes.set_title("red: the audit found a leak; blue: it found none", fontsize=10, color=INK, loc="left")
+    figure.legend(loc="outside right center", frameon=False, handlelength=1, markerscale=0.5)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,73 @@
+"""Where a run lies, and where its images are: a run folder of `polyclinic run`, or a deployed site's part of one.
+
+The study lies beside the run. Of a simulated run, all sites' images can be prepared again. A deployed site's part lies
+in its kit (`KIT/runs/NAME`), and images are the site's own, as its `local/site.toml` says. So that part is audited at
+the site, by the site.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.parts import Parts, prepare
+from polyclinic.deployment.site_config import own_data
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.ledger import LedgerBroken, verify
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import Study, load_study
+
+#: what left each site, by the lines of its ledger
+Lines = dict[str, list[dict[str, Any]]]
+
+
+def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = None) -> tuple[Assembly, Lines]:
+    """All that an audit of a run needs; `study` is a file that takes the place of the study beside the run."""
+    kit = kit_of(folder)
+    found = load_study(study) if study else study_of(folder, kit)
+    lines = lines_of(folder)
+    if kit:
+        return at_site(found, folder.resolve(), kit, lines), lines
+    if isinstance(found.data, AtSites):
+        raise BadInput(
+            f"{folder}: images and kept parcels of this run are at its sites; each audits its own part, with "
+            "`polyclinic audit KIT/runs/NAME`"
+        )
+    return Assembly(found, prepare(found.data, found.sites, cache=cache), folder.resolve()), lines
+
+
+def kit_of(folder: Path) -> Path | None:
+    """The kit of the deployed site whose part of a run this is."""
+    kit = folder.resolve().parent.parent
+    return kit if folder.resolve().parent.name == "runs" and (kit / "local" / "site.toml").is_file() else None
+
+
+def study_of(folder: Path, kit: Path | None) -> Study:
+    if (folder / "study.toml").exists():
+        return load_study(folder / "study.toml")
+    if kit is None or not folder.is_dir():
+        raise BadInput(
+            f"{folder}: is not a run folder; name one that `polyclinic run` wrote, or KIT/runs/NAME at a site"
+        )
+    raise BadInput(f"{folder}: holds no study; ask the coordinator for its study.toml, and name that file with --study")
+
+
+def lines_of(folder: Path) -> Lines:
+    """The lines of a run's ledgers, whose chains hold."""
+    try:
+        return {file.stem: verify(file) for file in sorted((folder / "ledger").glob("*.jsonl"))}
+    except LedgerBroken as error:
+        raise WorkFailed(f"the chain is broken: {error}") from None
+
+
+def at_site(study: Study, folder: Path, kit: Path, lines: Lines) -> Assembly:
+    """The assembly of the one site whose kit this is."""
+    if not isinstance(study.data, AtSites):
+        raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
+    if not lines:
+        raise BadInput(f"{folder}: has no ledger, so nothing left this site in this run")
+    (site,) = lines
+    names = study.sites.site_names()
+    data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
+    return Assembly(study, Parts(kit, names, study.data.info(names)), folder, open_data=lambda _: data)

@@ -1,0 +1,74 @@
+"""Pictures of findings: histograms of members beside held-out images, and images beside their nearest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from polyclinic.data.plots import FAINT, INK
+
+COLOURS = ("#e07b54", "#4c8fbd", "#59a58b")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images that belong together, uint8 [N, C, H, W] each by the name of their row, with words above each pair."""
+
+    rows: Mapping[str, Tensor]
+    captions: Sequence[str]
+
+
+def histograms(
+    measured: str, groups: Mapping[str, Tensor], *, limit: float | None = None, pairs: Pairs | None = None
+) -> Callable[[Any], None]:
+    """A function that draws one histogram per group over each other; `limit` is marked where there is one, and `pairs`
+    of images are shown below."""
+
+    def draw(path: Path) -> None:
+        figure = Figure(figsize=(6.4, 3.4 if pairs is None else 5.6), layout="constrained", facecolor="white")
+        parts: Any = [figure] if pairs is None else figure.subfigures(2, 1, height_ratios=(3.4, 2.2))
+        axes = parts[0].subplots()
+        values = {name: np.asarray(tensor, dtype=float) for name, tensor in groups.items()}
+        every = np.concatenate([one[np.isfinite(one)] for one in values.values()])
+        edges = np.histogram_bin_edges(every, bins=24).tolist()
+        for (name, one), colour in zip(values.items(), COLOURS, strict=False):
+            axes.hist(one, edges, density=True, color=colour, alpha=0.55, label=f"{name} ({len(one)})")
+        if limit is not None:
+            axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2, label="limit of a copy")
+        _tidy(axes, measured)
+        if pairs is not None:
+            _show(pairs, parts[1])
+        figure.savefig(path, dpi=120)
+
+    return draw
+
+
+def _show(pairs: Pairs, figure: Any) -> None:
+    """Images of a row beside each other, rows below each other, in a part of a figure."""
+    every = figure.subplots(len(pairs.rows), len(pairs.captions), squeeze=False)
+    for row, (name, images) in zip(every, pairs.rows.items(), strict=True):
+        for axes, image in zip(row, images, strict=True):
+            pixels = image[0] if len(image) == 1 else image.movedim(0, -1)
+            axes.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.set_frame_on(False)
+        row[0].set_ylabel(name, fontsize=8, color=INK)
+    for axes, words in zip(every[0], pairs.captions, strict=True):
+        axes.set_title(words, fontsize=6, color=INK)
+
+
+def _tidy(axes: Any, measured: str) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+    axes.tick_params(colors=INK, length=0)
+    axes.set_yticks([])
+    axes.set_xlabel(measured, color=INK)
+    axes.legend(frameon=False)

@@ -1,0 +1,232 @@
+"""How much of a site's images a reconstruction gives back, beside what one has without any parcel: held-out images.
+
+Two kinds of evidence, either is a leak:
+
+1. An image is *recovered* if its reconstruction has at most half the squared error (3 dB better) of the best guess: the
+   nearest held-out image, or the mean of all held-out images, whichever is closer.
+2. Reconstructions *tell* which images were used: what makes them differ from the mean image points to the true image
+   more than to any held-out one, more often than chance has it. That finds images which came back too bright or noisy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from scipy import stats
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.attacks import scoring
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.metrics.image_sets import turned
+from polyclinic.metrics.neighbours import squared_distances
+from polyclinic.metrics.perceptual import Distance, Pixels, embed_all
+from polyclinic.randomness import torch_rng
+
+RECOVERED = 0.5
+SIGNIFICANT = 0.001  # many parcels are looked at
+SHUFFLES = 1999
+
+#: orientations that a study's augmentation may have shown an image in
+ORIENTATIONS_OF = {(): (0,), ("flip",): (0, 4), ("turn",): (0, 1, 2, 3), ("flip", "turn"): tuple(range(8))}
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Images [M, C, H, W] in [0, 1]: the true ones, what the attack found for each, and the guess; and [M] each:
+    mean squared errors of the last two. `by_assignment`: which found image belongs to which true one was not known,
+    and the pairing of least total error was taken, to the attacker's advantage."""
+
+    truth: Tensor
+    found: Tensor
+    guess: Tensor
+    error: Tensor
+    guess_error: Tensor
+    by_assignment: bool
+    told: Told
+    perceptual: dict[str, float | str] = field(default_factory=dict)
+    shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
+
+    @property
+    def recovered(self) -> Tensor:
+        return self.error < RECOVERED * self.guess_error
+
+    def verdict(self) -> Verdict:
+        count, total = int(self.recovered.sum()), len(self.error)
+        ours, theirs = (float(_psnr(values).median()) for values in (self.error, self.guess_error))
+        paired = ", each paired with the image it resembles most" if self.by_assignment else ""
+        words = f"{count} of {total} images were recovered" if count else f"none of {total} images was recovered"
+        because = (
+            f"{words} (median PSNR {ours:.1f} dB{paired}; the best guess without the parcel, from held-out images, "
+            f"has {theirs:.1f} dB); {self.told}"
+        )
+        return Verdict(count > 0 or self.told.significant, because, self.evidence())
+
+    def evidence(self) -> dict[str, float | int | str]:
+        similar = scoring.ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
+        return {
+            "images": len(self.error),
+            "recovered": int(self.recovered.sum()),
+            "psnr": float(_psnr(self.error).mean()),
+            "psnr_best": float(_psnr(self.error).max()),
+            "psnr_of_guess": float(_psnr(self.guess_error).mean()),
+            "mse": float(self.error.mean()),
+            "mse_of_guess": float(self.guess_error.mean()),
+            "ssim": float(similar.mean()),
+            "told": self.told.count,
+            "told_by_chance": self.told.chance,
+            "paired": "by least error" if self.by_assignment else "in order",
+            **self.perceptual,
+        }
+
+    def draw(self, path: Path, count: int = 8) -> None:
+        """Target beside reconstruction, the best ones first, and the guess below. No picture if none may be shown."""
+        from polyclinic.generators.sheet import contact_sheet
+
+        order = self.error.argsort()
+        order = (order if self.shown is None else order[self.shown[order]])[:count]
+        if not len(order):
+            return
+        rows = {"target": self.truth, "reconstruction": self.found}
+        if self.shown is None:  # a guess may be another site's held-out image
+            rows["guess"] = self.guess
+        pictures = {name: (images[order] * 255).round().to(torch.uint8) for name, images in rows.items()}
+        contact_sheet(pictures, path, [f"{value:.1f} dB" for value in _psnr(self.error[order])])
+
+
+def recovery(
+    found: Tensor,
+    candidates: Tensor,
+    held_out: Tensor,
+    *,
+    in_order: bool,
+    augmentation: tuple[str, ...] = (),
+    distance: Distance | None = None,
+    device: str = "cpu",
+    own: Tensor | None = None,
+) -> Recovery:
+    """Score found images [M, C, H, W] against the true ones [N, C, H, W], all in [0, 1].
+
+    In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
+    A study that augments may have used an image mirrored or turned: the orientation of least error counts. A
+    perceptual `distance`, which lies on `device`, is told beside the errors. `own` bool [N]: the true images that may
+    be drawn, where some are another site's.
+    """
+    found = found.float().nan_to_num(0.5).clamp(0, 1)
+    errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])
+    rows, index = _in_order(found) if in_order else _assigned(errors)
+    truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
+    found = found[rows]
+    guess = best_guess(truth, held_out)
+    error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
+    told = told_in_order(found, truth, held_out) if in_order else told_apart(found, candidates, held_out)
+    seen = _perceptual(distance, found, truth, guess, device)
+    shown = None if own is None else own[torch.tensor(index)]
+    return Recovery(truth, found, guess, error, guess_error, not in_order, told, seen, shown)
+
+
+def _perceptual(
+    distance: Distance | None, found: Tensor, truth: Tensor, guess: Tensor, device: str
+) -> dict[str, float | str]:
+    """How far reconstructions, and guesses, are from the true images for a network; pixels have their own figures."""
+    if distance is None or isinstance(distance, Pixels) or truth.shape[1] not in (1, 3):
+        return {}
+    vectors = [embed_all(images, distance, device=device) for images in (truth, found, guess)]
+    far = [float((vectors[0] - other).square().sum(1).mean()) for other in vectors[1:]]
+    return {"features": distance.name, "distance": far[0], "distance_of_guess": far[1]}
+
+
+def best_guess(truth: Tensor, held_out: Tensor) -> Tensor:
+    """For each true image the closest that one has without the parcel: a held-out image, or their mean."""
+    if not len(held_out):
+        return torch.full_like(truth, 0.5)
+    choices = torch.cat([held_out, held_out.mean(0, keepdim=True)])
+    return choices[squared_distances(truth.flatten(1), choices.flatten(1)).argmin(1)]
+
+
+def _errors(found: Tensor, candidates: Tensor, orientations: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Squared errors [M, N] over the allowed orientations of the candidates, and which orientation is best."""
+    tables = [squared_distances(found.flatten(1), turned(candidates, o).flatten(1)) for o in orientations]
+    best = torch.stack(tables).min(0)
+    return best.values, torch.tensor(orientations)[best.indices]
+
+
+def _in_order(found: Tensor) -> tuple[list[int], list[int]]:
+    return list(range(len(found))), list(range(len(found)))
+
+
+def _assigned(errors: Tensor) -> tuple[list[int], list[int]]:
+    """Which found image belongs to which candidate; as many pairs as the smaller set has."""
+    rows, columns = linear_sum_assignment(errors.numpy())
+    return rows.tolist(), columns.tolist()
+
+
+def _psnr(error: Tensor) -> Tensor:
+    return -10 * torch.log10(error.clamp(min=1e-12))
+
+
+# --- which images were used ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    """How many reconstructions point to a true image more than to any held-out one, and how often chance does that."""
+
+    count: int
+    total: int
+    chance: float
+
+    @property
+    def significant(self) -> bool:
+        return self.chance <= SIGNIFICANT
+
+    def __str__(self) -> str:
+        if self.total == 0:
+            return "there are no held-out images to compare with"
+        by_chance = f"which chance does in {self.chance:.2g} of cases" if self.chance < 1 else "as chance has it"
+        return f"{self.count} of {self.total} point to a true image more than to any held-out one, {by_chance}"
+
+
+def told_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Told:
+    """Each found image against its own true image and all held-out ones."""
+    if not len(held_out):
+        return Told(0, 0, 1.0)
+    mean = held_out.mean(0)
+    own = _correlations(found - mean, truth - mean).diagonal()
+    others = _correlations(found - mean, held_out - mean).amax(1)
+    count = int((own > others).sum())
+    chance = stats.binom.sf(count - 1, len(found), 1 / (len(held_out) + 1))
+    return Told(count, len(found), float(chance))
+
+
+def told_apart(found: Tensor, candidates: Tensor, held_out: Tensor) -> Told:
+    """Found images of unknown order against as many candidates as held-out images.
+
+    They share both sets, so chance is how often a random exchange of candidates and held-out images tells as many.
+    """
+    count = min(len(candidates), len(held_out))
+    if not count:
+        return Told(0, 0, 1.0)
+    rng = torch_rng("audit", "told apart")
+    sets = [images[torch.randperm(len(images), generator=rng)[:count]] for images in (candidates, held_out)]
+    mean = held_out.mean(0)
+    table = _correlations(found - mean, torch.cat(sets) - mean)
+    told = _closer_to_first(table, torch.arange(2 * count))
+    shuffled = [_closer_to_first(table, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
+    chance = (1 + sum(other >= told for other in shuffled)) / (1 + SHUFFLES)
+    return Told(told, len(found), chance)
+
+
+def _closer_to_first(table: Tensor, order: Tensor) -> int:
+    half = len(order) // 2
+    return int((table[:, order[:half]].amax(1) > table[:, order[half:]].amax(1)).sum())
+
+
+def _correlations(first: Tensor, second: Tensor) -> Tensor:
+    """[N, M] between images [N, C, H, W] and [M, C, H, W]; brightness and contrast do not count."""
+    flat = [images.float().flatten(1) for images in (first, second)]
+    unit = [F.normalize(rows - rows.mean(1, keepdim=True), dim=1) for rows in flat]
+    return unit[0] @ unit[1].T

@@ -1,0 +1,216 @@
+"""From a run folder to what is attacked: kept parcels that are what the ledgers say left, or several sites' sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from polyclinic.audits.open_run import Lines
+from polyclinic.audits.views import Seen, Tools, Truth
+from polyclinic.data.parts import Part, SiteData
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.archive import TELLING, Release, releases
+from polyclinic.federation.leaving.defences import secure_sum
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.settings import nearest
+from polyclinic.study import Study
+from polyclinic.study.audit_settings import BUDGETS
+
+Kept = Mapping[str, list[Release]]
+
+#: kinds whose mean over sites means something
+SUMMED = ("gradients", "weights")
+#: kinds that come out of a generator
+MADE = ("generator", "codes", "synthetic-images")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parcel of one site, or the mean of one parcel of each of several sites (`parts` by site)."""
+
+    parts: Mapping[str, Release]
+    number: int
+
+    @property
+    def site(self) -> str:
+        """Whose parcel it is; the picture of a sum lies with the first site's, and shows that site's images alone."""
+        return next(iter(self.parts))
+
+    @property
+    def release(self) -> Release:
+        return self.parts[self.site]
+
+    @property
+    def parcel(self) -> Parcel:
+        return self.release.parcels[self.number]
+
+    @property
+    def who(self) -> str:
+        return self.site if len(self.parts) == 1 else f"sum of {len(self.parts)} sites"
+
+    @property
+    def name(self) -> str:
+        return f"{self.who}, round {self.release.round}, {self.release.operation}: {self.parcel.kind}"
+
+    def seen(self, tools: Tools) -> Seen:
+        if len(self.parts) == 1:
+            return Seen.of(self.site, self.release, self.number, tools)
+        mean = mean_of([release.parcels[self.number] for release in self.parts.values()])
+        release = self.release
+        return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
+
+    def truth(self, tools: Tools) -> Truth:
+        opened = [tools.data_of(site) for site in self.parts]
+        used, start = [], 0
+        for release, data in zip(self.parts.values(), opened, strict=True):
+            batches = Truth(release.used, data, tools.seed).batches
+            used += [index + start for index in batches]
+            start += len(data.train)
+        data = opened[0] if len(opened) == 1 else joined(opened)
+        return Truth(used, data, tools.seed, own=len(opened[0].train))
+
+
+def mean_of(parcels: Sequence[Parcel]) -> Parcel:
+    """What a secure sum reveals of several sites' parcels: their mean, each counted by its number of images."""
+    counts = [int(parcel.metadata.get("samples", 1)) for parcel in parcels]
+    total = sum(counts)
+    scaled = [
+        {name: tensor.double() * count * len(parcels) / total for name, tensor in parcel.tensors.items()}
+        for parcel, count in zip(parcels, counts, strict=True)
+    ]
+    mean = {name: tensor.to(parcels[0].tensors[name].dtype) for name, tensor in secure_sum(scaled).items()}
+    steps = sum(int(parcel.metadata.get("steps", 1)) for parcel in parcels)
+    return Parcel(parcels[0].kind, mean, {"samples": total, "steps": steps})
+
+
+def joined(sites: Sequence[SiteData]) -> SiteData:
+    """All sites' images as if they were one site's."""
+    parts = {}
+    for split in ("train", "validation", "test"):
+        of_sites = [getattr(site, split) for site in sites]
+        names = [name for name in ("images", "labels", "masks") if getattr(of_sites[0], name) is not None]
+        arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in names}
+        parts[split] = Part(**arrays)
+    return SiteData(" and ".join(site.name for site in sites), **parts)
+
+
+# --- what is to be attacked ------------------------------------------------------------------------------------
+
+
+def targets(
+    folder: Path, study: Study, lines: Lines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
+) -> list[Target]:
+    """What is to be attacked; every parcel of it is what its site's ledger says left."""
+    kept = {path.parent.name: kept_in(path) for path in sorted((folder / "sites").glob("*/kept"))}
+    if not any(kept.values()):
+        raise BadInput(
+            f"{folder}: its sites kept no parcels to attack; run the study with a table [audit], for example "
+            "--set audit.keep_parcels=1"
+        )
+    _check_names("--sites", sites, list(kept))
+    _check_names("--kinds", kinds, list(TELLING))
+    wanted = {site: found for site, found in kept.items() if not sites or site in sites}
+    summed = study.audit is not None and study.audit.secure_sum
+    groups = sums(wanted, budget) if summed else chosen(wanted, budget, every_site=bool(sites))
+    found = []
+    for group in groups:
+        for site, release in group.items():
+            check(site, release, lines.get(site, []))
+        parcels = next(iter(group.values())).parcels
+        allowed = [kind for kind in (kinds or TELLING) if not summed or kind in SUMMED]
+        found += [Target(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
+    if not found:
+        raise BadInput(_nothing_left(wanted, kinds))
+    return found
+
+
+def kept_in(folder: Path) -> list[Release]:
+    """What a site kept, by notes that can be read."""
+    try:
+        found = releases(folder)
+        for release in found:
+            _ = release.operation, release.round, release.step
+    except (OSError, ValueError, KeyError, TypeError):
+        raise WorkFailed(
+            f"{folder}: a note of what was kept cannot be read; restore this folder, or run the study anew"
+        ) from None
+    return found
+
+
+def _nothing_left(kept: Kept, kinds: tuple[str, ...]) -> str:
+    there = sorted({kind for found in kept.values() for release in found for kind in release.kinds if kind in TELLING})
+    if kinds:
+        asked = " or ".join(kinds)
+        return f"--kinds: no parcel of kind {asked} is to be attacked; sites kept {', '.join(there)}"
+    return f"audit.secure_sum: gradients and weights can be summed, and sites kept {', '.join(there)}; set it to false"
+
+
+def chosen(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Release]]:
+    """As many sites (all, where they were asked for by name) and releases of each operation as the budget has."""
+    allowed = BUDGETS[budget]
+    picked: list[dict[str, Release]] = []
+    for of_sites in by_operation(kept).values():
+        for site in list(of_sites)[: None if every_site else allowed.sites or None]:
+            picked += [{site: release} for release in most_telling(of_sites[site])[: allowed.releases or None]]
+    return picked
+
+
+def most_telling(found: list[Release]) -> list[Release]:
+    """Releases in the order in which they are worth attacking: what a generator makes tells more the longer it has
+    learned, an update the less the network fits already."""
+    return found[::-1] if set(found[0].kinds) & set(MADE) else found
+
+
+def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
+    """Releases that several sites kept of the same operation, round and step, as many as the budget has."""
+    found: list[dict[str, Release]] = []
+    for of_sites in by_operation(kept).values():
+        at_once: dict[tuple[int, int], dict[str, Release]] = {}
+        for site, of_site in of_sites.items():
+            for release in of_site:
+                at_once.setdefault((release.round, release.step), {})[site] = release
+        full = [group for group in at_once.values() if len(group) == len(of_sites) > 1]
+        found += full[: BUDGETS[budget].releases or None]
+    if not found:
+        raise BadInput(
+            "audit.secure_sum: no operation was done by several sites at once, and a deployed site has only its own "
+            "part; set it to false"
+        )
+    return found
+
+
+def by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
+    groups: dict[str, dict[str, list[Release]]] = {}
+    for site, found in kept.items():
+        for release in found:
+            groups.setdefault(release.operation, {}).setdefault(site, []).append(release)
+    return groups
+
+
+def check(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
+    """WorkFailed unless the kept files are all there and, byte for byte, what the site's ledger says left."""
+    if not lines:
+        raise WorkFailed(f"site '{site}': there is no ledger to hold what it kept against; restore ledger/{site}.jsonl")
+    left = {(line["round"], line["operation"], line["kind"], line["digest"]) for line in lines}
+    numbers = [int(file.name.split("-")[0]) for file in release.files]
+    if not numbers or numbers != list(range(len(numbers))):
+        raise WorkFailed(f"site '{site}': {release.folder} lacks a parcel that was kept; it was changed since")
+    for file, kind, digest in zip(release.files, release.kinds, release.digests, strict=True):
+        if (release.round, release.operation, kind, digest) not in left:
+            raise WorkFailed(f"site '{site}': {file} is not what its ledger says left; it was changed since")
+    try:
+        _ = release.used
+    except (OSError, SafetensorError, KeyError, RuntimeError):
+        where = release.folder / "context.safetensors"
+        raise WorkFailed(f"site '{site}': {where} cannot be read, so no attack can be scored; restore it") from None
+
+
+def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise BadInput(f"{flag}: no such choice: '{name}'{nearest(name, known)}; choose from {', '.join(known)}")

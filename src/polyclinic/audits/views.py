@@ -1,0 +1,162 @@
+"""What an attack gets of a kept parcel (`Seen`), what only scoring gets (`Truth`), and what comes of it (`Finding`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.attack import ThreatModel
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.data.parts import SiteData, open_site
+from polyclinic.federation.leaving.archive import Release
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.metrics.perceptual import Distance
+from polyclinic.models import Backbone
+from polyclinic.randomness import numpy_rng
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study.audit_settings import Budget
+
+#: what a part has beside its images
+What = Literal["labels", "masks"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What all attacks of one audit share: the study's public side, the threat model, the budget, the device."""
+
+    assembly: Assembly
+    threat: ThreatModel
+    budget: Budget
+    distance: Distance
+    seed: int
+    device: str
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        info = self.assembly.parts.info
+        return info["channels"], info["size"], info["size"]
+
+    @property
+    def what(self) -> What:
+        """What the study's network learns to tell of an image."""
+        return "masks" if self.assembly.study.task.dense else "labels"
+
+    def data_of(self, site: str) -> SiteData:
+        """A site's own images: for scoring alone."""
+        return self.assembly.open_data(site) if self.assembly.open_data else open_site(self.assembly.parts.folder, site)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A parcel as its receiver has it: with what left together with it, and what the site had been sent before.
+
+    `sites`: the parcel is the mean over so many sites, the only thing that a secure sum reveals.
+    """
+
+    site: str
+    parcel: Parcel
+    together: tuple[Parcel, ...]
+    sent_before: Callable[[str], dict[str, Tensor]]
+    round: int
+    step: int
+    tools: Tools
+    sites: int = 1
+
+    @classmethod
+    def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:
+        """A parcel of a kept release, without what only the site knows."""
+        together = tuple(release.parcels)
+        return cls(site, together[number], together, release.received, release.round, release.step, tools)
+
+    @property
+    def kind(self) -> str:
+        return self.parcel.kind
+
+    def beside(self, kind: str) -> Parcel | None:
+        """A parcel that left together with this one."""
+        return next((parcel for parcel in self.together if parcel.kind == kind), None)
+
+    def received(self, kind: str) -> dict[str, Tensor]:
+        """What the coordinator (or another site) had sent for the operation."""
+        return self.sent_before(kind)
+
+    @cached_property
+    def network(self) -> Backbone:
+        """The study's network with the weights that the site was sent before it computed this parcel."""
+        assembly = self.tools.assembly
+        backbone = assembly.backbones.get(self.site)
+        model = assembly.build_model(backbone)
+        model.load_state_dict({**assembly.initial_weights(backbone), **self.received("weights")})
+        return model
+
+
+class Truth:
+    """The site's images, for scoring: those that a release was made of, and those that were held out."""
+
+    def __init__(self, used: Sequence[Tensor], data: SiteData, seed: int, own: int | None = None) -> None:
+        """`used`: indices of training images by mini-batch; none if the operation took no batches, but all images.
+
+        `own`: how many of the training images, from the first, are the site's where several sites' are joined."""
+        self.data, self.seed = data, seed
+        self.own = len(data.train) if own is None else own
+        self._used = list(used)
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """Indices of the site's own images by mini-batch, as used; others' images (FedAvg+Share) are left out."""
+        count = len(self.data.train)
+        used = self._used or [torch.arange(count)]
+        return [index[index < count] for index in used]
+
+    @cached_property
+    def used(self) -> Tensor:
+        """Every image that was used, once, in the order of first use."""
+        return torch.tensor(list(dict.fromkeys(torch.cat(self.batches).tolist())), dtype=torch.int64)
+
+    def images(self, index: Tensor) -> Tensor:
+        """float [N, C, H, W] in [0, 1] of training images."""
+        return torch.from_numpy(np.array(self.data.train.images[index.numpy()])).float() / 255
+
+    def labels(self, index: Tensor, what: What = "labels") -> Tensor:
+        return torch.from_numpy(np.array(getattr(self.data.train, what)[index.numpy()]))
+
+    def members(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
+        """Up to `count` training images uint8, drawn at random, and their labels (or masks)."""
+        chosen = self._some(len(self.data.train), count, "members")
+        images, labels = self.data.train.images[chosen], getattr(self.data.train, what)[chosen]
+        return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
+
+    def held_out(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
+        """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
+        parts = (self.data.validation, self.data.test)
+        images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", what))
+        chosen = self._some(len(images), count, "held out")
+        return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
+
+    def _some(self, available: int, count: int, what: str) -> np.ndarray:
+        return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack found in one parcel. `draw(path)` makes its picture, which stays at the site."""
+
+    attack: str
+    threat_model: str
+    verdict: Verdict
+    assumed: list[str] = field(default_factory=list)
+    draw: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True)
+class NotTried:
+    """An attack that could not be run on a parcel, and why."""
+
+    attack: str
+    why: str

@@ -1,0 +1,287 @@
+"""The host of sites: runs operations at the sites of one process, with an LRU cache of open sites.
+
+A site's state lies on disk between its turns: a host keeps those it used last in memory, up to a size, so that
+memory does not grow with the number of sites' models."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.call import COORDINATOR, Call, Reply
+from polyclinic.federation.leaving import key_exchange, transcript
+from polyclinic.federation.leaving.archive import Keeping
+from polyclinic.federation.leaving.gate import Gate
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.operation import Operation
+from polyclinic.federation.operation import operation as operation
+from polyclinic.randomness import seeded
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import SiteData
+    from polyclinic.training.loop import Workbench
+from polyclinic.federation.site import Site
+from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path, write_tensors
+
+
+def room_for_states() -> int:
+    """A 32nd of the machine's memory, between 256 MiB and 1 GiB, as processes side by side take as much each.
+
+    Half a dozen sites with ResNet-18 fit into that; without room they are read and written at every turn.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        memory = 0
+    return min(max(memory // 32, 2**28), 2**30)
+
+
+class SiteHost:
+    """Runs operations at the sites of one process: finds the site, runs, and passes results by the gate."""
+
+    #: sites kept open: opening one takes a millisecond, but each holds about ten files, and often only 1024 are allowed
+    RESIDENT = 32
+    #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
+    RESIDENT_BYTES = room_for_states()
+    #: sites whose cache is kept; nobody knows its size
+    CACHED = 8
+
+    def __init__(
+        self,
+        *,
+        method: Any,
+        seed: int,
+        bench: Workbench,
+        folder: Path,
+        open_data: Callable[[str], SiteData],
+        policy: Policy,
+        expected: Mapping[str, Expected],
+        replay: Any = None,
+        keeping: Keeping | None = None,
+        defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None,
+        generator: Any = None,
+        tuning: Any = None,
+        benches: Mapping[str, Workbench] | None = None,
+        terms: str = "",
+    ) -> None:
+        """`benches`: the workbenches of sites whose network is not that of `bench`; `defend(parcel, received)`: what
+        leaves instead of a parcel; `terms`: what the study says, in any form that is another one if it says anything
+        else."""
+        self.method = method
+        self.replay = replay
+        self.keeping, self.defend = keeping, defend
+        self.keys = key_exchange.KeyExchange()
+        self.seed = seed
+        self.bench = bench
+        self.benches = dict(benches or {})
+        self.generator, self.tuning = generator, tuning
+        self.terms = terms
+        self.keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
+        self.folder = folder
+        self.open_data = open_data
+        self.policy = policy
+        self.expected = expected
+        self._sites: OrderedDict[str, Site] = OrderedDict()
+        self._gates: dict[str, Gate] = {}  # of the sites in memory
+        self._ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
+        self._positions: dict[str, SitePosition] = {}
+
+    def handle(self, call: Call) -> Reply:
+        """Run one call. Whatever it raises is the site's failure."""
+        work, declared = self._operation(call.operation)
+        site = self._site(call.site)
+        site.round = call.round
+        parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
+        if self.keeping:
+            self.keeping.begins(site, parcels)
+        with _nothing_happened_if_it_fails(site):
+            if site.secret and site.bench.privacy is not None:
+                transcript.extend(site, self.terms, call, parcels)
+            # dropout draws from global state
+            gpus = range(torch.cuda.device_count())
+            with seeded(self.seed, call.site, call.operation, call.round, gpus=gpus):
+                payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
+                released = _parcels(work(site, **payload))
+            if self.defend:
+                released = tuple(self.defend(parcel, parcels) for parcel in released)
+            return Reply(call.site, self._release(site, call, declared, released))
+
+    def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
+        """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
+        if declared.sealed_only and parcel.kind != SEALED:
+            raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
+        found = key_exchange.unseal(site, parcel, call) if parcel.kind == SEALED else parcel
+        self.expected.get(found.kind, Expected(found.kind)).check(found)
+        return found
+
+    def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
+        """An operation of the method, of the replay that wraps it, or of any site, and what it declares."""
+        for owner in (self.method, self.replay, self.keys):
+            found: Any = getattr(owner, name, None)
+            if hasattr(found, "operation"):
+                return found, found.operation
+        raise LookupError(f"method '{self.method.name}' has no operation '{name}'")
+
+    def _release(self, site: Site, call: Call, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        for parcel in parcels:
+            if parcel.kind not in declared.releases:
+                raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
+        leaving = self._gates[call.site].release(
+            parcels,
+            round=call.round,
+            operation=call.operation,
+            to=call.to,
+            simulation_only=declared.simulation_only,
+            seal=None if call.to == COORDINATOR else lambda parcel: key_exchange.seal(site, parcel, call),
+            cohort=cohort(site.data, str(call.arguments.get("split", "train"))) if self.policy.min_cohort else None,
+        )
+        if self.keeping:
+            self.keeping.released(site, call, parcels)
+        return leaving
+
+    def checkpoint(self) -> dict[str, SitePosition]:
+        """Write every changed state to disk; the position of every site this host has worked for."""
+        for name in self._sites:
+            self.save(name)
+        return dict(self._positions)
+
+    def save(self, name: str) -> SitePosition:
+        """Write a site's state to disk if it has changed; where the site stands now."""
+        self._save(self._sites[name])
+        return self._positions[name]
+
+    def resident(self) -> list[Site]:
+        """The sites in memory now."""
+        return list(self._sites.values())
+
+    def restore(self, positions: Mapping[str, SitePosition]) -> None:
+        """Forget what happened after the given positions."""
+        self._sites.clear()
+        self._gates.clear()
+        self._ledgers.clear()
+        self._positions = {name: SitePosition(*position) for name, position in positions.items()}
+
+    def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
+        """Delete states that a durable checkpoint no longer needs."""
+        for name, position in names.items():
+            for path in (self.folder / "sites" / name).glob("state-*.safetensors"):
+                if path != state_path(self.folder, name, position.version):
+                    path.unlink()
+
+    def _site(self, name: str) -> Site:
+        if name not in self._sites:
+            self._sites[name] = self._open(name)
+        self._sites.move_to_end(name)
+        self._evict()
+        return self._sites[name]
+
+    def _evict(self) -> None:
+        """Send the sites that were idle longest to disk; not the one at work, nor one in the middle of something."""
+        *others, _ = self._sites.values()
+        for site in others[: -self.CACHED]:
+            site.cache.clear()
+        states = sum(site.state.bytes for site in self._sites.values())
+        for site in others:
+            if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES:
+                return
+            if not site.memory:
+                states -= site.state.bytes
+                self._save(site)
+                del self._sites[site.name], self._gates[site.name]
+
+    def _open(self, name: str) -> Site:
+        position = self._positions.setdefault(name, SitePosition())
+        state = read_state(self.folder, name, position)
+        data = self.open_data(name)
+        if name not in self._ledgers:
+            self._ledgers[name] = Ledger(self.folder / "ledger" / f"{name}.jsonl")
+            self._ledgers[name].expect_repeats_after(position.lines)
+        raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
+        self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images, self._earlier_ledgers(name))
+        folder = self.folder / "sites" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        secret = secret_in(folder) if self.policy.deployed else ""
+        return Site(
+            name,
+            self.seed,
+            data,
+            self.benches.get(name, self.bench),
+            state,
+            folder,
+            self.replay,
+            self.generator,
+            self.tuning,
+            (self.bench, *self.benches.values()),
+            secret=secret,
+            keep_model=self.keep_model,
+        )
+
+    def _earlier_ledgers(self, name: str) -> list[Path]:
+        """Ledgers of a deployed site's other runs, which lie side by side; a simulated site has none."""
+        if not self.policy.deployed:
+            return []
+        return [
+            path
+            for path in sorted(self.folder.parent.glob(f"*/ledger/{name}.jsonl"))
+            if self.folder not in path.parents
+        ]
+
+    def _save(self, site: Site) -> None:
+        lines = self._ledgers[site.name].confirmed
+        version = self._positions[site.name].version
+        if site.state.changed:
+            version += 1
+            path = state_path(self.folder, site.name, version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, site.state)
+            site.state.changed = False
+        self._positions[site.name] = SitePosition(version, lines)
+
+
+def cohort(data: SiteData, split: str) -> int:
+    """Patients in a split of a site's images, or images where nobody knows whose they are."""
+    part = getattr(data, split)
+    return len(part) if part.cases is None else len(set(part.cases.tolist()))
+
+
+def secret_in(folder: Path) -> str:
+    """The secret of a deployed site: drawn once, and kept, so that a resumed run draws the same noise again."""
+    path = folder / "noise.key"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.write_text(secrets.token_hex(32))
+        partial.replace(path)
+    return path.read_text()
+
+
+def _parcels(released: Any) -> tuple[Parcel, ...]:
+    if released is None:
+        return ()
+    return (released,) if isinstance(released, Parcel) else tuple(released)
+
+
+@contextlib.contextmanager
+def _nothing_happened_if_it_fails(site: Site) -> Iterator[None]:
+    """A failed operation leaves the site as it was, as if its process had died: no half-made state (or NaN in it)
+    may reach the next round."""
+    before, changed = dict(site.state), site.state.changed
+    try:
+        yield
+    except BaseException:
+        site.state = SiteState(before)
+        site.state.changed = changed
+        site.memory.clear()
+        site.cache.clear()
+        raise

@@ -1,0 +1,139 @@
+"""The gate: the only way out of a site.
+
+Order of what happens to a parcel: policy, cohort, finite numbers, no raw images, encode, budgets, seal, write down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from polyclinic.federation.leaving.budget import Budget, OverBudget
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.raw_images import RawImages
+
+
+class GateRefused(Exception):  # noqa: N818
+    """A parcel that may not leave. Says which site, operation and kind, and why."""
+
+
+class Gate:
+    """Guards one site: `release` returns the parcel once it may leave, with its line in the ledger."""
+
+    def __init__(
+        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, earlier: Sequence[Path] = ()
+    ) -> None:
+        """`earlier`: ledgers of the site's other runs, which count in its budgets."""
+        self.site = site
+        self.policy = policy
+        self.ledger = ledger
+        self.raw_images = raw_images
+        self.budget = Budget(ledger.path, earlier, bytes=policy.max_bytes, epsilon=policy.max_epsilon)
+
+    def release(
+        self,
+        parcels: Sequence[Parcel],
+        *,
+        round: int,
+        operation: str,
+        to: str,
+        simulation_only: bool = False,
+        seal: Callable[[Parcel], Parcel] | None = None,
+        cohort: int | None = None,
+    ) -> tuple[Parcel, ...]:
+        """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave.
+
+        `cohort`: patients behind what is released, where that is known.
+
+        With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
+        the box is another one each time it is made, and would tell nobody what left.
+        """
+        for parcel in parcels:
+            try:
+                self._check_policy(parcel.kind, simulation_only)
+                self._check_cohort(cohort)
+                check_finite(parcel)
+                self._check_raw(parcel)
+                check_encodes(parcel)
+            except GateRefused as refusal:
+                raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
+        try:
+            self.budget.check([p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)])
+        except OverBudget as refusal:
+            raise GateRefused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
+        leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
+        for parcel, sent in zip(parcels, leaving, strict=True):
+            if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
+                self.budget.spend(len(sent.encoded), parcel.privacy)
+            self.ledger.append(
+                round=round,
+                operation=operation,
+                kind=parcel.kind,
+                bytes=len(sent.encoded),
+                digest=parcel.digest,
+                to=to,
+                privacy=None if parcel.privacy is None else dict(parcel.privacy),
+            )
+        return leaving
+
+    def _check_policy(self, kind: str, simulation_only: bool) -> None:
+        if simulation_only and self.policy.deployed:
+            raise GateRefused("it pools images, which exists in simulation only")
+        if kind not in self.policy.kinds:
+            allowed = ", ".join(self.policy.kinds)
+            raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed})")
+
+    def _check_cohort(self, cohort: int | None) -> None:
+        if cohort is not None and cohort < self.policy.min_cohort:
+            raise GateRefused(f"{cohort} patients are behind it, and the site's policy wants {self.policy.min_cohort}")
+
+    def _check_raw(self, parcel: Parcel) -> None:
+        if parcel.kind == "real-images":
+            return
+        for name, tensor in parcel.tensors.items():
+            if self.raw_images.found_in(tensor):
+                raise GateRefused(f"tensor '{name}' holds images of the site itself")
+
+
+def check_finite(parcel: Parcel) -> None:
+    """GateRefused if any tensor or number of the parcel is NaN or infinite."""
+    for name, tensor in parcel.tensors.items():
+        if not _is_finite(tensor):
+            raise GateRefused(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
+    for name, value in parcel.metadata.items():
+        for number in _floats(value):
+            if not math.isfinite(number):
+                raise GateRefused(f"'{name}' is {number}; lower optimizer.lr or check the images")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return True
+    # torch tells NaN from numbers in no float of one byte
+    values = tensor.float() if tensor.element_size() == 1 else tensor
+    return bool(torch.isfinite(values).all())
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """The floats of a plain JSON value, those inside lists and tables too."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _floats(item)
+
+
+def check_encodes(parcel: Parcel) -> None:
+    """GateRefused if the parcel has no encoding: metadata that is not plain JSON, say."""
+    try:
+        _ = parcel.encoded
+    except (TypeError, ValueError, SafetensorError) as error:
+        raise GateRefused(f"it cannot be encoded: {error}") from error

@@ -1,0 +1,222 @@
+"""A parcel: tensors and plain metadata of a declared kind, encoded without pickle.
+
+The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are
+exactly what a wire would carry, so its length is what communication is measured by. Images may be compressed in it,
+losslessly; who makes or opens a parcel sees only tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from polyclinic.federation.leaving import image_codec
+
+KINDS = (
+    "weights",
+    "gradients",
+    "activations",
+    "latents",
+    "codes",
+    "generator",
+    "synthetic-images",
+    "statistics",
+    "metrics",
+    "labels",
+    "masks",
+    "real-images",
+    "keys",
+)
+#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`sealed.py`)
+SEALED = "sealed"
+
+HEADER_LIMIT = 16 * 2**20
+_METADATA_KEY = "parcel"
+
+
+class ParcelRejected(Exception):  # noqa: N818
+    """Bytes or tensors that are not what the receiver expects. Says what was wrong with which tensor."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
+
+    With `tensors` given, a parcel must hold exactly those names (a part of them with `partial`). Without it
+    any names and shapes pass, up to `max_bytes` in all.
+    """
+
+    kind: str
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
+    partial: bool = False
+    max_bytes: int = 4 * 2**30
+
+    @classmethod
+    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
+        """The same names, dtypes and shapes as `tensors`."""
+        return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
+
+    def check(self, parcel: Parcel) -> None:
+        """Raise ParcelRejected unless the parcel is what is expected."""
+        if parcel.kind != self.kind:
+            raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
+        if parcel.tensor_bytes > self.max_bytes:
+            raise ParcelRejected(f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}")
+        if self.tensors is not None:
+            self._check_tensors(self.tensors, parcel.tensors)
+
+    def _check_tensors(
+        self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Mapping[str, Tensor]
+    ) -> None:
+        unknown = sorted(set(tensors) - set(expected))
+        missing = [] if self.partial else sorted(set(expected) - set(tensors))
+        if unknown or missing:
+            raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
+        for name, tensor in tensors.items():
+            dtype, shape = expected[name]
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+                found = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {found}, expected {dtype} {shape}")
+
+
+@dataclass(frozen=True)
+class OneOf(Expected):
+    """A parcel that is any of several: weights of one of the networks that a study's sites have."""
+
+    choices: tuple[Expected, ...] = ()
+
+    def check(self, parcel: Parcel) -> None:
+        refusals = []
+        for choice in self.choices:
+            try:
+                return choice.check(parcel)
+            except ParcelRejected as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made.
+
+    `privacy` is what the site says it has spent on what the parcel holds, and None where nothing covers it.
+    Tensors lie in the order of their names, so that a receiver finds them in the same order whether the parcel
+    was encoded on its way or not. Those named in `compressed` (images, uint8 [N, C, H, W]) travel without their
+    redundancy.
+    """
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] | None = None
+    compressed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS and self.kind != SEALED:
+            raise ParcelRejected(f"'{self.kind}' is not a kind of parcel; the kinds are {', '.join(KINDS)}")
+        object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+
+    @property
+    def content(self) -> str:
+        """The kind of what it holds; a sealed parcel says so on its outside."""
+        return str(self.metadata.get("kind")) if self.kind == SEALED else self.kind
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
+        header: dict[str, Any] = {"kind": self.kind, "metadata": dict(self.metadata)}
+        if self.privacy is not None:
+            header["privacy"] = dict(self.privacy)
+        packed = {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
+        if packed:
+            header["compressed"] = {name: list(images.shape) for name, images in packed.items()}
+        text = json.dumps(header, sort_keys=True, allow_nan=False)
+        travelling = {**self.tensors, **{name: image_codec.pack(images) for name, images in packed.items()}}
+        return save(unshared(travelling), {_METADATA_KEY: text})
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.encoded).hexdigest()
+
+
+def decode(data: bytes, expected: Expected | None = None) -> Parcel:
+    """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given."""
+    header = _header(data)
+    try:
+        declared = json.loads(header["__metadata__"][_METADATA_KEY], parse_constant=_refuse_constant)
+        kind, metadata, privacy = declared["kind"], declared["metadata"], declared.get("privacy")
+        compressed = declared.get("compressed", {})
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
+    if not isinstance(kind, str) or not isinstance(metadata, dict) or not isinstance(privacy, dict | None):
+        raise ParcelRejected("a parcel's kind must be text, its metadata and its privacy tables")
+    limit = Expected(kind).max_bytes if expected is None else expected.max_bytes
+    if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
+        raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
+    try:
+        tensors = _uncompressed(load(data), compressed, limit)
+        parcel = Parcel(kind, tensors, metadata, privacy, tuple(compressed))
+    except (SafetensorError, KeyError, image_codec.NotPictures) as error:  # KeyError: a dtype that torch does not have
+        raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
+    if expected is not None:
+        expected.check(parcel)
+    vars(parcel)["encoded"] = data  # what came is what counts, and need not be encoded again to be counted
+    return parcel
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The JSON header of safetensors bytes, read before any tensor is."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(HEADER_LIMIT, len(data) - 8):
+        raise ParcelRejected("the bytes are not a parcel: too short, or the header is too long")
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except (ValueError, RecursionError) as error:
+        raise ParcelRejected("the bytes are not a parcel: the header is not JSON") from error
+    if not isinstance(header, dict):
+        raise ParcelRejected("the bytes are not a parcel: the header is not a table")
+    return header
+
+
+def _uncompressed(tensors: dict[str, Tensor], shapes: Any, limit: int) -> dict[str, Tensor]:
+    """The tensors with the images that were compressed as they were, up to `limit` bytes of them."""
+    if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
+        raise ParcelRejected("a parcel's compressed images must come with their shapes")
+    size = sum(math.prod(shape) for shape in shapes.values())
+    if size > limit:
+        raise ParcelRejected(f"a parcel of {size} bytes is above the limit of {limit}")
+    return {**tensors, **{name: image_codec.unpack(tensors[name], shape) for name, shape in shapes.items()}}
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(type(side) is int and side >= 0 for side in value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
+    seen: set[int] = set()
+    result = {}
+    for name, given in tensors.items():
+        tensor = given.detach().cpu().contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result

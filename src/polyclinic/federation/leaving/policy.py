@@ -1,0 +1,31 @@
+"""The policy of a site: what its own people let out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from polyclinic.federation.leaving.parcel import KINDS
+from polyclinic.settings import Settings
+
+#: kinds a deployed site lets out unless its own policy says otherwise
+DEFAULT_KINDS = tuple(kind for kind in KINDS if kind not in ("real-images", "labels", "masks"))
+
+
+class Policy(Settings):
+    """What a site lets out. `deployed` is true at a real institution and cannot be set by a study."""
+
+    kinds: tuple[Literal[*KINDS], ...] = Field(  # type: ignore[valid-type]
+        DEFAULT_KINDS, description="kinds of parcel that may leave this site"
+    )
+    max_bytes: int | None = Field(None, ge=0, description="bytes that may leave this site, over all its runs together")
+    max_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon that may be spent, over all runs together; what differential privacy does not cover stays",
+    )
+    min_cohort: int = Field(
+        0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
+    )
+    deployed: bool = Field(False, description="true at a real institution, where pooling images is never allowed")

@@ -1,0 +1,55 @@
+"""What a deployed site was asked so far, as one digest in its state: the noise of differential privacy hangs on it.
+
+A coordinator may put a site back to an earlier round and ask it anew. With the same noise under other weights it could
+take the noise off by subtraction. So whatever a site's numbers depend on is in the digest: asked the same, a site draws
+the same noise and tells nothing new; asked anything else, it draws other noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
+    from polyclinic.federation.call import Call
+    from polyclinic.federation.leaving.parcel import Parcel
+    from polyclinic.federation.site import Site
+    from polyclinic.federation.state import SiteState
+
+NAME = "trail"
+
+
+def extend(site: Site, terms: str, call: Call, received: Mapping[str, Parcel]) -> None:
+    """Enter a call, with what came along (opened, where it was sealed). `terms`: what the study says."""
+    asked = [call.operation, call.round, call.to, dict(call.arguments)]
+    digests = {name: parcel.digest for name, parcel in received.items()}
+    text = json.dumps([trail_of(site.state), terms, _images_of(site), asked, digests], sort_keys=True)
+    digest = bytearray(hashlib.sha256(text.encode()).digest())
+    site.state[NAME] = torch.frombuffer(digest, dtype=torch.uint8)
+
+
+def trail_of(state: SiteState) -> str:
+    """The digest of all calls up to now; empty before the first one, and at a site that keeps no trail."""
+    return state[NAME].numpy().tobytes().hex() if NAME in state else ""
+
+
+def _images_of(site: Site) -> str:
+    """A digest of the training images and what is known of them: noise must not be the same for others."""
+    if NAME not in site.cache:
+        site.cache[NAME] = _digest(site.data.train)
+    return str(site.cache[NAME])
+
+
+def _digest(part: Part) -> str:
+    found = hashlib.blake2b(digest_size=32)
+    for array in (part.images, part.labels, part.masks):
+        if array is not None:
+            found.update(f"{array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()

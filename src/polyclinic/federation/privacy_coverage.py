@@ -1,0 +1,42 @@
+"""Collects what sites say they spent on the privacy of what they released, and what they released without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyclinic.federation.leaving.parcel import Parcel
+
+#: metadata that tells no more than sizes, which count as public
+PUBLIC = frozenset({"samples", "steps"})
+
+
+class Coverage:
+    """`records`: each site's last record, with what all its parcels together cover; `uncovered`: kinds without one."""
+
+    def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
+        self.records: dict[str, dict[str, Any]] = dict((plain or {}).get("records", {}))
+        self.uncovered: set[str] = set((plain or {}).get("uncovered", ()))
+
+    def plain(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"records": self.records, "uncovered": sorted(self.uncovered)}
+
+    def note(self, site: str, parcel: Parcel) -> None:
+        """A site released this parcel."""
+        if parcel.privacy is not None and _is_record(parcel.privacy):
+            before = self.records.get(site, {})
+            joined = {name: _union(before.get(name, []), parcel.privacy[name]) for name in ("covers", "does_not_cover")}
+            self.records[site] = {**parcel.privacy, **joined}
+        elif parcel.content != "keys" and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
+            self.uncovered.add(parcel.content)
+
+
+def _is_record(privacy: Mapping[str, Any]) -> bool:
+    """Whether this is a record at all: it comes from outside."""
+    numbers = all(isinstance(privacy.get(name), int | float) for name in ("epsilon", "delta", "steps"))
+    return numbers and all(isinstance(privacy.get(name), list) for name in ("covers", "does_not_cover"))
+
+
+def _union(a: list[Any], b: list[Any]) -> list[str]:
+    return list(dict.fromkeys(str(text) for text in [*a, *b]))

@@ -1,0 +1,199 @@
+"""What every generator is: settings (the `[generator]` table of a study) that build a model of images.
+
+Settings are plain and frozen; the model they build learns (`fit`), makes images (`sample`) and can be sent as
+tensors (`state`, `load`). A generator that works through discrete codes also encodes and decodes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.fitting import LearnPrivately
+from polyclinic.randomness import seeded
+from polyclinic.settings import Settings
+from polyclinic.tasks import Target
+from polyclinic.training.loop import Batch
+
+#: discrete codes of N images by level, each int16 [N, h, w]
+Codes = Mapping[str, Tensor]
+#: told after each epoch: what is being fitted, epochs done, epochs in all, mean loss of the epoch
+Progress = Callable[[str, int, int, float], None]
+
+SMALLEST_IMAGE = 28
+
+
+class Generator(Settings):
+    """One subclass per generator, with its settings as fields; its name is in the registry `GENERATORS`."""
+
+    name: str = Field(description="which generator learns a site's images")
+    batch_size: int = Field(32, ge=1, description="real images in a mini-batch; as many replayed ones join them")
+
+    #: one sentence for lists and tables
+    summary: ClassVar[str]
+    #: whether the models it builds encode and decode (`CodedModel`)
+    has_codes: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(
+        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
+    ) -> GeneratorModel:
+        """A model for images [channels, size, size] and such labels, its first weights drawn from `seed`."""
+
+    @abstractmethod
+    def dp_obstacle(self) -> str | None:
+        """Why these settings cannot be trained with differential privacy, in a sentence with the cure, or None."""
+
+
+class GeneratorModel(ABC):
+    """Learns images and makes new ones. Whatever is random comes from the `rng` that is passed in.
+
+    Images come and go as uint8 [N, C, H, W] on the CPU; labels are class indices or values (ages), [N].
+    """
+
+    def __init__(self, networks: dict[str, nn.Module], *, channels: int, size: int, target: Target, device: str):
+        if size < SMALLEST_IMAGE:
+            raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, and these have {size}")
+        self.device = torch.device(device)
+        self.networks = nn.ModuleDict(networks).to(self.device)
+        self.channels = channels
+        self.size = size
+        self.target = target
+
+    @abstractmethod
+    def fit(
+        self,
+        images: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
+    ) -> dict[str, float]:
+        """Learn from images, starting from the present weights; gives the last mean losses by name.
+
+        With `replayed` every mini-batch is joined by the stream's next one: (images [B, C, H, W] in [0, 1],
+        labels [B]), which keeps alive what was learned at earlier sites. `private` has the parts (`generator`,
+        `prior`) that learn with differential privacy; their losses would tell about the images and are NaN.
+        """
+
+    @abstractmethod
+    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+        """A new image for every label."""
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy, on the CPU, of everything the model knows."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.networks.state_dict().items()}
+
+    def load(self, state: Mapping[str, Tensor], *, partial: bool = False) -> None:
+        """Take over what `state()` gave elsewhere; with `partial` what is left out keeps its values."""
+        own = self.networks.state_dict()
+        unknown, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
+        if unknown or (missing and not partial):
+            raise BadInput(
+                f"generator: the state is not of this generator: unknown {unknown[:3]}, missing {missing[:3]}; "
+                "load a state made with the same [generator] table"
+            )
+        for name, tensor in state.items():
+            if own[name].shape != tensor.shape:
+                raise BadInput(
+                    f"generator: '{name}' of the state has shape {tuple(tensor.shape)} and ours has "
+                    f"{tuple(own[name].shape)}; load a state made with the same [generator] table"
+                )
+            own[name].copy_(tensor)
+
+    # --- for subclasses ---------------------------------------------------------------------------
+
+    def accept_images(self, images: Tensor | np.ndarray) -> Tensor:
+        """Images as a uint8 tensor, or BadInput."""
+        found = as_tensor(images)
+        shape = (self.channels, self.size, self.size)
+        if found.dtype != torch.uint8 or tuple(found.shape[1:]) != shape or not len(found):
+            wanted = ", ".join(map(str, shape))
+            raise BadInput(f"generator: images are {found.dtype} {tuple(found.shape)}; give uint8 [N, {wanted}]")
+        return found
+
+    def to_unit(self, images: Tensor) -> Tensor:
+        """uint8 images as float32 in [0, 1] on the device."""
+        return self.on_device(images).float().div_(255)
+
+    def on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+
+class CodedModel(GeneratorModel):
+    """A model whose images go through discrete codes, which can be kept or sent instead of images."""
+
+    #: how many codes each level has to choose from
+    codebook_sizes: dict[str, int]
+
+    @abstractmethod
+    def fit_codes(
+        self,
+        images: Tensor | np.ndarray,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
+    ) -> float:
+        """`fit` without what only `sample` needs: learn to encode and decode; the last mean loss."""
+
+    @abstractmethod
+    def encode(self, images: Tensor | np.ndarray) -> dict[str, Tensor]:
+        """The codes of images, by level, int16 [N, h, w]."""
+
+    @abstractmethod
+    def decode(self, codes: Codes) -> Tensor:
+        """The images of codes."""
+
+    @abstractmethod
+    def usage(self, codes: Codes) -> dict[str, float]:
+        """Which share of each level's codes occurs at all in these."""
+
+    @abstractmethod
+    def decoder_state(self) -> dict[str, Tensor]:
+        """The part of `state()` that `decode` needs; another model takes it over with `load(..., partial=True)`."""
+
+
+def as_tensor(array: Tensor | np.ndarray | Any) -> Tensor:
+    """The same numbers as a tensor; a read-only array (a memory map) is copied."""
+    if isinstance(array, Tensor):
+        return array
+    array = np.asarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Float images as uint8 on the CPU: made images get the 256 grey values that real ones have, and no others."""
+    return images.float().clamp(0, 1).mul(255).round().to(torch.uint8).contiguous().cpu()
+
+
+def select(codes: Codes, index: Tensor) -> dict[str, Tensor]:
+    """The codes of some of the images."""
+    return {level: values[index] for level, values in codes.items()}
+
+
+def count(codes: Codes) -> int:
+    """Of how many images these are the codes."""
+    return len(next(iter(codes.values())))
+
+
+def psnr(images: Tensor, others: Tensor) -> float:
+    """Peak signal-to-noise ratio of two sets of uint8 images, in dB, from the mean squared error over all pixels."""
+    error = (images.float() - others.float()).square().mean(dtype=torch.float64) / 255**2
+    return float(-10 * torch.log10(error.clamp(min=1e-12)))
+
+
+def initial_networks(builder: Callable[[], dict[str, nn.Module]], seed: int) -> dict[str, nn.Module]:
+    """The networks that `builder` makes when torch is seeded with `seed`; the global random state stays as it was."""
+    with seeded(seed), torch.device("cpu"):
+        return builder()

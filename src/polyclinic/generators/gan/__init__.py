@@ -1,0 +1,1 @@
+"""GANs: settings, networks, losses, the trainer, and a central discriminator."""

@@ -1,0 +1,145 @@
+"""Replayed images as mini-batches: made on the fly, or once into a fixed buffer.
+
+A source says what can be replayed: images of kept codes, new samples, or a buffer of either. `stream` turns any
+source into batches like those of a `Workbench`, treated as real images are (256 grey values, the same augmentation),
+so that nothing but the generator's own artefacts tells replayed from real.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count, select
+from polyclinic.tasks import Task
+from polyclinic.training.augmentation import augment
+from polyclinic.training.loop import Batch
+
+SAMPLED_AT_ONCE = 512  # a prior draws many images in little more time than one
+
+
+class Source(Protocol):
+    """Images that can be replayed, with their labels [N] and, where there are any, masks uint8 [N, H, W]."""
+
+    labels: Tensor
+    masks: Tensor | None
+    at_once: int  #: how many images are best made in one go
+
+    def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
+        """The images of some of the labels, uint8 [B, C, H, W]."""
+
+
+class FromCodes:
+    """The images of kept codes. `model` may go on learning: they are decoded as it decodes now (the paper's D_old)."""
+
+    at_once = 1
+
+    def __init__(self, model: CodedModel, codes: Codes, labels: Tensor, masks: Tensor | None = None) -> None:
+        self.model = copy.deepcopy(model)
+        self.codes = codes
+        self.labels, self.masks = labels, masks
+        check_lengths(count(codes), labels, masks)
+
+    def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
+        return self.model.decode(select(self.codes, index))
+
+
+class FromSamples:
+    """New images for the given labels, other ones each time. `model` may go on learning, as with `FromCodes`."""
+
+    at_once = SAMPLED_AT_ONCE
+
+    def __init__(self, model: GeneratorModel, labels: Tensor) -> None:
+        self.model = copy.deepcopy(model)
+        self.labels = labels
+        self.masks: Tensor | None = None
+
+    def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
+        return self.model.sample(self.labels[index], rng)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Images made once, uint8 [N, C, H, W], and the same every time they are replayed."""
+
+    stored: Tensor
+    labels: Tensor
+    masks: Tensor | None = None
+    at_once: int = 1
+
+    def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
+        return self.stored[index]
+
+
+def fill(source: Source, rng: torch.Generator) -> Buffer:
+    """Every image of the source once, kept."""
+    return Buffer(source.images(torch.arange(len(source.labels)), rng), source.labels, source.masks)
+
+
+def stream(
+    source: Source,
+    batch_size: int,
+    rng: torch.Generator,
+    *,
+    task: Task | None = None,
+    augmentation: Sequence[str] = (),
+    device: str | torch.device = "cpu",
+) -> Iterator[Batch]:
+    """Endless batches of exactly `batch_size`: (images [B, C, H, W] in [0, 1], the task's targets), on the device.
+
+    Without a task the targets are the labels themselves, as generators want them. Each label comes once per pass.
+    """
+    if not len(source.labels):
+        raise BadInput("replay: there is nothing to replay; give the source at least one label")
+    order = endless_order(len(source.labels), rng)
+    together = max(1, source.at_once // batch_size) * batch_size
+    while True:
+        index = torch.tensor(list(itertools.islice(order, together)))
+        made = source.images(index, rng)
+        for part, images in zip(index.split(batch_size), made.split(batch_size), strict=True):
+            yield batch(source, part, images, rng, task, tuple(augmentation), torch.device(device))
+
+
+def batch(
+    source: Source,
+    index: Tensor,
+    images: Tensor,
+    rng: torch.Generator,
+    task: Task | None,
+    augmentation: tuple[str, ...],
+    device: torch.device,
+) -> Batch:
+    """One batch of the stream, from its uint8 images."""
+    pixels = images.to(device, non_blocking=True).float().div_(255)
+    masks = None if source.masks is None else source.masks[index].to(device)
+    pixels, masks = augment(pixels, masks, augmentation, rng)
+    labels = source.labels[index].to(device)
+    return pixels, labels if task is None else task.targets(labels, masks)
+
+
+def endless_order(images: int, rng: torch.Generator) -> Iterator[int]:
+    """Indices of one shuffled pass after another."""
+    while True:
+        yield from torch.randperm(images, generator=rng).tolist()
+
+
+def mixed(real: Iterator[Batch], replayed: Iterator[Batch] | None) -> Iterator[Batch]:
+    """Each real batch with the next replayed one behind it; without replay, the real ones as they are."""
+    if replayed is None:
+        return real
+    pairs = zip(real, replayed, strict=False)
+    return ((torch.cat([images, more]), torch.cat([targets, others])) for (images, targets), (more, others) in pairs)
+
+
+def check_lengths(images: int, labels: Tensor, masks: Tensor | None) -> None:
+    """BadInput unless there is one label, and one mask where there are masks, for each image."""
+    if len(labels) != images or (masks is not None and len(masks) != images):
+        found = f"{len(labels)} labels" + ("" if masks is None else f" and {len(masks)} masks")
+        raise BadInput(f"replay: codes of {images} images came with {found}; give one for each")

@@ -1,0 +1,1 @@
+"""StyleGAN2 with adaptive discriminator augmentation (ADA)."""

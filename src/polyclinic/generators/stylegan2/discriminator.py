@@ -1,0 +1,73 @@
+"""StyleGAN2's discriminator: residual, with the spread of a batch as a feature, and conditioned by projection."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.stylegan2.layers import EPS, GAIN, Conv, Linear, activate, unit
+from polyclinic.generators.stylegan2.networks import FIRST_SIDE, Shape
+
+#: images whose spread is taken together
+GROUP = 4
+
+
+class Block(nn.Module):
+    """Feature maps to those of half the side: two convolutions, and a shortcut of one."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = Conv(inputs, inputs, 3, gain=GAIN)
+        # the sum of two has twice the variance of one: both are scaled by the root of a half
+        self.reduce = Conv(inputs, outputs, 3, down=True, gain=GAIN * math.sqrt(0.5))
+        self.shortcut = Conv(inputs, outputs, 1, down=True, bias=False, gain=math.sqrt(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return activate(self.reduce(activate(self.conv(x)))) + self.shortcut(x)
+
+
+class Spread(nn.Module):
+    """Adds a channel: the standard deviation over GROUP images that follow each other, one number for each group.
+
+    It lets the discriminator notice images that are all alike. It also makes the gradient of one image depend on
+    others, so that a network with this layer cannot be trained with differential privacy.
+    """
+
+    mixes_samples = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        size = math.gcd(batch, GROUP)
+        groups = x.float().reshape(batch // size, size, channels, height, width)
+        spread = (groups.var(1, unbiased=False) + EPS).sqrt().mean((1, 2, 3))
+        plane = spread[:, None].expand(-1, size).reshape(batch, 1, 1, 1).expand(-1, 1, height, width)
+        return torch.cat([x, plane.to(x.dtype)], 1)
+
+
+class Discriminator(nn.Module):
+    """Images [B, C, size, size] in [-1, 1] and labels [B] to scores [B], without a bound."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        sides = shape.sides[::-1]
+        widths = [shape.wide(side) for side in sides]
+        self.from_image = Conv(shape.channels, widths[0], 1, gain=GAIN)
+        self.blocks = nn.ModuleList(Block(*pair) for pair in itertools.pairwise(widths))
+        self.spread = Spread()
+        self.last = Conv(widths[-1] + 1, widths[-1], 3, gain=GAIN)
+        self.dense = Linear(widths[-1] * FIRST_SIDE**2, widths[-1], gain=GAIN)
+        self.score = Linear(widths[-1], shape.latent)
+        self.label = LabelEmbedding(shape.target, shape.latent)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = activate(self.from_image(images))
+        for block in self.blocks:
+            x = block(x)
+        x = activate(self.last(self.spread(x)))
+        x = activate(self.dense(x.flatten(1)))
+        known = unit(self.label(labels).float())
+        return (self.score(x).float() * known).sum(1) / math.sqrt(known.shape[1])

@@ -1,0 +1,190 @@
+"""StyleGAN2 with adaptive discriminator augmentation, conditioned on labels (Karras et al. 2020a, 2020b).
+
+Written from the papers. Images of any size from 28 px on: inside, their side is the next power of two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
+from polyclinic.generators.fitting import LearnPrivately
+from polyclinic.generators.gan.model import centred, endless_batches
+from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.labels import check_labels
+from polyclinic.generators.stylegan2.discriminator import Discriminator
+from polyclinic.generators.stylegan2.networks import Shape, StyleGenerator
+from polyclinic.generators.stylegan2.training import Steps
+from polyclinic.randomness import device_rng, seed_of, torch_rng
+from polyclinic.tasks import Target
+from polyclinic.training.loop import Batch
+
+SAMPLED_AT_ONCE = 64
+REPORTS = 20
+
+
+class StyleGAN2(Generator):
+    """The `[generator]` table with `name = "stylegan2"`."""
+
+    name: Literal["stylegan2"] = "stylegan2"
+    steps: int = Field(4000, ge=1, description="steps of both networks in one fit")
+    lr: float = Field(0.0025, gt=0, description="learning rate of Adam, for both networks")
+    width: int = Field(
+        32, ge=2, description="channels of the largest feature map; each smaller size has twice as many, up to 8 times"
+    )
+    latent: int = Field(128, ge=2, description="random numbers an image is made from, and length of a style")
+    mapping_layers: int = Field(2, ge=1, description="layers from noise to style")
+    gamma: float | None = Field(None, ge=0, description="weight of R1; 0.0002 · side² / batch size if not given")
+    path_weight: float = Field(2.0, ge=0, description="weight of path-length regularisation; 0 for none")
+    style_mixing: float = Field(0.9, ge=0, le=1, description="share of steps in which images have two styles")
+    ada_target: float = Field(
+        0.6, ge=0, lt=1, description="how sure of real images the discriminator should be; 0 switches ADA off"
+    )
+    ada_images: int = Field(500_000, ge=1, description="images seen while the share of augmentation grows from 0 to 1")
+    average_images: float = Field(10_000, gt=0, description="half-life of the averaged generator, in images")
+    truncation: float = Field(1.0, ge=0, le=1, description="samples are moved so far from the mean style; 1 as drawn")
+    graphs: bool = Field(True, description="on a GPU, record the steps once and replay them; false: start each kernel")
+    compile: bool = Field(False, description="compile the networks: pays on a GPU for runs of many minutes")
+
+    summary: ClassVar[str] = "StyleGAN2 with adaptive augmentation, conditional; the good one"
+
+    def build(
+        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
+    ) -> StyleGAN2Model:
+        return StyleGAN2Model(
+            self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
+        )
+
+    def dp_obstacle(self) -> str | None:
+        return (
+            "generator.name: StyleGAN2's discriminator compares the images of a batch with each other, and ADA follows "
+            "real images outside any accountant; choose vqvae2, or dcgan without spectral norm, under differential "
+            "privacy"
+        )
+
+
+class Controls(nn.Module):
+    """Numbers that training keeps: how much is augmented, how sure the discriminator is, the usual path length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("p", "sure", "path_length"):
+            self.register_buffer(name, torch.zeros(()))
+
+
+class StyleGAN2Model(GeneratorModel):
+    """Networks `generator`, `average` (samples come from it), `discriminator`, and `controls`."""
+
+    def __init__(
+        self, settings: StyleGAN2, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
+    ) -> None:
+        inner = 2 ** max(5, (size - 1).bit_length())
+        if inner > 1024:
+            raise BadInput(f"data.size: StyleGAN2 here makes images of up to 1024 px, and these have {size}")
+        shape = Shape(channels, inner, target, settings.width, settings.latent, settings.mapping_layers)
+        made = initial_networks(lambda: _networks(shape), seed_of(seed, "generator"))
+        super().__init__(made, channels=channels, size=size, target=target, device=device)
+        if self.device.type == "cuda":
+            self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.settings, self.precision, self.inner = settings, precision, inner
+
+    @property
+    def average(self) -> StyleGenerator:
+        """The generator that samples come from."""
+        return self.networks["average"]  # type: ignore[return-value]
+
+    # --- learning -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        images: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
+    ) -> dict[str, float]:
+        if private:
+            raise BadInput(str(self.settings.dp_obstacle()))
+        steps = self.begin(self.accept_images(images), as_tensor(labels), rng, replayed=replayed)
+        for number in range(1, self.settings.steps + 1):
+            steps.step()
+            if progress is not None and number % max(1, self.settings.steps // REPORTS) == 0:
+                progress("generator", number, self.settings.steps, float(steps.loss))
+        return {"generator": float(steps.loss), "augmentation": float(self.networks["controls"].get_buffer("p"))}
+
+    def begin(
+        self, images: Tensor, labels: Tensor, rng: torch.Generator, *, replayed: Iterator[Batch] | None = None
+    ) -> Steps:
+        """The networks ready to learn from images uint8 [N, C, H, W] step by step, from where they stand."""
+        check_labels(labels, len(images), self.target)
+        drawn = _on_device(rng, self.device)
+        batches = self._batches(self.on_device(images), self.on_device(labels), drawn, replayed)
+        return Steps(self.settings, self.networks, batches, Dice(drawn, self.device), precision=self.precision)
+
+    def _batches(
+        self, images: Tensor, labels: Tensor, rng: torch.Generator, replayed: Iterator[Batch] | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in endless_batches(len(images), self.settings.batch_size, rng):
+            real, known = centred(images[index]), labels[index]
+            if replayed is not None:
+                more, theirs = next(replayed)
+                real = torch.cat([real, self.on_device(more) * 2 - 1])
+                known = torch.cat([known, self.on_device(theirs).to(known.dtype)])
+            yield self._enlarged(real), known
+
+    def _enlarged(self, images: Tensor) -> Tensor:
+        missing = self.inner - self.size
+        return F.pad(images, (0, missing, 0, missing), mode="replicate") if missing else images
+
+    # --- making -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+        labels = check_labels(as_tensor(labels), len(labels), self.target)
+        network, dice = self.average.eval(), Dice(rng, self.device)
+        made = []
+        for some in labels.split(SAMPLED_AT_ONCE):
+            w = network.mapping(dice.normal(len(some), self.settings.latent), self.on_device(some))
+            noises = [dice.normal(len(some), 1, side, side) for side in network.synthesis.noise_sides]
+            made.append(to_bytes(self.images_of(network.truncated(w, self.settings.truncation), noises)))
+        return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
+
+    def images_of(self, w: Tensor, noises: list[Tensor]) -> Tensor:
+        """Images in about [0, 1] of styles w [B, latent]; differentiable. With the same noise always the same."""
+        images = self.average.synthesis(self.average.repeated(w), noises)
+        return (images[..., : self.size, : self.size] + 1) / 2
+
+    def fixed_noises(self, seed: int = 0) -> list[Tensor]:
+        """Noise maps to search with, the same for every image: a projection must not chase noise that changes."""
+        rng = torch_rng(seed)
+        sides = self.average.synthesis.noise_sides
+        return [torch.randn(1, 1, side, side, generator=rng).to(self.device) for side in sides]
+
+
+def _networks(shape: Shape) -> dict[str, nn.Module]:
+    generator = StyleGenerator(shape)
+    return {
+        "generator": generator,
+        "average": copy.deepcopy(generator).requires_grad_(False),
+        "discriminator": Discriminator(shape),
+        "controls": Controls(),
+    }
+
+
+def _on_device(rng: torch.Generator, device: torch.device) -> torch.Generator:
+    """A generator that draws on the device, seeded by one on the CPU: a GPU would wait for many small copies."""
+    if device.type == "cpu":
+        return rng
+    seed = int(torch.randint(2**62, (), generator=rng))
+    return device_rng(device, seed)

@@ -1,0 +1,147 @@
+"""StyleGAN2's generator: a mapping network from noise and label to styles, and a synthesis network to images.
+
+Images lie in [-1, 1] here. The synthesis network adds up images of all sizes (a skip generator).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.stylegan2.layers import GAIN, Finish, Linear, StyledConv, activate, doubled, unit
+from polyclinic.tasks import Target
+
+FIRST_SIDE = 4
+
+
+class Shape(NamedTuple):
+    """What images look like, and how large the networks for them are. `size` is a power of two."""
+
+    channels: int
+    size: int
+    target: Target
+    width: int
+    latent: int
+    mapping_layers: int
+
+    @property
+    def sides(self) -> list[int]:
+        """Of all feature maps, from 4 to the image's."""
+        found = [FIRST_SIDE]
+        while found[-1] < self.size:
+            found.append(2 * found[-1])
+        return found
+
+    def wide(self, side: int) -> int:
+        """Channels of the feature maps with this side."""
+        return self.width * min(self.size // side, 8)
+
+
+class Mapping(nn.Module):
+    """Noise [B, latent] and labels [B] to styles w [B, latent]. Keeps their running mean, for truncation."""
+
+    #: how much slower than the rest it learns
+    SPEED = 0.01
+    MEMORY = 0.998
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.label = LabelEmbedding(shape.target, shape.latent)
+        widths = [2 * shape.latent] + [shape.latent] * shape.mapping_layers
+        pairs = itertools.pairwise(widths)
+        self.layers = nn.ModuleList(Linear(inputs, outputs, speed=self.SPEED, gain=GAIN) for inputs, outputs in pairs)
+        self.register_buffer("mean", torch.zeros(shape.latent))
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        w = torch.cat([unit(noise), unit(self.label(labels))], 1)
+        for layer in self.layers:
+            w = activate(layer(w))
+        return w
+
+    @torch.no_grad()
+    def remember(self, w: Tensor) -> None:
+        self.get_buffer("mean").lerp_(w.float().mean(0), 1 - self.MEMORY)
+
+
+class Block(nn.Module):
+    """Feature maps of one size: two convolutions (one at the first size), and an image of that size."""
+
+    def __init__(self, inputs: int, outputs: int, shape: Shape, *, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        if not first:
+            self.enlarge, self.enlarged = StyledConv(inputs, outputs, 3, shape.latent, up=True), Finish(outputs)
+        self.conv, self.finish = StyledConv(outputs, outputs, 3, shape.latent), Finish(outputs)
+        self.to_image = StyledConv(outputs, shape.channels, 1, shape.latent, demodulate=False)
+        self.image_bias = nn.Parameter(torch.zeros(shape.channels, 1, 1))
+
+    def forward(
+        self, x: Tensor, image: Tensor | None, styles: Sequence[Tensor], noises: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Three styles (two at the first size): for each convolution, and for the image."""
+        *of_convs, of_image = styles
+        if not self.first:
+            x = self.enlarged(*self.enlarge(x, of_convs[0]), noises[0])
+        x = self.finish(*self.conv(x, of_convs[-1]), noises[-1])
+        made = self.to_image(x, of_image)[0].float() + self.image_bias
+        return x, made if image is None else doubled(image) + made
+
+
+class Synthesis(nn.Module):
+    """Styles [B, layers, latent] to images [B, C, size, size]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.sides = shape.sides
+        widths = [shape.wide(side) for side in self.sides]
+        self.start = nn.Parameter(torch.randn(widths[0], FIRST_SIDE, FIRST_SIDE))
+        pairs = zip([widths[0], *widths], widths, strict=False)
+        self.blocks = nn.ModuleList(
+            Block(inputs, outputs, shape, first=place == 0) for place, (inputs, outputs) in enumerate(pairs)
+        )
+
+    @property
+    def layers(self) -> int:
+        """How many styles an image takes; an image of one size shares its style with the next size's first layer."""
+        return 2 * len(self.sides)
+
+    @property
+    def noise_sides(self) -> list[int]:
+        """Sides of the noise maps, in the order in which they are used."""
+        return [side for place, side in enumerate(self.sides) for _ in range(1 if place == 0 else 2)]
+
+    def forward(self, styles: Tensor, noises: Sequence[Tensor]) -> Tensor:
+        """`noises` [B or 1, 1, side, side], one for each of `noise_sides`."""
+        x, image, at = self.start.expand(len(styles), -1, -1, -1), None, 0
+        used = 0
+        for block in self.blocks:
+            count = 1 if block.first else 2
+            of_block = [styles[:, at + k] for k in range(count + 1)]
+            x, image = block(x, image, of_block, noises[used : used + count])
+            at, used = at + count, used + count
+        assert image is not None
+        return image
+
+
+class StyleGenerator(nn.Module):
+    """Noise and labels to images. `mapping` and `synthesis` can also be used one by one."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.mapping, self.synthesis = Mapping(shape), Synthesis(shape)
+
+    def forward(self, styles: Tensor, noises: Sequence[Tensor]) -> Tensor:
+        return self.synthesis(styles, noises)
+
+    def repeated(self, w: Tensor) -> Tensor:
+        """One style for all layers: [B, latent] to [B, layers, latent]."""
+        return w[:, None].expand(-1, self.synthesis.layers, -1)
+
+    def truncated(self, w: Tensor, share: float) -> Tensor:
+        """Styles moved towards their mean; a share of 1 leaves them where they are."""
+        return torch.lerp(self.mapping.get_buffer("mean").to(w), w, share) if share < 1 else w

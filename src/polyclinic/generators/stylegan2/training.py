@@ -1,0 +1,216 @@
+"""How StyleGAN2 learns: the logistic loss, regularisers that act only now and then, averaged weights, and ADA.
+
+Gradients of regularisers need second derivatives, so they are taken of the plain networks; the main steps may use
+compiled ones. On a GPU each kind of step is recorded and replayed, so nothing here asks the GPU for a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.stylegan2.ada import augmented
+from polyclinic.generators.stylegan2.discriminator import GROUP
+from polyclinic.generators.stylegan2.graphs import Recorded
+from polyclinic.generators.stylegan2.networks import StyleGenerator
+
+if TYPE_CHECKING:
+    from polyclinic.generators.private_tuning import ExtraLoss
+    from polyclinic.generators.stylegan2.model import StyleGAN2
+
+#: steps between two of a regulariser
+R1_EVERY, PATH_EVERY = 16, 4
+#: steps between two looks at how well the discriminator knows its images
+ADA_EVERY = 4
+PATH_MEMORY = 0.01
+BETAS = (0.0, 0.99)
+
+
+class Steps:
+    """A StyleGAN2 in training, step by step. `networks` holds generator, average, discriminator and controls."""
+
+    def __init__(
+        self,
+        settings: StyleGAN2,
+        networks: nn.ModuleDict,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        dice: Dice,
+        *,
+        precision: str = "fp32",
+    ) -> None:
+        """`batches`: real images [B, C, size, size] in [-1, 1] with their labels [B], on the device."""
+        self.settings, self.batches, self.dice = settings, batches, dice
+        self.precision, self.device = precision, dice.device
+        self.networks = networks.train()
+        self.generator: StyleGenerator = networks["generator"]  # type: ignore[assignment]
+        self.discriminator, self.controls = networks["discriminator"], networks["controls"]
+        self.synthesise: Callable = self.generator.synthesis
+        self.judge: Callable = self.discriminator
+        if settings.compile:
+            made = functools.partial(torch.compile, dynamic=False)  # for each size of a batch
+            self.synthesise, self.judge = made(self.synthesise), made(self.judge)
+        self.of_average = [networks["average"].state_dict()[name] for name in self.generator.state_dict()]
+        self.to_follow = list(self.generator.state_dict().values())
+        path = PATH_EVERY if settings.path_weight else 0
+        self.of_generator = _adam(self.generator, settings.lr, path)
+        self.of_discriminator = _adam(self.discriminator, settings.lr, R1_EVERY)
+        self.p = self.controls.get_buffer("p")
+        self.taken = 0
+        self._sure, self.loss = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        self._learners: dict[ExtraLoss | None, Callable] = {}
+        self._stream = torch.cuda.Stream(self.device) if settings.graphs and self.device.type == "cuda" else None
+        if self._stream is not None:
+            for name in ("_even_out", "_tell_apart", "_flatten"):
+                setattr(self, name, self._recorded(getattr(self, name)))
+
+    def _recorded(self, function: Callable) -> Callable:
+        return function if self._stream is None else Recorded(function, self.dice.rng, self._stream)
+
+    # --- one step -------------------------------------------------------------------------------------
+
+    def step(self, extra: ExtraLoss | None = None) -> None:
+        """One step of generator and discriminator, their regularisers where they are due."""
+        real, labels = next(self.batches)
+        if extra not in self._learners:
+            self._learners[extra] = self._recorded(functools.partial(self._learn, extra=extra))
+        self.loss = self._learners[extra](real, labels)
+        if self.settings.path_weight and self.taken % PATH_EVERY == 0:
+            self._even_out(labels)
+        self._sure += self._tell_apart(real, labels)
+        if self.taken % R1_EVERY == 0:
+            self._flatten(real, labels)
+        self._follow(len(real))
+        self.taken += 1
+        if self.settings.ada_target and self.taken % ADA_EVERY == 0:
+            self._adapt(len(real))
+
+    def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
+        """The generator: made images should be taken for real ones. Its loss, without the extra one."""
+        fake = self.make(labels)
+        loss = F.softplus(-self._scores(fake, labels)).mean()
+        paid = loss if extra is None else loss + extra((real + 1) / 2, ((fake + 1) / 2).clamp(0, 1))
+        _descend(self.of_generator, paid)
+        return loss.detach()
+
+    def _tell_apart(self, real: Tensor, labels: Tensor) -> Tensor:
+        """The discriminator: real from made, in one pass (the spread of a batch is taken of images of one kind).
+
+        How sure it is of real images: 1 if it takes all of them for real, -1 if none.
+        """
+        usable = len(real) // GROUP * GROUP or len(real)
+        real, labels = real[:usable], labels[:usable]
+        with torch.no_grad():
+            fake = self.make(labels)
+        scores = self._scores(torch.cat([fake, real]), torch.cat([labels, labels]))
+        of_fake, of_real = scores.split(usable)
+        _descend(self.of_discriminator, F.softplus(of_fake).mean() + F.softplus(-of_real).mean())
+        return of_real.detach().sign().mean()
+
+    # --- regularisers ---------------------------------------------------------------------------------
+
+    def _flatten(self, real: Tensor, labels: Tensor) -> None:
+        """R1: the discriminator's slope at real images, as it sees them, should vanish."""
+        seen = self._look(real).detach().requires_grad_()
+        with self._autocast():
+            scores = self.discriminator(seen, labels)
+        (slope,) = torch.autograd.grad(scores.float().sum(), seen, create_graph=True)
+        penalty = slope.square().sum((1, 2, 3)).mean()
+        _descend(self.of_discriminator, self.gamma(len(real)) / 2 * R1_EVERY * penalty)
+
+    def _even_out(self, labels: Tensor) -> None:
+        """Path length: a step in the styles should change any image by as much, whatever the style and direction."""
+        some = labels[: max(1, len(labels) // 2)]
+        styles = self.styles(some)
+        with self._autocast():
+            images = self.generator.synthesis(styles, self.noises(len(some)))
+        direction = self.dice.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
+        (slope,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
+        lengths = slope.float().square().sum(2).mean(1).sqrt()
+        mean = self.controls.get_buffer("path_length")
+        mean.lerp_(lengths.detach().mean(), PATH_MEMORY)
+        penalty = (lengths - mean).square().mean()
+        _descend(self.of_generator, self.settings.path_weight * PATH_EVERY * penalty)
+
+    def gamma(self, batch: int) -> float:
+        """Weight of R1: the one chosen, or what suits the size of images and batch."""
+        size = self.generator.synthesis.sides[-1]
+        return self.settings.gamma if self.settings.gamma is not None else 0.0002 * size**2 / batch
+
+    # --- ADA, averages --------------------------------------------------------------------------------
+
+    def _adapt(self, batch: int) -> None:
+        """Augment more where the discriminator is surer of real images than its target, else less."""
+        sure = self.controls.get_buffer("sure").copy_(self._sure / ADA_EVERY)
+        change = ADA_EVERY * batch / self.settings.ada_images
+        self.p.add_((sure - self.settings.ada_target).sign() * change).clamp_(0, 1)
+        self._sure.zero_()
+
+    @torch.no_grad()
+    def _follow(self, batch: int) -> None:
+        """Move the averaged generator; at first faster, as an average over much says little in the beginning."""
+        half_life = min(self.settings.average_images, 0.05 * batch * max(1, self.taken))
+        weight = 1 - 0.5 ** (batch / max(half_life, 1e-8))
+        torch._foreach_lerp_(self.of_average, self.to_follow, weight)
+
+    # --- making and looking ---------------------------------------------------------------------------
+
+    def make(self, labels: Tensor) -> Tensor:
+        """New images for labels [B]."""
+        styles = self.styles(labels, mixed=self.settings.style_mixing)
+        with self._autocast():
+            return self.synthesise(styles, self.noises(len(labels))).float()
+
+    def styles(self, labels: Tensor, mixed: float = 0.0) -> Tensor:
+        """[B, layers, latent]; for a share `mixed` of calls the last layers get styles of their own."""
+        mapping, generator = self.generator.mapping, self.generator
+        w = mapping(self.dice.normal(len(labels), self.settings.latent), labels)
+        if torch.is_grad_enabled():
+            mapping.remember(w.detach())
+        if mixed <= 0:
+            return generator.repeated(w)
+        other = mapping(self.dice.normal(len(labels), self.settings.latent), labels)
+        layers = generator.synthesis.layers
+        first = torch.arange(layers, device=self.device) <= self.dice.below(layers - 1, 1)
+        first = first | (self.dice.uniform(1) >= mixed)
+        return torch.where(first[:, None], generator.repeated(w), generator.repeated(other))
+
+    def noises(self, count: int) -> list[Tensor]:
+        return [self.dice.normal(count, 1, side, side) for side in self.generator.synthesis.noise_sides]
+
+    def _scores(self, images: Tensor, labels: Tensor) -> Tensor:
+        with self._autocast():
+            return self.judge(self._look(images), labels).float()
+
+    def _look(self, images: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, enabled=False):
+            seen = augmented(images.float(), self.p, self.dice)
+        return seen.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else seen
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """A step of one of the two: gradients reach its weights and no others."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward(inputs=optimizer.param_groups[0]["params"])
+    optimizer.step()
+
+
+def _adam(network: nn.Module, lr: float, every: int) -> torch.optim.Adam:
+    """Adam that takes one more step in `every` for the regulariser, and so is slowed as much."""
+    share = every / (every + 1) if every else 1.0
+    parameters = list(network.parameters())
+    betas = (BETAS[0] ** share, BETAS[1] ** share)
+    on_gpu = parameters[0].is_cuda
+    return torch.optim.Adam(parameters, lr * share, betas=betas, eps=1e-8, fused=on_gpu, capturable=on_gpu)

@@ -1,0 +1,1 @@
+"""VQ-VAE-2: autoencoder, codebooks and the PixelCNN prior."""

@@ -1,0 +1,180 @@
+"""The two-level autoencoder of VQ-VAE-2 (Razavi et al. 2019): a network from images to codes and back.
+
+Nothing here adds in place, keeps statistics of a batch or calls a module twice, so per-sample gradients (Opacus)
+can follow it. Upsampling is a convolution and a shuffle of pixels: Opacus has no fast path for transposed
+convolutions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Quantised
+
+RATIO = 8  # pixels per code of the top level, along a side
+
+
+class Residual(nn.Module):
+    """x plus a 3x3 and a 1x1 convolution of it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.relu1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        self.relu2 = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels // 2, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(self.relu2(self.conv1(self.relu1(x))))
+
+
+def residuals(channels: int, blocks: int) -> list[nn.Module]:
+    return [*(Residual(channels) for _ in range(blocks)), nn.ReLU()]
+
+
+def halve(channels: int, out: int) -> list[nn.Module]:
+    return [nn.Conv2d(channels, out, 4, stride=2, padding=1), nn.ReLU()]
+
+
+def double(channels: int, out: int) -> list[nn.Module]:
+    """Twice the side. The four pixels made of one start out alike, or images would start as a checkerboard."""
+    conv = nn.Conv2d(channels, 4 * out, 3, padding=1)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(parameter[::4].repeat_interleave(4, 0))
+    return [conv, nn.PixelShuffle(2)]
+
+
+class Pass(NamedTuple):
+    """What one pass of images [B, C, H, W] through the autoencoder gives."""
+
+    images: Tensor  #: the reconstruction, [B, C, H, W]
+    top_latents: Tensor
+    bottom_latents: Tensor
+    top: Quantised
+    bottom: Quantised
+
+
+class Autoencoder(nn.Module):
+    """Images float [B, C, size, size] in [0, 1] to a `Pass`.
+
+    The bottom level has a code for 4x4 pixels, the top level one for 8x8. Other sizes than multiples of 8 are
+    padded inside with copies of the border, and cropped back.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        size: int,
+        width: int,
+        blocks: int,
+        code_width: int,
+        top_codes: int,
+        bottom_codes: int,
+        learning: Learning,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        half = width // 2
+        self.encode_bottom = nn.Sequential(
+            *halve(channels, half),
+            *halve(half, width),
+            nn.Conv2d(width, width, 3, padding=1),
+            *residuals(width, blocks),
+        )
+        self.encode_top = nn.Sequential(
+            *halve(width, width), nn.Conv2d(width, width, 3, padding=1), *residuals(width, blocks)
+        )
+        self.to_top = nn.Conv2d(width, code_width, 1)
+        self.top_codebook = Codebook(top_codes, code_width, learning)
+        self.decode_top = nn.Sequential(
+            nn.Conv2d(code_width, width, 3, padding=1), *residuals(width, blocks), *double(width, code_width)
+        )
+        self.to_bottom = nn.Conv2d(width + code_width, code_width, 1)
+        self.bottom_codebook = Codebook(bottom_codes, code_width, learning)
+        self.lift_top = nn.Sequential(*double(code_width, code_width))
+        self.decode_bottom = nn.Sequential(
+            nn.Conv2d(2 * code_width, width, 3, padding=1),
+            *residuals(width, blocks),
+            *double(width, half),
+            nn.ReLU(),
+            *double(half, channels),
+        )
+
+    @property
+    def grid(self) -> int:
+        """Codes of the top level along a side; the bottom level has twice as many."""
+        return -(-self.size // RATIO)
+
+    def forward(self, images: Tensor) -> Pass:
+        top_latents, top, bottom_latents, bottom = self._quantised(images)
+        return Pass(self._images(top.vectors, bottom.vectors), top_latents, bottom_latents, top, bottom)
+
+    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes int64 of images, [B, g, g] of the top level and [B, 2g, 2g] of the bottom level."""
+        _, top, _, bottom = self._quantised(images)
+        return top.codes, bottom.codes
+
+    def decode(self, top: Tensor, bottom: Tensor) -> Tensor:
+        """The images of int64 codes [B, g, g] and [B, 2g, 2g]."""
+        return self._images(self.top_codebook.lookup(top), self.bottom_codebook.lookup(bottom))
+
+    @torch.no_grad()
+    def start(self, images: Tensor, rng: torch.Generator) -> None:
+        """Put both codebooks where the latents of these images lie: the top one first, as the bottom follows it."""
+        self.top_codebook.start(self(images).top_latents, rng)
+        self.bottom_codebook.start(self(images).bottom_latents, rng)
+
+    def learn_codebooks(self, passed: Pass, rng: torch.Generator) -> None:
+        """One step of codebooks that learn by moving averages."""
+        self.top_codebook.learn(passed.top_latents, passed.top.codes, rng)
+        self.bottom_codebook.learn(passed.bottom_latents, passed.bottom.codes, rng)
+
+    def _quantised(self, images: Tensor) -> tuple[Tensor, Quantised, Tensor, Quantised]:
+        """Latents and what stands for them: of the top level, then of the bottom level, which sees the top's codes."""
+        coarse = self.encode_bottom(self._padded(images) * 2 - 1)
+        top_latents = self.to_top(self.encode_top(coarse))
+        top = self.top_codebook(top_latents)
+        bottom_latents = self.to_bottom(torch.cat([coarse, self.decode_top(top.vectors)], 1))
+        return top_latents, top, bottom_latents, self.bottom_codebook(bottom_latents)
+
+    def _images(self, top: Tensor, bottom: Tensor) -> Tensor:
+        decoded = self.decode_bottom(torch.cat([self.lift_top(top), bottom], 1))
+        return (decoded[..., : self.size, : self.size] + 1) / 2
+
+    def _padded(self, images: Tensor) -> Tensor:
+        missing = self.grid * RATIO - self.size
+        return F.pad(images, (0, missing, 0, missing), mode="replicate") if missing else images
+
+
+#: the children that `decode` goes through, and the only ones that a decoder has to be sent with
+DECODER = ("top_codebook.vectors", "bottom_codebook.vectors", "lift_top", "decode_bottom")
+
+
+def losses(images: Tensor, passed: Pass, commitment: float) -> Tensor:
+    """The loss of each image, [B]: reconstruction + codebook + commitment, of both levels.
+
+    Squared errors are means: over pixels in [-1, 1], and over the numbers of the latents. The codebook term moves
+    only the codebook (nothing where it learns by moving averages), the commitment term only the encoder.
+    """
+    reconstruction = 4 * (passed.images.float() - images).square().mean((1, 2, 3))
+    codebook = passed.top.codebook + passed.bottom.codebook
+    return reconstruction + codebook + commitment * (passed.top.commitment + passed.bottom.commitment)
+
+
+def noise_images(count: int, channels: int, size: int, rng: torch.Generator) -> Tensor:
+    """Cloudy noise in [0, 1], [count, channels, size, size]: about as smooth as an image, and about no one.
+
+    Codes that start at its latents are in reach of real ones, where codes drawn at random are not, and no patient
+    has been looked at, which differential privacy needs.
+    """
+    total = torch.zeros(count, channels, size, size)
+    for side in (2, 4, 8, 16):
+        coarse = torch.randn(count, channels, side, side, generator=rng)
+        total = total + F.interpolate(coarse, size=size, mode="bilinear") / side**0.5
+    return (0.5 + 0.22 * total / total.std()).clamp(0, 1)

@@ -1,0 +1,338 @@
+"""VQ-VAE-2 (Razavi et al. 2019) as Qu 2022 uses it: a two-level autoencoder with discrete codes, and a prior over them.
+
+The autoencoder alone is enough to replay images whose codes are kept; the prior makes new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.base import (
+    CodedModel,
+    Codes,
+    Generator,
+    Progress,
+    as_tensor,
+    count,
+    initial_networks,
+    psnr,
+    to_bytes,
+)
+from polyclinic.generators.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
+from polyclinic.generators.labels import check_labels
+from polyclinic.generators.vqvae2.autoencoder import DECODER, Autoencoder, losses, noise_images
+from polyclinic.generators.vqvae2.codebook import Learning, used_share
+from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
+from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.tasks import Target
+from polyclinic.training.loop import Batch
+
+LEVELS = ("top", "bottom")
+START_IMAGES = 256  # whose latents a codebook starts from
+CHUNK_PIXELS = 2**22  # encoded or decoded at a time
+CHUNK_CODES = 2**17  # drawn at a time
+
+
+class VQVAE2(Generator):
+    """The `[generator]` table with `name = "vqvae2"`."""
+
+    name: Literal["vqvae2"] = "vqvae2"
+    epochs: int = Field(30, ge=1, description="passes of the autoencoder over a site's images")
+    batch_size: int = Field(32, ge=1, description="real images in a mini-batch; as many replayed ones join them")
+    lr: float = Field(4e-4, gt=0, description="learning rate of Adam")
+    decay: float = Field(0.5, gt=0, le=1, description="factor of the step decay of the learning rate")
+    decay_every: int = Field(150, ge=0, description="epochs after which lr is multiplied by decay; 0 for never")
+    commitment: float = Field(0.25, ge=0, description="weight of the commitment loss")
+    codebook: Learning = Field(
+        "ema", description="how codes are learned: moving averages, or by gradient (the paper's loss; needed under DP)"
+    )
+    top_codes: int = Field(512, ge=2, le=2**15, description="codes that the top level (8x8 pixels each) chooses from")
+    bottom_codes: int = Field(512, ge=2, le=2**15, description="codes of the bottom level (4x4 pixels each)")
+    code_width: int = Field(16, ge=1, description="numbers in a code's vector")
+    width: int = Field(64, ge=2, multiple_of=2, description="channels of the autoencoder")
+    blocks: int = Field(2, ge=0, description="residual blocks in each of its parts")
+    prior_epochs: int = Field(20, ge=0, description="passes of the prior over the codes; 0 for no prior, no sampling")
+    prior_batch_size: int = Field(32, ge=1, description="images in a mini-batch of the prior")
+    prior_lr: float = Field(2e-3, gt=0, description="learning rate of the prior (Adam); it falls evenly to zero")
+    prior_width: int = Field(64, ge=2, multiple_of=2, description="channels of the prior")
+    prior_layers: int = Field(5, ge=1, description="gated layers of the prior, per level")
+    prior_dropout: float = Field(
+        0.1, ge=0, lt=1, description="share of the prior's features left out in training, so that it memorises less"
+    )
+    temperature: float = Field(1.0, gt=0, description="below 1, samples keep closer to what is most likely")
+
+    summary: ClassVar[str] = "two-level autoencoder with discrete codes, and a PixelCNN prior over them"
+    has_codes: ClassVar[bool] = True
+
+    def build(
+        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
+    ) -> VQVAE2Model:
+        return VQVAE2Model(
+            self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
+        )
+
+    def dp_obstacle(self) -> str | None:
+        if self.codebook == "ema":
+            return (
+                "generator.codebook: moving averages put real images into the codebook without clipping or noise; "
+                "set generator.codebook = 'gradient' under differential privacy"
+            )
+        return None
+
+
+class VQVAE2Model(CodedModel):
+    """`autoencoder` and `prior` are its networks; whoever trains them otherwise (with differential privacy, say)
+    takes them, with the per-image losses in `autoencoder.losses` and `prior.negative_log_likelihoods`."""
+
+    def __init__(
+        self, settings: VQVAE2, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
+    ) -> None:
+        made = initial_networks(lambda: networks(settings, channels, size, target), seed_of(seed, "generator"))
+        super().__init__(made, channels=channels, size=size, target=target, device=device)
+        self.settings = settings
+        self.precision = precision
+        self.codebook_sizes = {"top": settings.top_codes, "bottom": settings.bottom_codes}
+        if settings.codebook == "gradient":
+            rng = torch_rng(seed, "generator", "codes")
+            self.autoencoder.start(self.on_device(noise_images(START_IMAGES, channels, size, rng)), rng)
+
+    @property
+    def autoencoder(self) -> Autoencoder:
+        return cast(Autoencoder, self.networks["autoencoder"])
+
+    @property
+    def prior(self) -> Prior:
+        if "prior" not in self.networks:
+            raise BadInput("generator.prior_epochs: without a prior nothing can be sampled; set it above 0")
+        return cast(Prior, self.networks["prior"])
+
+    # --- learning ---------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        images: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
+    ) -> dict[str, float]:
+        """The autoencoder on the images, then the prior on their codes (unless `prior_epochs` is 0)."""
+        found = {"autoencoder": self.fit_codes(images, rng, replayed=replayed, progress=progress, private=private)}
+        if self.settings.prior_epochs:
+            codes = self.encode(images)
+            found["prior"] = self.fit_prior(codes, labels, rng, replayed=replayed, progress=progress, private=private)
+        return found
+
+    def fit_codes(
+        self,
+        images: Tensor | np.ndarray,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
+    ) -> float:
+        images, net, settings = self.accept_images(images), self.autoencoder.train(), self.settings
+        if not net.top_codebook.started:
+            first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
+            net.start(self.to_unit(images[first]), rng)
+
+        def batch_of(index: Tensor) -> Rows:
+            batch = self.to_unit(images[index])
+            if replayed is not None:
+                batch = torch.cat([batch, self.on_device(next(replayed)[0])])
+            return (batch,)
+
+        def losses_of(batch: Tensor) -> Tensor:
+            with self._autocast():
+                passed = net(batch)
+            net.learn_codebooks(passed, rng)
+            return losses(batch, passed, settings.commitment)
+
+        schedule = Schedule(settings.epochs, settings.batch_size, settings.lr, settings.decay, settings.decay_every)
+        if private and "generator" in private:
+            private["generator"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+            return float("nan")
+
+        def loss_of(index: Tensor) -> Tensor:
+            (batch,) = batch_of(index)
+            if self.device.type == "cuda":
+                # faster there; never for private learning, since Opacus computes wrong gradients from this layout
+                batch = batch.contiguous(memory_format=torch.channels_last)
+            return losses_of(batch).mean()
+
+        return descend(net.parameters(), loss_of, len(images), schedule, rng, _told(progress, "autoencoder"))
+
+    def fit_prior(
+        self,
+        codes: Codes,
+        labels: Tensor | np.ndarray,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        progress: Progress | None = None,
+        private: Mapping[str, LearnPrivately] | None = None,
+    ) -> float:
+        """Learn the distribution of codes, given labels; the last mean loss in nats per code, both levels added."""
+        labels = check_labels(as_tensor(labels), count(codes), self.target)
+        net, settings = self.prior.train(), self.settings
+        books = (self.autoencoder.top_codebook, self.autoencoder.bottom_codebook)
+        net.know(*(book.vectors.weight.detach() for book in books))
+
+        def batch_of(index: Tensor) -> Rows:
+            batch = [self.on_device(codes[level][index]).long() for level in LEVELS]
+            wanted = self.on_device(labels[index])
+            if replayed is not None:
+                images, more = next(replayed)
+                again = self._codes_of(self.on_device(images))
+                batch = [torch.cat(pair) for pair in zip(batch, again, strict=True)]
+                wanted = torch.cat([wanted, self.on_device(more)])
+            return (*batch, wanted)
+
+        def losses_of(top: Tensor, bottom: Tensor, wanted: Tensor) -> Tensor:
+            with self._autocast():
+                logits = net(top, bottom, wanted)
+            return negative_log_likelihoods(top, bottom, logits)
+
+        schedule = Schedule(settings.prior_epochs, settings.prior_batch_size, settings.prior_lr, fade=True)
+
+        def loss_of(index: Tensor) -> Tensor:
+            return losses_of(*batch_of(index)).mean()
+
+        with own_dropout(self.device, rng):
+            if private and "prior" in private:
+                private["prior"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+                return float("nan")
+            return descend(net.parameters(), loss_of, count(codes), schedule, rng, _told(progress, "prior"))
+
+    # --- making images ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+        return self.decode(self.sample_codes(labels, rng))
+
+    @torch.no_grad()
+    def sample_codes(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> dict[str, Tensor]:
+        """New codes from the prior, one image for every label."""
+        labels, prior = as_tensor(labels), self.prior.eval()
+        check_labels(labels, len(labels), self.target)
+        size = max(1, CHUNK_CODES // (5 * self.autoencoder.grid**2))
+        drawn = [prior.sample(self.on_device(some), rng, self.settings.temperature) for some in labels.split(size)]
+        return _kept(drawn)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor | np.ndarray) -> dict[str, Tensor]:
+        self.autoencoder.eval()
+        pieces = self.accept_images(images).split(self._chunk)
+        return _kept([self._codes_of(self.to_unit(some)) for some in pieces])
+
+    @torch.no_grad()
+    def decode(self, codes: Codes) -> Tensor:
+        net = self.autoencoder.eval()
+        self._check_codes(codes)
+        pieces = zip(*(codes[level].split(self._chunk) for level in LEVELS), strict=True)
+        return torch.cat([to_bytes(net.decode(*(self.on_device(one).long() for one in some))) for some in pieces])
+
+    def decoder_state(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.state().items() if name.startswith(DECODER_NAMES)}
+
+    def prior_state(self) -> dict[str, Tensor]:
+        """The part of `state()` that draws codes; with `decoder_state()`, all that `sample` needs."""
+        return {name: value for name, value in self.state().items() if name.startswith("prior.")}
+
+    # --- how good it is ---------------------------------------------------------------------------
+
+    def usage(self, codes: Codes) -> dict[str, float]:
+        """Which share of each level's codes occurs at all in these."""
+        return {level: used_share(codes[level], size) for level, size in self.codebook_sizes.items()}
+
+    def quality(self, images: Tensor | np.ndarray) -> dict[str, float]:
+        """How well images come back (psnr, in dB) and which share of the codes they use (usage_top, usage_bottom)."""
+        images = self.accept_images(images)
+        codes = self.encode(images)
+        shares = {f"usage_{level}": share for level, share in self.usage(codes).items()}
+        return {"psnr": psnr(images, self.decode(codes)), **shares}
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _codes_of(self, images: Tensor) -> list[Tensor]:
+        """The codes int64 of float images, top and bottom."""
+        top, bottom = self.autoencoder.encode(images)
+        return [top, bottom]
+
+    def _check_codes(self, codes: Codes) -> None:
+        grid = self.autoencoder.grid
+        for level, side in zip(LEVELS, (grid, 2 * grid), strict=True):
+            found = codes[level]
+            inside = not found.numel() or (int(found.min()) >= 0 and int(found.max()) < self.codebook_sizes[level])
+            if tuple(found.shape[1:]) != (side, side) or not inside:
+                raise BadInput(
+                    f"generator: {level} codes of shape {tuple(found.shape)} do not fit a codebook of "
+                    f"{self.codebook_sizes[level]} on {side}x{side}; decode with the generator that made them"
+                )
+
+    @property
+    def _chunk(self) -> int:
+        return max(1, CHUNK_PIXELS // self.size**2)
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+#: names in `state()` that decoding needs
+DECODER_NAMES = tuple(f"autoencoder.{name}" for name in DECODER)
+
+
+def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict[str, nn.Module]:
+    """The autoencoder and, unless it is not to be trained, the prior."""
+    sizes = {"top_codes": settings.top_codes, "bottom_codes": settings.bottom_codes}
+    autoencoder = Autoencoder(
+        channels=channels,
+        size=size,
+        width=settings.width,
+        blocks=settings.blocks,
+        code_width=settings.code_width,
+        learning=settings.codebook,
+        **sizes,
+    )
+    if not settings.prior_epochs:
+        return {"autoencoder": autoencoder}
+    prior = Prior(
+        target=target,
+        grid=autoencoder.grid,
+        code_width=settings.code_width,
+        width=settings.prior_width,
+        layers=settings.prior_layers,
+        dropout=settings.prior_dropout,
+        **sizes,
+    )
+    return {"autoencoder": autoencoder, "prior": prior}
+
+
+def _kept(pieces: list) -> dict[str, Tensor]:
+    """Codes of consecutive pieces of images as they are kept: on the CPU, in two bytes each."""
+    return {
+        level: torch.cat(of_level).to("cpu", torch.int16)
+        for level, of_level in zip(LEVELS, zip(*pieces, strict=True), strict=True)
+    }
+
+
+def _told(progress: Progress | None, stage: str) -> Callable[[int, int, float], None]:
+    def report(done: int, epochs: int, loss: float) -> None:
+        if progress is not None:
+            progress(stage, done, epochs, loss)
+
+    return report

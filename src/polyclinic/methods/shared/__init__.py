@@ -1,0 +1,1 @@
+"""What several methods say: local training, averaging, generative replay, buffers, utility."""

@@ -1,0 +1,70 @@
+"""Local training at a site: put the model together, and train it on the site's images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.federation.federation import Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.site import Site
+from polyclinic.training import private
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
+    from polyclinic.training.loop import Batch
+from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
+
+
+def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Tensor]:
+    """The whole model at a site: shared weights, and the part that is the site's own (`current` or `best`)."""
+    if own == "none":
+        return dict(weights)
+    kept = site.state.group("best" if own == "best" else "local")
+    return {**site.bench.initial_local, **weights, **kept}
+
+
+def train(
+    site: Site,
+    weights: Weights,
+    *,
+    steps: int | None = None,
+    part: Part | None = None,
+    class_weights: Tensor | None = None,
+    correct: Callable[[nn.Module], None] | None = None,
+) -> Parcel:
+    """Train from `weights` on the site's images (or on `part`) for floor(|D| / b) steps, or as many as given.
+
+    What stays at the site goes into its state; the rest is the parcel of weights.
+    """
+    bench = site.bench
+    part = part or site.data.train
+    steps = steps or bench.steps_in(part)
+    model = bench.load(assemble(site, weights))
+    optimizer = start_optimizer(site, model)
+    told: dict[str, float] = {}
+    if private.is_private(site, "classifier"):
+        steps = private.train(site, steps, optimizer, correct=correct)  # its loss would tell about the images
+    else:
+        told["loss"] = bench.train(batches(site, part), steps, optimizer, class_weights=class_weights, correct=correct)
+    keep_optimizer(site, optimizer)
+    trained = bench.weights()
+    if bench.local_names:
+        site.state.put("local", {name: trained.pop(name) for name in sorted(bench.local_names)})
+    counted = {"samples": len(part), "steps": steps, **told}
+    return Parcel("weights", trained, counted, private.record_of(site, "classifier"))
+
+
+def batches(site: Site, part: Part) -> Iterator[Batch]:
+    """Mini-batches of the site's images for this round, joined by replayed ones where the study replays."""
+    real = site.bench.batches(part, site.rng("batches"))
+    return site.replay.mix(site, real) if site.replay else real
+
+
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """Weights that let every class a site has count alike: inverse to its frequency there, 0 where it is absent."""
+    counts = torch.bincount(labels.long(), minlength=classes).float()
+    return torch.where(counts > 0, counts.sum() / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)

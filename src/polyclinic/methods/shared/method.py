@@ -1,0 +1,107 @@
+"""What every method is: settings, a coordinator half (`run`) and a site half made of operations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import local_training
+from polyclinic.models import statistics_names
+from polyclinic.settings import Settings
+from polyclinic.training import private
+
+if TYPE_CHECKING:
+    from polyclinic.models import Backbone
+
+
+class Method(Settings):
+    """One subclass per method, in one file, with its own settings as fields; its name is in the registry."""
+
+    name: str = Field(description="which method trains across the sites")
+    rounds: int = Field(20, ge=1, description="rounds of training")
+
+    #: one sentence for lists and tables
+    summary: ClassVar[str]
+    #: pools images at the coordinator, which no deployed site allows
+    simulation_only: ClassVar[bool] = False
+    #: sites take turns, so that `polyclinic forgetting` has hand-overs to show
+    serial: ClassVar[bool] = False
+    #: tasks the method can do
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
+    #: whether batch-norm statistics may stay at the sites
+    allows_local_norm: ClassVar[bool] = True
+    #: trains at the sites on `local.batches`, so that `[replay]` can join replayed images to them
+    takes_replay: ClassVar[bool] = False
+    #: replays even where the study has no table `[replay]`
+    replays: ClassVar[bool] = False
+    #: what its sites can train with differential privacy: classifier (the network of any task), encoder
+    private_parts: ClassVar[tuple[str, ...]] = ()
+    #: whether sites may have different networks (`model.backbones`)
+    mixes_backbones: ClassVar[bool] = False
+    #: trains its generator in the phases of `[tuning]`, where it trains one
+    tunes_generator: ClassVar[bool] = True
+    #: whether it cuts the network and so needs `model.cut`
+    needs_cut: ClassVar[bool] = False
+
+    @abstractmethod
+    def run(self, federation: Federation) -> Weights:
+        """The coordinator half: train across the sites, and return the last weights."""
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        """Names of the weights that stay at each site: batch-norm statistics where the study says so."""
+        return frozenset(statistics_names(model)) if batch_norm == "local" else frozenset()
+
+    def check_task(self, task: str) -> None:
+        """BadInput where a setting of the method does not go with the study's task."""
+
+    def needs_generator(self) -> bool:
+        """Whether sites train the study's generator and hand out what it makes."""
+        return False
+
+    def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
+        """Test metrics that only this kind of method has, by name, from the released models of each site."""
+        return {}
+
+    def privacy_obstacle(self) -> str | None:
+        """Why the method, as it is set, cannot go with differential privacy: a sentence with the cure, or None."""
+        return None
+
+    @operation("metrics")
+    def evaluate(
+        self,
+        site: Site,
+        weights: Weights | None = None,
+        split: str = "validation",
+        own: Literal["current", "best", "none"] = "current",
+    ) -> Parcel | None:
+        """Score a model on the site's images: `weights` with the site's own part, current or as of the best round.
+
+        A site without images in this split releases nothing.
+        """
+        part = getattr(site.data, split)
+        if len(part) == 0:
+            return None
+        bench = site.bench_for(weights) if weights and own == "none" else site.bench
+        bench.load(local_training.assemble(site, weights or {}, own))
+        return Parcel("metrics", bench.evaluate(part), privacy=private.record_of_scores(site, split))
+
+    @operation()
+    def keep_model(
+        self, site: Site, weights: Weights | None = None, own: Literal["current", "best", "none"] = "current"
+    ) -> None:
+        """The run is over: its model, with the site's own part, is the site's to use."""
+        model = local_training.assemble(site, weights or {}, own)
+        if site.keep_model and model:
+            site.keep_model(model)
+
+    @operation()
+    def remember(self, site: Site) -> None:
+        """Keep the site's own part of the model as it is now: this round was the best one."""
+        site.state.put("best", site.state.group("local"))

@@ -1,0 +1,60 @@
+"""An optimiser's state as tensors, kept from round to round where the study says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.federation.federation import Federation, State
+from polyclinic.federation.site import Site
+
+if TYPE_CHECKING:
+    pass
+
+
+def start_optimizer(site: Site, model: nn.Module) -> torch.optim.Optimizer:
+    """A fresh optimiser for the site's round, with the state of its last one where that is kept."""
+    optimizer = site.bench.optimizer.make(model.parameters(), site.round)
+    if site.bench.optimizer.keep_state:
+        restore_optimizer(optimizer, site.state.group("optimizer"))
+    return optimizer
+
+
+def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer) -> None:
+    if site.bench.optimizer.keep_state:
+        site.state.put("optimizer", optimizer_tensors(optimizer))
+
+
+def coordinator_optimizer(
+    federation: Federation, state: State, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The same for a coordinator that trains; its optimiser's state is kept in the method's."""
+    optimizer = federation.bench.optimizer.make(iter(parameters), federation.round)
+    if federation.bench.optimizer.keep_state:
+        restore_optimizer(optimizer, getattr(state, "optimizer", {}))
+    return optimizer
+
+
+def keep_coordinator_optimizer(federation: Federation, state: State, optimizer: torch.optim.Optimizer) -> None:
+    if federation.bench.optimizer.keep_state:
+        state.optimizer = optimizer_tensors(optimizer)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser as named tensors (`3/momentum_buffer`)."""
+    state = optimizer.state_dict()["state"]
+    kept = {f"{index}/{key}": value for index, values in state.items() for key, value in values.items()}
+    return {name: value.detach().cpu().clone() for name, value in kept.items() if isinstance(value, Tensor)}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave; the learning rate stays as it is now."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value.clone()
+    if state:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

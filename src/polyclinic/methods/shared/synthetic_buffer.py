@@ -1,0 +1,162 @@
+"""A node's own generator and its buffer of synthetic images: what FedER and the baselines of its Table 2 share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from polyclinic.data.cache import cache_folder, code_digest, digest_of, make_folder
+from polyclinic.data.parts import Part
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.leaving.parcel import Parcel, decode
+from polyclinic.federation.site import Site
+from polyclinic.federation.state import write_tensors
+from polyclinic.generators import GeneratorModel, private_tuning
+from polyclinic.generators.sheet import contact_sheet
+from polyclinic.tasks import Target
+
+#: columns of the contact sheet
+SHOWN = 12
+#: where a site's state has its buffer as a parcel: a site that was sent to disk need not compress it again
+SENT_BUFFER = "sent-buffer"
+
+Tensors = Mapping[str, Tensor]
+
+
+def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel, dict[str, float]]:
+    """The study's generator, trained on the site's images: in two phases where the study has [tuning].
+
+    With `reuse` it is kept in the cache, and taken from there where the very same was trained before.
+    """
+    model = untrained(site)
+    if not reuse:
+        return model, fit(site, model)
+    file = kept_at(site)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two runs that want the same one, the second waits for it
+        if file.exists():
+            return model, read_trained(model, file)
+        figures = fit(site, model)
+        write_trained(model, figures, file)
+    return model, figures
+
+
+def kept_at(site: Site) -> Path:
+    """Where the site's generator is kept in the cache, once it has been trained."""
+    file = cache_folder(None) / "generators" / f"{fingerprint(site)}.safetensors"
+    make_folder(file.parent)
+    return file
+
+
+def write_trained(model: GeneratorModel, figures: Mapping[str, float], file: Path) -> None:
+    """Keep a generator with the figures of its training."""
+    numbers = {f"figure/{name}": torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
+    write_tensors(file, {f"model/{name}": tensor for name, tensor in model.state().items()} | numbers)
+
+
+def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
+    """Load a generator that was kept, and give the figures of its training."""
+    kept = load_file(file)
+    model.load({name.removeprefix("model/"): t for name, t in kept.items() if name.startswith("model/")})
+    return {name.removeprefix("figure/"): float(t) for name, t in kept.items() if name.startswith("figure/")}
+
+
+def fingerprint(site: Site) -> str:
+    """Of everything that a trained generator depends on."""
+    part, bench = site.data.train, site.bench
+    images = hashlib.sha256(np.ascontiguousarray(part.images).data)
+    images.update(np.ascontiguousarray(part.labels).data)
+    return digest_of(
+        {
+            "generator": site.generator.model_dump(mode="json"),
+            "tuning": site.tuning.model_dump(mode="json") if site.tuning else None,
+            "images": images.hexdigest(),
+            "draws": [site.seed, site.name, site.round],
+            "device": [bench.device.type, bench.precision, torch.__version__, torch.get_num_threads()],
+            "code": code_digest(Path(private_tuning.__file__).parent.glob("*.py")),
+        }
+    )
+
+
+def untrained(site: Site) -> GeneratorModel:
+    """The study's generator as it is in the beginning."""
+    part = site.data.train
+    channels, size, _ = part.images.shape[1:]
+    return site.generator.build(
+        channels=channels,
+        size=size,
+        target=site.bench.target,
+        seed=site.seed,
+        device=str(site.bench.device),
+        precision=site.bench.precision,
+    )
+
+
+def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
+    """Train a generator on the site's images; the figures of its training."""
+    part, rng = site.data.train, site.rng("generator")
+    images, labels = np.asarray(part.images), np.asarray(part.labels)
+    if site.tuning is None:
+        return {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
+    return private_tuning.fit(model, images, labels, rng, site.tuning)
+
+
+def draw_buffer(site: Site, model: GeneratorModel, count: int) -> dict[str, Tensor]:
+    """`images` uint8 [N, C, H, W] and `labels` [N], drawn once; also the site's contact sheet."""
+    labels = uniform_labels(count, site.data.train.labels, site.bench.target, site.rng("buffer labels"))
+    buffer = {"images": model.sample(labels, site.rng("buffer")), "labels": labels}
+    if count:
+        _draw_sheet(site, buffer)
+    return buffer
+
+
+def uniform_labels(count: int, own: np.ndarray, target: Target, rng: torch.Generator) -> Tensor:
+    """Labels drawn alike from the classes that the site has images of, or from the public range of values.
+
+    Of a class that it has never seen a generator would make images of something else.
+    """
+    if target.classes:
+        known = torch.from_numpy(np.unique(own).astype(np.int64))
+        return known[torch.randint(len(known), (count,), generator=rng)]
+    low, high = target.label_range or (0.0, 0.0)
+    return low + (high - low) * torch.rand(count, generator=rng)
+
+
+def parcel_of(buffer: Tensors) -> Parcel:
+    """A buffer as it travels: images losslessly compressed, with the labels that were asked for."""
+    return Parcel("synthetic-images", dict(buffer), compressed=("images",))
+
+
+def own_parcel(site: Site) -> Parcel:
+    """The site's own buffer as it travels. It is the same in every round, so it is compressed once, and kept so."""
+    if "buffer" not in site.cache:
+        if SENT_BUFFER not in site.state:
+            if not (buffer := site.state.group("buffer")):
+                raise WorkFailed(f"site '{site.name}' has no buffer to hand over: it could not prepare one in round 0")
+            encoded = parcel_of(buffer).encoded
+            site.state[SENT_BUFFER] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        site.cache["buffer"] = decode(site.state[SENT_BUFFER].numpy().tobytes())
+    return site.cache["buffer"]
+
+
+def as_part(buffer: Tensors) -> Part:
+    """A buffer as something that a workbench can train on."""
+    return Part(buffer["images"].numpy(), buffer["labels"].numpy())
+
+
+def _draw_sheet(site: Site, buffer: Tensors) -> None:
+    """Real images above synthetic ones of the same labels, in the site's own folder."""
+    labels = buffer["labels"][:SHOWN]
+    own = torch.from_numpy(np.array(site.data.train.labels))
+    gaps = (own[:, None].double() - labels[None].double()).abs()
+    nearest = [int(gaps[:, column].argsort(stable=True)[column]) for column in range(min(len(labels), len(own)))]
+    real = torch.from_numpy(site.data.train.images[nearest].copy())
+    captions = [f"{label:g}" for label in labels.tolist()]
+    contact_sheet({"real": real, "synthetic": buffer["images"][:SHOWN]}, site.folder / "synthetic.png", captions)

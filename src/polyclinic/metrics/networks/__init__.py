@@ -1,0 +1,1 @@
+"""Networks with public weights that metrics measure with."""

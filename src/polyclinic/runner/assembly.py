@@ -1,0 +1,223 @@
+"""From a study and its sites' parts to the objects that do the work: workbench, host of sites, engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyclinic.data.parts import Parts, SiteData, open_site
+from polyclinic.engines.in_process import InProcess
+from polyclinic.engines.ray import Ray, Share
+from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.engine import Engine
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving.archive import Keeping
+from polyclinic.federation.leaving.parcel import Expected, OneOf
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.methods.shared.generative_replay import Replaying
+from polyclinic.models import Backbone, build, initial_weights
+from polyclinic.randomness import seed_of
+from polyclinic.study import Study, parse_study
+from polyclinic.tasks import Target
+from polyclinic.training.loop import Workbench
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Builds everything one run consists of. `folder` is the run folder.
+
+    `policy` and `open_data` are a deployed site's own; simulated sites take them from the study and the parts.
+    """
+
+    study: Study
+    parts: Parts
+    folder: Path
+    policy: Policy | None = None
+    open_data: Callable[[str], SiteData] | None = None
+
+    @cached_property
+    def target(self) -> Target:
+        info = self.parts.info
+        bounds = tuple(info["label_range"]) if info["label_range"] else None
+        return Target(tuple(info["classes"]), info["unit"], bounds)
+
+    @cached_property
+    def backbones(self) -> dict[str, str]:
+        """The networks of sites that have another one than `model.backbone`."""
+        chosen = self.study.model.backbones
+        unknown = [site for site in chosen if site not in self.parts.names]
+        if unknown:
+            known = ", ".join(self.parts.names)
+            raise BadInput(f"model.backbones: there is no site '{unknown[0]}'; the sites are {known}")
+        return {site: name for site, name in chosen.items() if name != self.study.model.backbone}
+
+    def build_model(self, backbone: str | None = None) -> Backbone:
+        info, model = self.parts.info, self.study.model
+        return build(
+            backbone or model.backbone,
+            channels=info["channels"],
+            outputs=self.study.task.outputs(self.target),
+            size=info["size"],
+            norm=model.norm,
+        )
+
+    @cached_property
+    def _initial(self) -> dict[str, Tensor]:
+        return self._initial_of(None)
+
+    def _initial_of(self, backbone: str | None) -> dict[str, Tensor]:
+        return initial_weights(lambda: self.build_model(backbone), seed_of(self.study.seed, "initial weights"))
+
+    def initial_weights(self, backbone: str | None = None) -> dict[str, Tensor]:
+        """The weights every site and the coordinator start from; the same for the same study and seed."""
+        weights = self._initial if backbone is None else self._initial_of(backbone)
+        return {name: tensor.clone() for name, tensor in weights.items()}
+
+    def workbench(self, backbone: str | None = None) -> Workbench:
+        """What a site with this network (by default the study's) trains with."""
+        study, model = self.study, self.build_model(backbone)
+        device = device_of(study.engine.device)
+        return Workbench(
+            model,
+            study.task,
+            self.target,
+            study.optimizer,
+            cut=study.cut,
+            local_names=study.method.local_names(model, study.model.batch_norm),
+            initial=self._initial if backbone is None else self._initial_of(backbone),
+            device=device,
+            precision=precision_of(study.engine.precision, device),
+            privacy=study.privacy,
+            graphs=study.engine.graphs,
+        )
+
+    @cached_property
+    def expected(self) -> Mapping[str, Expected]:
+        """What weights and gradients look like, for whoever receives some: never more than the network has."""
+        networks = [self._initial, *(self._initial_of(name) for name in dict.fromkeys(self.backbones.values()))]
+        choices = tuple(Expected.like("weights", network, partial=True) for network in networks)
+        return {
+            "weights": choices[0] if len(choices) == 1 else OneOf("weights", choices=choices),
+            "gradients": Expected("gradients", max_bytes=2**31),
+        }
+
+    @cached_property
+    def replaying(self) -> Replaying | None:
+        """The replay that wraps the method, where the study has one."""
+        return Replaying(self.study.replay, self.study.generator) if self.study.replay else None
+
+    def host(self) -> SiteHost:
+        benches = {name: self.workbench(name) for name in dict.fromkeys(self.backbones.values())}
+        return SiteHost(
+            method=self.study.method,
+            seed=self.study.seed,
+            bench=self.workbench(),
+            folder=self.folder,
+            open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
+            policy=self.policy or Policy(kinds=self.study.policy.kinds),
+            expected=self.expected,
+            replay=self.replaying,
+            keeping=Keeping(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
+            defend=self.study.defence,
+            generator=self.study.generator,
+            tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
+            benches={site: benches[name] for site, name in self.backbones.items()},
+            terms=self.terms,
+        )
+
+    @property
+    def terms(self) -> str:
+        """What the study says about results: all of it, but for the engine."""
+        tables = {name: table for name, table in self.study.as_tables().items() if name != "engine"}
+        return json.dumps(tables, sort_keys=True)
+
+    @cached_property
+    def order(self) -> str:
+        """What another process must be told to build the same assembly: JSON, for `assemble_from`."""
+        return json.dumps(
+            {"study": self.study.as_tables(), "parts": str(self.parts.folder), "folder": str(self.folder)}
+        )
+
+    def engine(self, lock: int) -> Engine:
+        """The study's engine; workers share the file descriptor `lock`, and so hold the run folder's lock."""
+        return self._ray() if self.study.engine.name == "ray" else self._in_process(lock)
+
+    def _in_process(self, lock: int) -> Engine:
+        settings = self.study.engine
+
+        def start_worker() -> WorkerProcess:
+            command = python_command("polyclinic.runner.worker", self.order)
+            return WorkerProcess(command, threads=settings.threads, inherit=(lock,))
+
+        return InProcess(
+            self.host(),
+            self.parts.names,
+            start_worker,
+            workers=settings.workers,
+            threads=settings.threads,
+            deadline=settings.deadline,
+            may_grow=device_of(settings.device) == "cpu",  # processes on one GPU only get in each other's way
+        )
+
+    def _ray(self) -> Engine:
+        settings = self.study.engine
+        return Ray(
+            self.parts.names,
+            host_from,
+            self.order,
+            self.folder,
+            share=Share(settings.workers, settings.threads, gpu_share(settings.gpus, device_of(settings.device))),
+            address=settings.address,
+            deadline=settings.deadline,
+        )
+
+
+def assemble_from(order: str) -> Assembly:
+    """The assembly a worker process was told to build, from its JSON order."""
+    told = json.loads(order)
+    folder = Path(told["parts"])
+    if not (folder / "info.json").is_file():
+        raise WorkFailed(
+            f"machine '{socket.gethostname()}' does not see '{folder}'; put the run folder and POLYCLINIC_CACHE where "
+            "every machine of the cluster sees them"
+        )
+    info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
+    parts = Parts(folder, tuple(info["counts"]), info)
+    return Assembly(parse_study(told["study"]), parts, Path(told["folder"]))
+
+
+def host_from(order: str) -> SiteHost:
+    """The host of sites that a worker process was told to be; the process computes with the study's threads."""
+    assembly = assemble_from(order)
+    torch.set_num_threads(assembly.study.engine.threads)
+    return assembly.host()
+
+
+def device_of(name: str) -> str:
+    """The device that `engine.device` means on this machine."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"engine.device: torch knows no device '{name}'; write auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"engine.device: there is no GPU for '{name}' here; set engine.device = 'cpu' or 'auto'")
+    return name
+
+
+def gpu_share(chosen: float | None, device: str) -> float:
+    """The share of a GPU that a site takes while it works: the one chosen, or a quarter where it works on one."""
+    return chosen if chosen is not None else 0.0 if device == "cpu" else 0.25
+
+
+def precision_of(name: str, device: str) -> str:
+    return name if name != "auto" else "fp32" if device == "cpu" else "bf16"

@@ -1,0 +1,212 @@
+"""Several methods and seeds on one study, side by side: each a run in its own folder and process.
+
+A comparison that was interrupted goes on where it stopped; runs that are finished are not run again.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyclinic.errors import BadInput
+from polyclinic.methods import METHODS
+from polyclinic.settings import nearest
+from polyclinic.study import Study, parse_study
+from polyclinic.study.changes import parse_sets
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a comparison."""
+
+    method: str
+    seed: int
+    study: Study
+    folder: Path
+
+    @property
+    def rounds_done(self) -> int:
+        history = self.folder / "history.jsonl"
+        return history.read_bytes().count(b"\n") if history.exists() else 0
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        path = self.folder / "result.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def entries(study: Study, methods: list[str], seeds: int, out: Path, sets: list[str]) -> list[Entry]:
+    """A run for every method and seed. `sets` of the form `fedprox:method.mu=0.1` hold for one method only."""
+    common, special = _sets_by_method(sets, methods)
+    planned = []
+    for method in methods:
+        for seed in range(study.seed, study.seed + seeds):
+            changes = {**parse_sets(common), **parse_sets(special.get(method, [])), "seed": seed}
+            planned.append(Entry(method, seed, for_method(study, method, changes), out / f"{method}-seed{seed}"))
+    return planned
+
+
+def for_method(study: Study, method: str, changes: dict[str, Any]) -> Study:
+    """The study with another method, which keeps those `[method]` settings that it has too."""
+    tables = study.as_tables()
+    known = METHODS[method].model_fields
+    kept = {key: value for key, value in tables["method"].items() if key in known}
+    tables["method"] = {**kept, "name": method}
+    mine = {path: value for path, value in changes.items() if _has_setting(method, path)}
+    return parse_study(tables).with_settings(mine)
+
+
+def _has_setting(method: str, path: str) -> bool:
+    table, _, setting = path.partition(".")
+    return table != "method" or setting in METHODS[method].model_fields
+
+
+def parse_methods(text: str) -> list[str]:
+    """`a,b,c` as names of methods, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in METHODS:
+            hint = nearest(name, list(METHODS))
+            raise BadInput(f"--methods: no such method: '{name}'{hint}; choose from {', '.join(METHODS)}")
+    if not names or len(set(names)) < len(names):
+        raise BadInput("--methods: name at least one method, and each only once")
+    return names
+
+
+def _sets_by_method(sets: list[str], methods: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    common: list[str] = []
+    special: dict[str, list[str]] = {}
+    for text in sets:
+        method, colon, rest = text.partition(":")
+        if colon and "=" not in method:
+            if method not in methods:
+                raise BadInput(f"--set {text}: '{method}' is not among the methods compared")
+            special.setdefault(method, []).append(rest)
+        else:
+            common.append(text)
+            _check_someone_has(text, methods)
+    return common, special
+
+
+def _check_someone_has(text: str, methods: list[str]) -> None:
+    path = text.partition("=")[0].strip()
+    if not any(_has_setting(method, path) for method in methods):
+        raise BadInput(f"--set {text}: none of the methods compared has this setting")
+
+
+# --- running ------------------------------------------------------------------------------------------
+
+
+def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[Entry]], None]) -> dict[Path, str]:
+    """Run what is not finished, `jobs` at a time, each in a process; what the failed ones said last.
+
+    `watch` is called a few times a second.
+    """
+    check_folders(planned, out)
+    waiting = [entry for entry in planned if entry.result is None]
+    running: dict[int, tuple[Entry, subprocess.Popen]] = {}
+    failed: list[Entry] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                entry = waiting.pop(0)
+                process = _start(entry, out, alone=jobs == 1)
+                running[process.pid] = (entry, process)
+            time.sleep(0.25)
+            for pid, (entry, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[pid]
+                    failed += [entry] if process.returncode else []
+            watch(planned)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+    return {entry.folder: _last_words(entry, out) for entry in failed}
+
+
+def check_folders(planned: list[Entry], out: Path) -> None:
+    """BadInput before any work if a folder holds a run of another study."""
+    from polyclinic.runner.run import check_same
+    from polyclinic.study import load_study
+
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out}: is a file; name a folder")
+    for entry in planned:
+        begun = entry.folder / "study.toml"
+        if begun.exists():
+            check_same(load_study(begun), entry.study, entry.folder)
+
+
+def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
+    studies = out / "studies"
+    studies.mkdir(parents=True, exist_ok=True)
+    file = studies / f"{entry.method}-seed{entry.seed}.toml"
+    file.write_text(entry.study.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder), "--resume", "--quiet"]
+    # runs side by side fill the cores already
+    command += [] if alone else ["--set", "engine.workers=1"]
+    with file.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def _last_words(entry: Entry, out: Path) -> str:
+    log = out / "studies" / f"{entry.method}-seed{entry.seed}.log"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "ended without a word"
+
+
+def default_jobs(study: Study) -> int:
+    """As many runs at a time as there are cores for their threads."""
+    return max(1, (os.cpu_count() or 1) // study.engine.threads)
+
+
+# --- summing up ---------------------------------------------------------------------------------------
+
+
+def summarise(planned: list[Entry]) -> dict[str, Any]:
+    """`rows`, one for each finished run, and `methods`, with mean and standard deviation over the seeds."""
+    rows = [row_of(entry) for entry in planned if entry.result is not None]
+    methods = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        methods[method] = dict(_spreads(mine))
+    return {"methods": methods, "rows": rows}
+
+
+def row_of(entry: Entry) -> dict[str, Any]:
+    result = entry.result
+    assert result is not None, "summarise only what is finished"
+    row: dict[str, Any] = {"method": entry.method, "seed": entry.seed}
+    row |= {f"test_{name}": value for name, value in result["metrics"]["test"].items()}
+    row |= {f"mean_{name}": value for name, value in result["metrics"]["mean"].items()}
+    row |= {"total_bytes": result["communication"]["total_bytes"], "seconds": result["timing"]["seconds"]}
+    return row | {"mean_ks": result["heterogeneity"]["mean_ks"], "weights_sha256": result["weights_sha256"]}
+
+
+def _spreads(rows: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]]]:
+    for name, value in rows[0].items():
+        if isinstance(value, str) or name in ("method", "seed"):
+            continue
+        values = [row[name] for row in rows if name in row]
+        std = statistics.stdev(values) if len(values) > 1 else 0.0
+        yield name, {"mean": statistics.fmean(values), "std": std, "n": len(values)}
+
+
+def write(summary: dict[str, Any], study: Study, out: Path) -> None:
+    """`comparison.json` and `comparison.csv`."""
+    content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
+    (out / "comparison.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
+    with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns)
+        table.writeheader()
+        table.writerows(summary["rows"])

@@ -1,0 +1,94 @@
+"""A study in NVFlare's simulator: what the run's process starts, and what the simulator's processes do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
+from polyclinic.engines.nvflare.job import write_job
+from polyclinic.engines.nvflare.relay import Relay
+from polyclinic.engines.nvflare.simulator import simulate, site_names
+from polyclinic.engines.outcome import Outcome
+from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command
+from polyclinic.errors import WorkFailed
+from polyclinic.runner.assembly import Assembly, assemble_from
+from polyclinic.runner.recorder import Display
+
+# --- in the process that runs the study ---------------------------------------------------------------
+
+
+def run_simulated(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+    """Run a study in the simulator: what `result.json` will hold."""
+    names = site_names(assembly.parts.names)
+    workspace, outcome = assembly.folder / ".nvflare", assembly.folder / ".outcome.json"
+    outcome.unlink(missing_ok=True)
+    follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
+    display.started(assembly.study, assembly.parts.names, follow.shown + 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        order = {"assembly": assembly.order, "names": names}
+        job = write_job(Path(scratch), "polyclinic", order=order, least=len(names))
+        simulate(job, workspace, list(names), lock=lock, watch=follow.look)
+    if not outcome.exists():
+        raise WorkFailed(f"the simulation ended without a result; see {workspace}.log and {workspace}")
+    values = Outcome.read(outcome).result()
+    outcome.unlink()
+    shutil.rmtree(workspace, ignore_errors=True)
+    workspace.with_name(f"{workspace.name}.log").unlink(missing_ok=True)
+    return values
+
+
+class Follower:
+    """Shows the rounds of a run in another process, by its history."""
+
+    def __init__(self, history: Path, rounds: int, display: Display) -> None:
+        self.history = history
+        self.rounds = rounds
+        self.display = display
+        self.shown = max((line["round"] for line in self._lines()), default=0)
+
+    def look(self) -> None:
+        """Show what is new."""
+        for line in self._lines():
+            if line["round"] > self.shown:
+                self.shown = line["round"]
+                self.display.round_done(line, self.rounds)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
+            return [json.loads(text) for text in self.history.read_text(encoding="utf-8").splitlines()]
+        return []
+
+
+# --- in the simulator's processes ---------------------------------------------------------------------
+
+
+def coordinate(order: dict[str, Any], sends: Mapping[str, Send]) -> None:
+    """The coordinator: runs the study with the sites that `sends` reaches, and leaves the outcome in its folder."""
+    from polyclinic.runner.run import run_with
+
+    end_with_parent()
+    assembly = assemble_from(order["assembly"])
+    settings = assembly.study.engine
+    torch.set_num_threads(settings.threads)
+    sites = {site: sends.get(name) for name, site in order["names"].items()}
+    engine = NVFlare(
+        sites, patience=Patience(settings.deadline, settings.silence), simulation=True, durable=lambda: None
+    )
+    outcome = Outcome.of(lambda: run_with(assembly, engine, Display()))
+    outcome.write(assembly.folder / ".outcome.json")
+
+
+def relay_of(order: dict[str, Any], name: str) -> Relay:
+    """The relay of a simulated site."""
+    end_with_parent()
+    threads = json.loads(order["assembly"])["study"]["engine"]["threads"]
+    command = python_command("polyclinic.runner.worker", order["assembly"])
+    return Relay(order["names"][name], lambda: WorkerProcess(command, threads=threads))

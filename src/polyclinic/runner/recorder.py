@@ -1,0 +1,157 @@
+"""Watches a run: scores models on validation images, keeps the best, writes the history, tells the display."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polyclinic.federation.call import Failure, Reply
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.state import write_tensors
+from polyclinic.study import Study
+from polyclinic.tasks import Task
+
+
+class Display:
+    """Shows a run's progress; this one shows nothing. Override what you want to show."""
+
+    def preparing(self, what: str, done: int, total: int) -> None: ...
+    def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None: ...
+    def asking(self, operation: str, sites: Sequence[str]) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
+    def round_done(self, line: Mapping[str, Any], rounds: int) -> None: ...
+    def finished(self, result: Mapping[str, Any]) -> None: ...
+
+
+class Recorder:
+    """The observer of a federation."""
+
+    def __init__(self, study: Study, folder: Path, *, has_local: bool, display: Display) -> None:
+        self.study = study
+        self.folder = folder
+        self.has_local = has_local
+        self.display = display
+        self.best_weights: dict[str, Tensor] | None = None
+        self.best_round = 0
+        self.best_score = -math.inf
+        self._validation: dict[str, Any] | None = None
+        self._failures: dict[str, str] = {}
+        self._seconds = 0.0
+
+    # --- what the federation tells ----------------------------------------------------------------
+
+    def asking(self, operation: str, sites: Sequence[str]) -> None:
+        self.display.asking(operation, sites)
+
+    def failed(self, failure: Failure) -> None:
+        self._failures[failure.site] = f"{failure.operation}: {failure.reason}"
+        self.display.failed(failure)
+
+    def evaluate(self, federation: Federation, weights: Weights | None) -> None:
+        """Score on the sites' validation images where this round is due; keep the model if it is the best."""
+        every, last = self.study.evaluation.every, federation.round == self.study.method.rounds
+        if not every or (federation.round % every and not last):
+            return
+        replies = federation.ask_all("evaluate", weights=weights, split="validation")
+        self._validation = score(self.study.task, replies)
+        value = (self._validation or {}).get("pooled", {}).get(self.study.task.metric)
+        if value is not None and self.study.evaluation.select == "best":
+            self._keep_if_best(federation, weights, value)
+
+    def _keep_if_best(self, federation: Federation, weights: Weights | None, value: float) -> None:
+        signed = value if self.study.task.better == "higher" else -value
+        if signed <= self.best_score:
+            return
+        self.best_score, self.best_round = signed, federation.round
+        self.best_weights = dict(weights) if weights else None
+        if self.has_local:
+            federation.ask_all("remember")
+
+    def handed_over(self, federation: Federation, site: str, weights: Weights) -> None:
+        """Keep the model as a site hands it over, in `handovers/round-<r>/<turn>-<site>.safetensors`."""
+        keep = self.study.evaluation.handovers
+        if keep == "none":
+            return
+        folder = self.folder / "handovers" / f"round-{federation.round}"
+        folder.mkdir(parents=True, exist_ok=True)
+        turn = federation.sites.index(site) + 1
+        write_tensors(folder / f"{turn:03d}-{site}.safetensors", weights)
+        if keep == "last":
+            for old in folder.parent.glob("round-*"):
+                if old != folder:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    def round_done(self, federation: Federation, rounds: int, seconds: float) -> None:
+        self._seconds += seconds
+        line = {
+            "round": federation.round,
+            "validation": self._validation,
+            "failed": self._failures,
+            "total_bytes": federation.communication.total,
+            "seconds": round(seconds, 3),
+        }
+        with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._validation, self._failures = None, {}
+        self.display.round_done(line, rounds)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def memory(self) -> dict[str, Any]:
+        """What a checkpoint must keep, but for the best weights."""
+        best = self.best_score if math.isfinite(self.best_score) else None
+        return {"best_round": self.best_round, "best_score": best, "seconds": self._seconds}
+
+    def restore(self, memory: Mapping[str, Any], best: dict[str, Tensor] | None) -> None:
+        self.best_round = memory["best_round"]
+        self.best_score = -math.inf if memory["best_score"] is None else memory["best_score"]
+        self._seconds = memory["seconds"]
+        self.best_weights = best
+
+    def rewind_history(self, round: int) -> None:
+        """Drop the lines of rounds that will be done again, and a half-written one."""
+        path = self.folder / "history.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [text for text in lines if (line := _line(text)) is not None and line["round"] <= round]
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(text + "\n" for text in kept), encoding="utf-8")
+        partial.replace(path)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in rounds, those before an interruption included."""
+        return self._seconds
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def score(task: Task, replies: Sequence[Reply]) -> dict[str, Any] | None:
+    """Metrics pooled over all images, as a mean over the sites, and of each site; None if no site has images."""
+    sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels}
+    if not sums:
+        return None
+    per_site = {site: task.finish(of_site) for site, of_site in sums.items()}
+    return {
+        "pooled": task.finish(functools.reduce(task.add, sums.values())),
+        "mean": mean_of(list(per_site.values())),
+        "per_site": per_site,
+    }
+
+
+def mean_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over those that have it."""
+    names = sorted({name for one in metrics for name in one})
+    values = {name: [one[name] for one in metrics if name in one] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -1,0 +1,93 @@
+"""The released model: which one it is, and its test metrics."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.runner.recorder import Recorder, mean_of, score
+from polyclinic.study import Study
+
+#: models by the site they belong to; one model for all sites stands under ""
+Models = dict[str, dict[str, Tensor]]
+
+
+def released_models(federation: Federation, recorder: Recorder, last: Weights) -> Models:
+    """The selected model: one for all sites, or where a part of it stays at the sites, one of each site."""
+    selected = recorder.best_weights if recorder.best_weights is not None else last
+    if not recorder.has_local or not federation.engine.simulation:  # what stays at a real site nobody else sees
+        return {"": dict(selected)}
+    group = "best" if recorder.best_round else "local"
+    common = {**federation.bench.initial_local, **selected}
+    own = {site: _own_part(federation, recorder.folder, site, group) for site in federation.sites}
+    # a site that keeps all of its model may have another network than the coordinator
+    return {site: part if part and not selected else common | part for site, part in own.items()}
+
+
+def _own_part(federation: Federation, folder: Path, site: str, group: str) -> dict[str, Tensor]:
+    """What a simulated site keeps for itself, read from its state on disk: the simulator may look, nobody else."""
+    position = federation.engine.checkpoint().get(site, SitePosition())
+    state = read_state(folder, site, position)
+    return state.group(group) or state.group("local")
+
+
+def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> dict[str, Any]:
+    """Test metrics, computed once. Where each site has a model of its own, `test` is the mean over the models,
+    each on the images of all sites, and `per_site` is each site's model on its own images."""
+    task = study.task
+    if "" in models:
+        part = whose_part(study, personal)
+        scored = score(task, federation.ask_all("evaluate", weights=models[""], split="test", own=part))
+        return _tables(scored or {"pooled": {}, "mean": {}, "per_site": {}})
+    of_model = {}
+    for site, weights in models.items():
+        replies = federation.ask_all("evaluate", counted=False, weights=weights, split="test", own="none")
+        of_model[site] = score(task, replies) or {"pooled": {}, "per_site": {}}
+    own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
+    table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
+    across = {site: scored["per_site"] for site, scored in of_model.items()}
+    return {**_tables({**table, "per_site": own}), "across_sites": across, "convergence": convergence(across)}
+
+
+def whose_part(study: Study, personal: bool) -> str:
+    """Which part of its own a site adds to the released model: none, or the best round's or the last one's."""
+    return "none" if not personal else "best" if study.evaluation.select == "best" else "current"
+
+
+def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """How far the sites' models agree: for the images of each site and each metric, mean and standard deviation over
+    the models (`across`: by model, by site of the images, by metric)."""
+    found: dict[str, Any] = {}
+    for site in across:
+        scores = [of_model[site] for of_model in across.values() if site in of_model]
+        names = sorted({name for one in scores for name in one})
+        values = {name: [one[name] for one in scores if name in one] for name in names}
+        found[site] = {name: {"mean": mean(some), "std": stdev(some)} for name, some in values.items() if some[1:]}
+    return found
+
+
+def _tables(scored: Mapping[str, Any]) -> dict[str, Any]:
+    return {"test": scored["pooled"], "mean": scored["mean"], "per_site": scored["per_site"]}
+
+
+def _flat(models: Models) -> dict[str, Tensor]:
+    named = {f"{site}/{n}" if site else n: t for site, model in models.items() for n, t in model.items()}
+    return {name: tensor.contiguous().clone() for name, tensor in named.items()}
+
+
+def digest_of_weights(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

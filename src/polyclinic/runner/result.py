@@ -1,0 +1,83 @@
+"""The result of a run: the content of `result.json`."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import polyclinic
+from polyclinic.data.parts import Parts
+from polyclinic.federation.federation import Federation
+from polyclinic.privacy.record import summary
+from polyclinic.runner.assembly import device_of
+from polyclinic.runner.recorder import Recorder
+from polyclinic.runner.release import Models, _flat, digest_of_weights
+from polyclinic.study import Study
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found: the content of `result.json`, and the folder it lies in."""
+
+    folder: Path
+    values: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """`test` (pooled), `mean` (over sites) and `per_site`."""
+        return self.values["metrics"]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The released model; where each site has a model of its own, names begin with the site's."""
+        return load_file(self.folder / "model.safetensors")
+
+
+def result_of(
+    study: Study,
+    parts: Parts,
+    federation: Federation,
+    recorder: Recorder,
+    models: Models,
+    metrics: dict[str, Any],
+    timing: dict[str, float],
+) -> dict[str, Any]:
+    return {
+        "method": study.method.name,
+        "seed": study.seed,
+        "task": study.task.name,
+        "metrics": metrics,
+        "model": "one of each site" if "" not in models else "one for all sites",
+        "selected": {"by": study.evaluation.select, "round": recorder.best_round or federation.round},
+        "batch_norm": study.model.batch_norm if study.method.name != "fedbn" else "local",
+        "heterogeneity": {"mean_ks": parts.info["mean_ks"]},
+        "communication": federation.communication.summary(federation.sites),
+        "privacy": summary(federation.coverage.records, federation.coverage.uncovered),
+        "rounds": federation.round,
+        "failures": federation.failures,
+        **federation.reports,
+        "data": {key: parts.info[key] for key in ("source", "counts", "digests")},
+        "timing": timing,
+        "environment": environment(study),
+        "weights_sha256": digest_of_weights(_flat(models)),
+    }
+
+
+def environment(study: Study) -> dict[str, Any]:
+    device = device_of(study.engine.device)
+    return {
+        "polyclinic": polyclinic.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
+        "threads": study.engine.threads,
+    }

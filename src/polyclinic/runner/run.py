@@ -1,0 +1,206 @@
+"""Runs a study: sites, engine and method together, from nothing or from a checkpoint, into a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import sys
+import time
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.checkpoint import Checkpoint
+from polyclinic.federation.engine import Engine
+from polyclinic.federation.federation import Faults, Federation
+from polyclinic.files import write_atomically
+from polyclinic.privacy.settings import check_budget
+from polyclinic.runner.assembly import Assembly, device_of
+from polyclinic.runner.predict import card_of, model_file
+from polyclinic.runner.recorder import Display, Recorder
+from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
+from polyclinic.runner.result import Result, result_of
+from polyclinic.study import Study, load_study
+
+#: what a run killed at its very beginning may leave in its folder
+BEFORE_THE_STUDY = {".lock", "images.json", "images.json.partial", "study.toml.partial"}
+
+
+def run(
+    study: Study | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    display: Display | None = None,
+    cache: Path | None = None,
+) -> Result:
+    """Run a study into the folder `out` (by default `runs/<method>-seed<n>`), or resume the one begun there.
+
+    A study that was run to its end is not run again: its result is returned.
+    """
+    display = display or Display()
+    study, folder = _study_and_folder(study, out, resume)
+    finished = folder / "result.json"
+    if resume and finished.exists():
+        return Result(folder, json.loads(finished.read_text(encoding="utf-8")))
+    device_of(study.engine.device)
+    parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
+    assembly = Assembly(study, parts, folder.resolve())
+    for backbone in (None, *assembly.backbones.values()):
+        assembly.build_model(backbone)
+    if study.privacy is not None:
+        images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
+        check_budget(study.privacy, images, study.optimizer.batch_size)
+    with locked(folder) as lock, _threads(study.engine.threads):
+        check_same_images(folder, parts.info["digests"])
+        write_atomically(folder / "study.toml", study.to_toml())
+        values = _carry_out(assembly, lock, display)
+        write_atomically(finished, json.dumps(values, indent=2) + "\n")
+    display.finished(values)
+    return Result(folder, values)
+
+
+def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool) -> tuple[Study, Path]:
+    if study is None:
+        if not resume or out is None:
+            raise BadInput("study: give one, or the folder of a run to resume")
+        study = load_study(Path(out) / "study.toml")
+    folder = Path(out) if out is not None else Path("runs") / f"{study.method.name}-seed{study.seed}"
+    begun = folder / "study.toml"
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder}: is a file; name a folder")
+    if begun.exists() and not resume:
+        raise BadInput(f"--out {folder}: holds a run already; add --resume to continue it, or name another folder")
+    if folder.is_dir() and not begun.exists() and {path.name for path in folder.iterdir()} - BEFORE_THE_STUDY:
+        raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
+    if begun.exists():
+        check_same(load_study(begun), study, folder)
+    return study, folder
+
+
+def check_same(begun: Study, now: Study, folder: Path) -> None:
+    """A run goes on with the study it was begun with; of the engine, only what changes no result may differ."""
+    before, after = begun.as_tables(), now.as_tables()
+    for table in before | after:
+        if table != "engine" and before.get(table) != after.get(table):
+            raise BadInput(
+                f"{table}: differs from the study that {folder} was begun with; "
+                "resume with that one, or name another folder"
+            )
+    for setting in ("threads", "device", "precision"):
+        if before["engine"][setting] != after["engine"][setting]:
+            raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
+
+
+def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
+    """A run goes on with the images it was begun with: note their digests, or BadInput if they are others now."""
+    file = folder / "images.json"
+    if not file.exists():
+        write_atomically(file, json.dumps(digests, indent=1) + "\n")
+    elif json.loads(file.read_text(encoding="utf-8")) != digests:
+        raise BadInput(
+            f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
+        )
+
+
+def _carry_out(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+    if assembly.study.engine.name == "nvflare":  # the coordinator, too, works in a process of NVFlare's
+        from polyclinic.runner.nvflare_simulation import run_simulated
+
+        return run_simulated(assembly, lock, display)
+    return run_with(assembly, assembly.engine(lock), display)
+
+
+def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, Any]:
+    """Run a study with an engine: writes the run folder but for `result.json`, whose content it returns."""
+    study, folder, parts = assembly.study, assembly.folder, assembly.parts
+    bench = assembly.workbench()
+    recorder = Recorder(study, folder, has_local=bool(bench.local_names), display=display)
+    federation = Federation(
+        engine=engine,
+        sites=parts.names,
+        seed=study.seed,
+        checkpoint=Checkpoint(folder / "checkpoint"),
+        initial_weights=assembly.initial_weights,
+        expected=assembly.expected,
+        bench=bench,
+        faults=Faults(study.engine.on_failure, study.engine.quorum),
+        checkpoint_every=study.engine.checkpoint_every,
+        observer=recorder,
+        backbones=assembly.backbones,
+        generator=study.generator,
+    )
+    started = time.perf_counter()
+    try:
+        federation.resume()
+        recorder.rewind_history(federation.round)
+        display.started(study, parts.names, federation.round + 1)
+        if assembly.replaying:
+            assembly.replaying.prepare(federation)
+        last = study.method.run(federation)
+        # before the final evaluation, so that a run killed in it evaluates again, and counts it once
+        federation.save()
+        models = released_models(federation, recorder, last)
+        metrics = final_metrics(federation, study, models, bool(bench.local_names))
+        metrics |= study.method.more_metrics(federation, models)
+        if not engine.simulation:
+            own = whose_part(study, bool(bench.local_names))
+            federation.ask_all("keep_model", weights=models[""], own=own)
+    finally:
+        engine.close()
+    tensors = _flat(models)
+    backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
+    card = card_of(study, parts.info, backbones, digest_of_weights(tensors))
+    write_atomically(folder / "model.safetensors", model_file(tensors, card))
+    timing = {
+        "seconds": round(time.perf_counter() - started, 3),
+        "rounds_seconds": round(recorder.seconds, 3),
+    }
+    return result_of(study, parts, federation, recorder, models, metrics, timing)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock: two runs in one folder would spoil each other. Gives the lock's descriptor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        if not _lock_soon(file):
+            raise BadInput(f"--out {folder}: another run is working in it; wait for it, or name another folder")
+        yield file.fileno()
+
+
+def _lock_soon(file: IO[str]) -> bool:
+    """Whether the lock came within two seconds: workers of a run just killed take a moment to notice and end."""
+    for _ in range(20):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.1)
+    return False
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _CallableModule(types.ModuleType):
+    """This module, which can be called: once it is imported, `polyclinic.run` means the module, not the function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
+        return run(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,38 @@
+"""Validation errors as sentences that name the field, what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyclinic.settings import Settings, nearest
+
+
+def sentences(error: ValidationError, path: str, kind: type[Settings]) -> str:
+    """A sentence for each problem: the field's path, what is wrong, what is allowed."""
+    return "\n".join(_sentence(problem, path, kind) for problem in error.errors())
+
+
+def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
+    where = ".".join([path, *(str(part) for part in problem["loc"] if not _is_type(part))]).strip(".")
+    allowed = list(kind.model_fields)
+    if problem["type"] == "extra_forbidden":
+        word = str(problem["loc"][-1])
+        return f"{where}: no such setting{nearest(word, allowed)}; choose from {', '.join(allowed)}"
+    if problem["type"] == "missing":
+        return f"{where}: missing; {_description(kind, problem['loc'])}"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    given = "" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})"
+    return f"{where}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _is_type(part: Any) -> bool:
+    """Pydantic puts the tried type of a union into the path; users know only their fields."""
+    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool"))
+
+
+def _description(kind: type[Settings], location: tuple) -> str:
+    field = kind.model_fields.get(str(location[-1])) if location else None
+    return f"give {field.description}" if field and field.description else "it has no default"

@@ -1,0 +1,28 @@
+"""Reading a study from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from polyclinic.errors import BadInput
+from polyclinic.study.changes import _changed, parse_sets
+from polyclinic.study.tables import Study, parse_study
+
+
+def load_study(path: Path, sets: list[str] | None = None) -> Study:
+    """The study in a TOML file, with `a.b=c` settings on top; BadInput says what is wrong with it."""
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; `polyclinic study new {path}` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}: is not valid TOML: {error}") from None
+    return parse_study(_changed(tables, parse_sets(sets or [])))
+
+
+def default_path() -> Path:
+    """The embedded study that commands use when none is given."""
+    return Path(__file__).with_name("default_study.toml")

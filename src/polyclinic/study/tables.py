@@ -1,0 +1,230 @@
+"""The tables of a study, and the study that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+
+from polyclinic.data.datasets import SOURCES
+from polyclinic.data.partitions import PARTITIONS, Sites
+from polyclinic.data.source import Source
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.defence_settings import Defence
+from polyclinic.federation.leaving.parcel import KINDS
+from polyclinic.generators import GENERATORS, Generator
+from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.private_tuning import PrivateTuning, can_tune
+from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.methods import METHODS, Method
+from polyclinic.methods.shared.generative_replay import Replay
+from polyclinic.models import BACKBONES, NORMS
+from polyclinic.privacy.settings import Privacy
+from polyclinic.settings import Settings, nearest, variant
+from polyclinic.study.audit_settings import Audit
+from polyclinic.study.changes import _changed
+from polyclinic.study.checks import _cuts, check_model, check_privacy, check_replay, check_task, check_tuning
+from polyclinic.study.messages import sentences
+from polyclinic.tasks import TASKS, Task
+from polyclinic.training.optimizer import Optimizer
+
+
+class Model(Settings):
+    """The `[model]` table: the network, and what of it stays at the sites."""
+
+    backbone: str = Field("small-cnn", description=f"the network: {', '.join(BACKBONES)}")
+    backbones: dict[str, str] = Field(
+        {}, description='networks of sites that have another one: { north = "resnet18" }; where models are not averaged'
+    )
+    norm: Literal[*NORMS] = Field("batch", description="batch or group normalisation")  # type: ignore[valid-type]
+    cut: str | None = Field(None, description="the layer after which a method may split the network")
+    batch_norm: Literal["average", "local"] = Field(
+        "average", description="batch-norm statistics travel and are averaged with the weights, or stay local"
+    )
+
+
+class Evaluation(Settings):
+    """The `[evaluation]` table: when models are scored, and which one is released."""
+
+    every: int = Field(1, ge=0, description="rounds between scores on validation images; 0 for none")
+    select: Literal["best", "last"] = Field(
+        "best",
+        description="release the model of the round with the best validation score, or of the last round",
+    )
+    handovers: Literal["none", "last", "all"] = Field(
+        "last", description="rounds whose hand-overs a serial method keeps for `polyclinic forgetting`"
+    )
+
+
+class EngineTable(Settings):
+    """The `[engine]` table: where the work runs, and what happens when a site fails."""
+
+    name: Literal["in-process", "ray", "nvflare"] = Field("in-process", description="what carries calls to sites")
+    workers: int | Literal["auto"] = Field(
+        "auto",
+        description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays",
+    )
+    address: str | None = Field(None, description="ray: address of a cluster to join; without one, Ray starts here")
+    gpus: float | None = Field(
+        None, ge=0, le=64, description="ray: GPUs that an actor takes, such as 0.5; a quarter on a GPU if not given"
+    )
+    threads: int = Field(1, ge=1, description="threads a site computes with; part of the result's last bits")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="arithmetic of training; auto is bf16 on a GPU and fp32 on a CPU"
+    )
+    graphs: bool = Field(
+        False, description="on a GPU: record a training step's passes as a CUDA graph; small networks gain most"
+    )
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a site may take for one operation; sites run in worker processes then",
+    )
+    silence: float = Field(
+        60.0, gt=0, description="nvflare: seconds without a sign of life after which a site counts as lost"
+    )
+    on_failure: Literal["continue", "stop"] = Field(
+        "continue",
+        description="when a site fails: go on with the others, or stop (a stopped run can be resumed)",
+    )
+    quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
+    checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or 'auto'")
+        return value
+
+
+class PolicyTable(Settings):
+    """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
+
+    kinds: tuple[Literal[*KINDS], ...] = Field(KINDS, description="kinds of parcel that may leave a site")  # type: ignore[valid-type]
+
+
+class Study(Settings):
+    """The validated description of one experiment. Same study and same seed: same result, bit for bit."""
+
+    seed: int = Field(0, ge=0, description="seed of everything but the data's split and partition")
+    data: SerializeAsAny[Source]
+    sites: SerializeAsAny[Sites]
+    task: SerializeAsAny[Task] = Field(default_factory=lambda: TASKS["classification"](name="classification"))
+    model: Model = Field(default_factory=Model)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    method: SerializeAsAny[Method]
+    replay: Replay | None = None
+    generator: SerializeAsAny[Generator] = Field(default_factory=VQVAE2)
+    tuning: PrivateTuning | None = None
+    privacy: Privacy | None = None
+    defence: Defence | None = None
+    audit: Audit | None = None
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    engine: EngineTable = Field(default_factory=EngineTable)
+    policy: PolicyTable = Field(default_factory=PolicyTable)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tables(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        tables = {name: _table(name, value) for name, value in given.items()}
+        if getattr(tables.get("method"), "replays", False):  # cwt-replay is cwt with the table [replay]
+            tables.setdefault("replay", Replay())
+        method = tables.get("method")
+        if isinstance(method, Method) and method.needs_generator():
+            tables.setdefault("generator", DCGAN())
+            if method.tunes_generator and can_tune(tables["generator"]):
+                tables.setdefault("tuning", PrivateTuning())
+        return tables
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Study:
+        check_task(self)
+        check_model(self)
+        check_replay(self)
+        check_tuning(self)
+        check_privacy(self)
+        return self
+
+    def with_settings(self, changes: Mapping[str, Any]) -> Study:
+        """This study with some settings changed: `study.with_settings({"method.rounds": 5})`."""
+        return parse_study(_changed(self.as_tables(), changes))
+
+    def as_tables(self) -> dict[str, Any]:
+        """Plain tables, as in a TOML file, every default written out."""
+        return _without_none(self.model_dump(mode="json"))
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.as_tables())
+
+    @property
+    def cut(self) -> str | None:
+        """Where the network is split: `model.cut`, or the backbone's first cut if a method needs one."""
+        cuts = _cuts(self.model.backbone)
+        return self.model.cut or (cuts[0] if self.method.needs_cut else None)
+
+
+#: tables that come in variants: their registry, and the field that names the variant
+VARIANTS: dict[str, tuple[Mapping[str, type[Settings]], str]] = {
+    "data": (SOURCES, "source"),
+    "sites": (PARTITIONS, "partition"),
+    "task": (TASKS, "name"),
+    "method": (METHODS, "name"),
+    "generator": (GENERATORS, "name"),
+}
+PLAIN: dict[str, type[Settings]] = {
+    "model": Model,
+    "optimizer": Optimizer,
+    "replay": Replay,
+    "tuning": PrivateTuning,
+    "privacy": Privacy,
+    "defence": Defence,
+    "audit": Audit,
+    "evaluation": Evaluation,
+    "engine": EngineTable,
+    "policy": PolicyTable,
+}
+
+
+def parse_study(tables: Mapping[str, Any]) -> Study:
+    """A study from plain tables; BadInput with a sentence for every field at fault."""
+    unknown = [name for name in tables if name not in Study.model_fields]
+    missing = [name for name in ("data", "sites", "method") if name not in tables]
+    if unknown:
+        known = list(Study.model_fields)
+        raise BadInput(f"{unknown[0]}: no such table{nearest(unknown[0], known)}; the tables are {', '.join(known)}")
+    if missing:
+        raise BadInput(f"{missing[0]}: the study lacks the table [{missing[0]}]; `polyclinic study new` shows one")
+    try:
+        return Study(**tables)
+    except ValidationError as error:
+        raise BadInput(sentences(error, "", Study)) from None
+
+
+def _table(name: str, value: Any) -> Any:
+    """One table of a study as its settings object; BadInput names the field at fault."""
+    if (name not in VARIANTS and name not in PLAIN) or isinstance(value, Settings):
+        return value
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
+    kind: type[Settings]
+    if name in VARIANTS:
+        registry, key = VARIANTS[name]
+        kind = variant(registry, value, path=name, key=key)
+    else:
+        kind = PLAIN[name]
+    try:
+        return kind.model_validate(dict(value))
+    except ValidationError as error:
+        raise BadInput(sentences(error, name, kind)) from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,116 @@
+"""A study with every setting written out and explained, made from the settings themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from polyclinic.errors import BadInput
+from polyclinic.methods import METHODS, Method
+from polyclinic.settings import Settings, variant
+from polyclinic.study import Study
+from polyclinic.study.tables import PLAIN, VARIANTS
+
+#: what a setting without a default becomes in a template, so that the file is a study that can run
+EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
+
+
+def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
+    """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
+    chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
+    chosen["generator"] = "dcgan" if _method(method).needs_generator() else "vqvae2"
+    needless = _needless(method)
+    seed = Study.model_fields["seed"]
+    blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`.", *_setting("seed", seed, 0)]
+    for table in Study.model_fields:
+        if table in VARIANTS:
+            registry, key = VARIANTS[table]
+            kind = variant(registry, {key: chosen[table]}, path=table, key=key)
+            fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {})}
+            lines = _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
+        elif table in PLAIN:
+            lines = _table(table, PLAIN[table], {}, "")
+        else:
+            continue
+        blocks += [textwrap.indent("\n".join(lines), "# ")] if table in needless else lines
+    return "\n".join(blocks) + "\n"
+
+
+def _needless(method: str) -> set[str]:
+    """Tables that a study of this method can do without."""
+    chosen = _method(method)
+    optional = {name for name, field in Study.model_fields.items() if field.default is None}
+    if chosen.needs_generator():
+        return optional - {"tuning"} if chosen.tunes_generator else optional
+    return optional - {"replay"} if chosen.replays else optional | {"generator"}
+
+
+def _method(name: str) -> Method:
+    return variant(METHODS, {"name": name}, path="method", key="name")(name=name)
+
+
+def _first_task(source: str) -> str:
+    registry, key = VARIANTS["data"]
+    tasks = variant(registry, {key: source}, path="data", key=key).tasks  # type: ignore[attr-defined]
+    if not tasks:
+        raise BadInput(f"data.source: '{source}' names no task; give --task")
+    return tasks[0]
+
+
+def _count(kind: type[Settings]) -> dict[str, int]:
+    """A number of sites, where the partition wants to be told one."""
+    needed = {
+        name: EXAMPLES[name] for name, field in kind.model_fields.items() if field.is_required() and name in EXAMPLES
+    }
+    for counted in ({}, {"count": 4}, {"count": 2}):
+        with contextlib.suppress(ValidationError, BadInput):
+            kind.model_validate({**needed, **counted})
+            return counted
+    return {}
+
+
+def _table(name: str, kind: type[Settings], fixed: dict[str, Any], note: str) -> list[str]:
+    lines = ["", *_comment(note), f"[{name}]"]
+    for setting, field in kind.model_fields.items():
+        lines += _setting(setting, field, fixed.get(setting, _default(setting, field)))
+    return lines
+
+
+def settings_with_comments(chosen: Settings, without: tuple[str, ...] = ()) -> list[str]:
+    """The lines of one table with the chosen values, a comment above each."""
+    lines: list[str] = []
+    for name, field in type(chosen).model_fields.items():
+        if name not in without:
+            lines += _setting(name, field, getattr(chosen, name))
+    return lines
+
+
+def _default(setting: str, field: FieldInfo) -> Any:
+    default = field.get_default(call_default_factory=True)
+    return EXAMPLES.get(setting) if default is PydanticUndefined else default
+
+
+def _setting(name: str, field: FieldInfo, value: Any) -> list[str]:
+    """The setting's description as a comment, and its value; commented out where it has none."""
+    comment = _comment(field.description or "")
+    if value is None:
+        return [*comment, f"# {name} ="]
+    return [*comment, _assignment(name, value)]
+
+
+def _assignment(name: str, value: Any) -> str:
+    if isinstance(value, dict):  # on one line, or what follows would belong to it
+        inside = ", ".join(_assignment(key, item) for key, item in value.items())
+        return f"{name} = {{ {inside} }}" if inside else f"{name} = {{}}"
+    plain = list(value) if isinstance(value, tuple) else value
+    return tomli_w.dumps({name: plain}).strip()
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="#   ") if text else []

@@ -1,0 +1,209 @@
+"""The workbench: what any site (or a coordinator with images of its own) trains and evaluates with.
+
+It holds one model per process, into which weights are loaded before each piece of work, and knows the study's
+task, optimiser and device. It knows nothing of sites or methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyclinic.models import split
+from polyclinic.training.graphs import RecordedGradients
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
+    from polyclinic.models import Backbone
+    from polyclinic.privacy.settings import Privacy
+    from polyclinic.tasks import Target, Task
+from polyclinic.training.augmentation import augment
+from polyclinic.training.optimizer import Optimizer
+
+EVALUATION_BATCH = 256
+
+#: images float [B, C, H, W] in [0, 1] and the task's targets, on the device
+Batch = tuple[Tensor, Tensor]
+
+
+class Workbench:
+    """One model, and the ways to load, train and evaluate it.
+
+    `local_names` are the weights that stay at each site (batch-norm statistics, say); `initial` gives their values
+    before a site has any of its own.
+    """
+
+    def __init__(
+        self,
+        model: Backbone,
+        task: Task,
+        target: Target,
+        optimizer: Optimizer,
+        *,
+        cut: str | None = None,
+        local_names: frozenset[str] = frozenset(),
+        initial: Mapping[str, Tensor] | None = None,
+        device: str = "cpu",
+        precision: str = "fp32",
+        privacy: Privacy | None = None,
+        graphs: bool = False,
+    ) -> None:
+        """With `graphs`, passes of a batch on a GPU are recorded and replayed (`RecordedGradients`)."""
+        self.device = torch.device(device)
+        self.channels_last = self.device.type == "cuda"
+        self.model = model.to(self.device)
+        if self.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.task = task
+        self.target = target
+        self.optimizer = optimizer
+        self.precision = precision
+        self.privacy = privacy
+        self.cut = cut
+        #: indices of the images of every batch, while somebody wants to know
+        self.used: list[Tensor] | None = None
+        self._recorded = self._recorder() if graphs and self.device.type == "cuda" else None
+        self.local_names = local_names
+        self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    def load(self, weights: Mapping[str, Tensor]) -> Backbone:
+        """The model with these weights in it; names that `weights` leaves out keep their values."""
+        own = self.model.state_dict()
+        with torch.no_grad():
+            for name, value in weights.items():
+                own[name].copy_(value)
+        return self.model
+
+    def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """A copy, on the CPU, of all weights and buffers of the model."""
+        state = (model or self.model).state_dict()
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
+        """The model in two at the study's cut; both parts share their parameters with it."""
+        return split(model, self.cut or model.cuts[0])
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def steps_in(self, part: Part) -> int:
+        """Mini-batches in one pass: floor(|D| / b), at least one."""
+        return max(1, len(part) // self.optimizer.batch_size)
+
+    def batches(self, part: Part, rng: torch.Generator) -> Iterator[Batch]:
+        """Endless shuffled mini-batches, on the device.
+
+        Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it.
+        """
+        size = min(self.optimizer.batch_size, len(part))
+        while True:
+            order = torch.randperm(len(part), generator=rng)
+            for index in order[: len(part) // size * size].split(size):
+                yield self.batch(part, index, rng)
+
+    def one_pass(self, part: Part, rng: torch.Generator) -> Iterator[Batch]:
+        """Every image once, shuffled, in floor(|D| / b) batches of nearly the same size."""
+        order = torch.randperm(len(part), generator=rng)
+        for index in order.tensor_split(self.steps_in(part)):
+            yield self.batch(part, index, rng)
+
+    def batch(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch:
+        """The images at `index`, augmented, with their targets, on the device."""
+        if self.used is not None:
+            self.used.append(index)
+        images, labels, masks = self._fetch(part, index.numpy())
+        images, masks = augment(images, masks, self.optimizer.augment, rng)
+        return images, self.task.targets(labels, masks)
+
+    def in_order(self, part: Part) -> Iterator[Batch]:
+        """All images once, in order, in large batches."""
+        for start in range(0, len(part), EVALUATION_BATCH):
+            images, labels, masks = self._fetch(part, np.arange(start, min(start + EVALUATION_BATCH, len(part))))
+            yield images, self.task.targets(labels, masks)
+
+    def _fetch(self, part: Part, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Images in [0, 1], labels, and masks where the task needs them, on the device."""
+        images = self._to_device(part.images[index]).float().div_(255)
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        masks = self._to_device(part.masks[index]) if self.task.dense and part.masks is not None else None
+        return images, self._to_device(part.labels[index]), masks
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        # uint8 crosses to the device, a quarter of the bytes of float32
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    # --- work -------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        batches: Iterator[Batch],
+        steps: int,
+        optimizer: torch.optim.Optimizer,
+        *,
+        class_weights: Tensor | None = None,
+        correct: Callable[[nn.Module], None] | None = None,
+        model: nn.Module | None = None,
+    ) -> float:
+        """Take `steps` optimiser steps; the mean loss over them. `correct` may change gradients before a step.
+
+        `model` is another network than the workbench's own, such as a part of it.
+        """
+        model = (model or self.model).train()
+        total = torch.zeros((), device=self.device)
+        learn = self._learner(model, class_weights)
+        for images, targets in itertools.islice(batches, steps):
+            optimizer.zero_grad(set_to_none=True)
+            loss = learn(images, targets)
+            if correct is not None:
+                correct(model)
+            optimizer.step()
+            total += loss
+        return float(total) / steps
+
+    def _learner(self, model: nn.Module, class_weights: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """What gives the loss of a batch and leaves its gradients in the model."""
+        if self._recorded is not None and model is self.model and class_weights is None:
+            return self._recorded
+
+        def learn(images: Tensor, targets: Tensor) -> Tensor:
+            loss = self.loss(self.forward(images, model), targets, class_weights)
+            loss.backward()
+            return loss.detach()
+
+        return learn
+
+    def _recorder(self) -> RecordedGradients:
+        return RecordedGradients(self.model, lambda images, targets: self.loss(self.forward(images), targets))
+
+    def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
+        with self.autocast():
+            return (model or self.model)(images)
+
+    def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor:
+        weights = None if class_weights is None else class_weights[targets]
+        return self.task.loss(output.float(), targets, self.target, weights)
+
+    @torch.no_grad()
+    def evaluate(self, part: Part) -> dict[str, Tensor]:
+        """Additive sums of the task's metrics over all images of a part."""
+        self.model.eval()
+        observed, targets = [], []
+        for images, target in self.in_order(part):
+            output = self.forward(images).float()
+            observed.append(self.task.observe(output, target, self.target).cpu())
+            targets.append(target.cpu())
+        cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
+        return self.task.sums(torch.cat(observed), torch.cat(targets), cases, self.target)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)

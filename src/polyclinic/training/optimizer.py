@@ -1,0 +1,47 @@
+"""The `[optimizer]` table: optimiser, learning rate and its decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from polyclinic.settings import Settings
+
+if TYPE_CHECKING:
+    pass
+
+
+class Optimizer(Settings):
+    """The `[optimizer]` table: how a site takes its steps."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="sgd, adam or adamw")
+    lr: float = Field(0.01, gt=0, description="learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    batch_size: int = Field(32, ge=1, description="images in a mini-batch")
+    decay_every: int = Field(35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never")
+    decay: float = Field(0.1, gt=0, le=1, description="factor of the step decay")
+    keep_state: bool = Field(
+        False,
+        description="keep momentum (or Adam's moments) at a site from round to round instead of starting anew",
+    )
+    augment: tuple[Literal["flip", "turn"], ...] = Field(
+        (), description='random augmentation of training images: "flip" (left-right), "turn" (by 90 degrees)'
+    )
+
+    def make(self, parameters: Iterator[nn.Parameter], round: int) -> torch.optim.Optimizer:
+        """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1)."""
+        lr = self.lr_in(round)
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+        return kind(parameters, lr, weight_decay=self.weight_decay)
+
+    def lr_in(self, round: int) -> float:
+        """The learning rate of a round, decayed."""
+        steps = (max(round, 1) - 1) // self.decay_every if self.decay_every else 0
+        return self.lr * self.decay**steps

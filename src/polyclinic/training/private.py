@@ -1,0 +1,214 @@
+"""Private training at a site: its account, its draws, and the records of what it releases.
+
+Written against a site's interface (`federation.site.Site`) and its workbench; the parts are those of `[privacy] on`.
+Opacus is imported when it is needed: it takes a second, and most studies do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.federation.leaving.transcript import trail_of
+from polyclinic.privacy import epsilon
+from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
+from polyclinic.privacy.site_account import Account
+from polyclinic.randomness import numpy_rng, seed_of
+
+if TYPE_CHECKING:
+    from polyclinic.federation.site import Site
+    from polyclinic.generators.fitting import LearnPrivately, Schedule
+    from polyclinic.privacy import dp_sgd
+    from polyclinic.privacy.settings import Privacy
+
+#: the group of a site's state in which its account lies
+STATE = "privacy"
+
+
+def is_private(site: Site, part: str) -> bool:
+    """Whether the study has the site train this part with differential privacy."""
+    return site.bench.privacy is not None and part in site.bench.privacy.on
+
+
+def account_of(site: Site) -> Account:
+    """What the site has spent on its training images so far, whatever was trained."""
+    privacy = _privacy(site)
+    delta = privacy.delta_for(len(site.data.train))
+    return Account.restored(site.state.group(STATE), delta, privacy.accountant)
+
+
+def descend(
+    site: Site,
+    module: nn.Module,
+    losses: dp_sgd.Losses,
+    fetch: Callable[[Tensor], dp_sgd.Batch],
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+    *,
+    batch_size: int,
+    join: Callable[[Iterator[dp_sgd.Batch]], Iterator[dp_sgd.Batch]] | None = None,
+    joined: int = 0,
+    correct: Callable[[nn.Module], None] | None = None,
+) -> int:
+    """Up to `steps` private steps on the site's training images, as the target epsilon allows; how many were taken.
+
+    `fetch(index)` gives the batch of some of the site's training images, `losses(*batch)` the loss of each row. `join`
+    may put rows behind it that the guarantee need not be about, such as replayed images, `joined` of them on average.
+    """
+    from polyclinic.privacy import dp_sgd
+
+    privacy, account = _privacy(site), account_of(site)
+    rate = epsilon.rate(len(site.data.train), batch_size)
+    steps = account.left(privacy.target_epsilon, privacy.noise, rate, steps)
+    address = _address(site, account)
+    _enter(site, account, privacy.noise, rate, steps)
+    indices = dp_sgd.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
+    real = (fetch(index) for index in indices)
+    dp_sgd.descend(
+        module,
+        losses,
+        join(real) if join else real,
+        steps,
+        optimizer,
+        noise=privacy.noise,
+        clip=privacy.clip,
+        expected=rate * len(site.data.train) + joined,
+        draw=dp_sgd.noise_from(site.bench.device, *address, "noise"),
+        correct=correct,
+    )
+    site.state.put(STATE, account.tensors())
+    return steps
+
+
+def train(
+    site: Site,
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+    *,
+    correct: Callable[[nn.Module], None] | None = None,
+) -> int:
+    """Private steps of the workbench's network on the task; how many were taken.
+
+    Replayed images join each batch where the study replays. Arithmetic is float32: a norm that was rounded to
+    bfloat16 would bound nothing.
+    """
+    bench, part, replay = site.bench, site.data.train, site.replay
+    turns = site.rng("augmentation")
+    return descend(
+        site,
+        bench.model,
+        lambda images, targets: bench.task.losses(bench.model(images), targets, bench.target),
+        lambda index: bench.batch(part, index, turns),
+        steps,
+        optimizer,
+        batch_size=bench.optimizer.batch_size,
+        join=(lambda real: replay.mix(site, real)) if replay else None,
+        joined=replay.joined(site) if replay else 0,
+        correct=correct,
+    )
+
+
+def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
+    """For a generator: how those of its parts learn that the study has learn with differential privacy."""
+
+    def learn(
+        module: nn.Module,
+        losses: dp_sgd.Losses,
+        batch_of: Callable[[Tensor], dp_sgd.Batch],
+        schedule: Schedule,
+        joined: int,
+    ) -> None:
+        optimizer = torch.optim.Adam([one for one in module.parameters() if one.requires_grad], schedule.lr)
+        wanted = max(1, len(site.data.train) // schedule.batch_size)
+        for epoch in range(schedule.epochs):
+            optimizer.param_groups[0]["lr"] = schedule.lr_in(epoch)
+            size = schedule.batch_size
+            if descend(site, module, losses, batch_of, wanted, optimizer, batch_size=size, joined=joined) < wanted:
+                return
+
+    return {part: learn for part in parts if is_private(site, part)}
+
+
+def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
+    """One private gradient of the workbench's network, by name; zero if the budget does not allow it any more.
+
+    With a sampling rate of 1 all images take part, which no sampling makes more private.
+    """
+    from polyclinic.privacy import dp_sgd
+
+    bench, part, privacy, account = site.bench, site.data.train, _privacy(site), account_of(site)
+    if not account.left(privacy.target_epsilon, privacy.noise, sampling_rate, 1):
+        return {name: torch.zeros_like(weight, device="cpu") for name, weight in bench.model.named_parameters()}
+    address = _address(site, account)
+    _enter(site, account, privacy.noise, sampling_rate, 1)
+    index = next(dp_sgd.poisson(len(part), sampling_rate, numpy_rng(*address, "images")))
+    turns = site.rng("augmentation")
+    pieces = (bench.batch(part, some, turns) for some in index.split(dp_sgd.MOST_ROWS))
+    draw = dp_sgd.noise_from(bench.device, *address, "noise")
+    with dp_sgd.private_gradients(
+        bench.model,
+        torch.optim.SGD(bench.model.parameters(), lr=0.0),
+        noise=privacy.noise,
+        clip=privacy.clip,
+        expected=sampling_rate * len(part),
+        draw=draw,
+    ) as put_gradients:
+        put_gradients(lambda x, y: bench.task.losses(bench.model(x), y, bench.target), pieces)
+        found = {n: p.grad.cpu().clone() for n, p in bench.model.named_parameters() if p.grad is not None}
+    site.state.put(STATE, account.tensors())
+    return found
+
+
+# --- records ------------------------------------------------------------------------------------------
+
+
+def record_of(site: Site, *parts: str) -> dict[str, Any] | None:
+    """The record of a parcel that holds these parts and nothing else; None if it is not covered."""
+    if site.bench.privacy is None or not covered_parts(site.bench.privacy.on, parts):
+        return None
+    limits = [CODES] if {"generator", "encoder"} & set(parts) else []
+    return _record(site, names(parts), [*limits, *_limits(site)])
+
+
+def record_of_scores(site: Site, split: str) -> dict[str, Any] | None:
+    """The record of scores on held-out images; None for scores of training images, or of a model without privacy.
+
+    A private model's scores tell no more about its training images than the model does.
+    """
+    if split == "train" or not is_private(site, "classifier"):
+        return None
+    return _record(site, ["scores on validation and test images"], [HELD_OUT, *_limits(site)])
+
+
+def _record(site: Site, covers: list[str], does_not_cover: list[str]) -> dict[str, Any]:
+    account = account_of(site)
+    account.put_on_record()
+    if site.secret:
+        site.state.put(STATE, account.tensors())
+    return record(account, covers, does_not_cover)
+
+
+def _limits(site: Site) -> list[str]:
+    return [ONE_IMAGE, COUNTS] if site.secret else [ONE_IMAGE, COUNTS, SEED]
+
+
+def _privacy(site: Site) -> Privacy:
+    assert site.bench.privacy is not None, "ask is_private first"
+    return site.bench.privacy
+
+
+def _address(site: Site, account: Account) -> tuple[str | int, ...]:
+    """Never the same twice: noise that is used again can be taken off by subtraction. A deployed site, which may be put
+    back, draws by all that it was asked."""
+    where = (site.seed, site.secret, site.name, "privacy", site.round, account.steps)
+    return (*where, trail_of(site.state)) if site.secret else where
+
+
+def _enter(site: Site, account: Account, noise: float, sampling_rate: float, steps: int) -> None:
+    """Enter steps that are about to be taken, and name what comes out of them."""
+    account.add(noise, sampling_rate, steps)
+    if steps and site.secret:
+        account.trained = seed_of(trail_of(site.state), account.steps)

@@ -1,0 +1,157 @@
+"""The papers' networks, and layers whose second derivatives are right for many targets at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, drawn, ready
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, cross_entropy
+from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
+from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
+from polyclinic.errors import BadInput
+from polyclinic.models import build, parameter_count
+from polyclinic.randomness import torch_rng
+
+
+def seeded(make) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().double()
+
+
+def test_sizes_are_the_papers():
+    assert parameter_count(LeNet()) == 85_036
+    assert parameter_count(ResNet18()) == 14_445_732
+    assert LeNet(1, 10, 28)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_weights_are_drawn_from_the_generator():
+    first, second = (drawn(LeNet(), torch_rng(0, "w")) for _ in range(2))
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert float(a.detach().abs().max()) <= 0.5
+    assert float(first.fc.weight.detach().abs().max()) > 0.49
+
+
+def one_by_one(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The gradient, with respect to each target's images, of the sum of squares of its gradients: plain autograd."""
+    slopes = []
+    for batch, label in zip(images, labels, strict=True):
+        batch = batch.clone().requires_grad_()
+        gradients = torch.autograd.grad(cross_entropy(model(batch), label), list(model.parameters()), create_graph=True)
+        slopes.append(torch.autograd.grad(sum((g * g).sum() for g in gradients), batch)[0])
+    return torch.stack(slopes)
+
+
+def all_at_once(twin: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    images = images.clone().requires_grad_()
+    sent = vmap(Simulation(twin))(images, labels)
+    return torch.autograd.grad(sum((g * g).sum() for g in sent.values()), images)[0]
+
+
+def assert_same_second_derivatives(model: nn.Module, twin: nn.Module, size: int, classes: int, batch: int = 2) -> None:
+    rng = torch_rng("second derivatives")
+    images = torch.rand(3, batch, 3, size, size, generator=rng, dtype=torch.float64)
+    labels = torch.rand(3, batch, classes, generator=rng, dtype=torch.float64).softmax(-1)
+    expected = one_by_one(model, images, labels)
+    assert float(expected.abs().max()) > 0
+    torch.testing.assert_close(all_at_once(twin, images, labels), expected, rtol=1e-8, atol=1e-10)
+
+
+def small_resnet() -> nn.Module:
+    return ResNet18(3, 4, 8, widths=(4, 6, 6, 8))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_batch_norm_in_both_modes(mode):
+    model = seeded(small_resnet).train(mode == "train")
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer += 0.3
+    assert_same_second_derivatives(model, ready(model, batch_norm=mode), 8, 4)
+
+
+def test_batch_norm_leaves_its_running_statistics_alone():
+    model = ready(seeded(small_resnet))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.rand(2, 3, 8, 8, dtype=torch.float64))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_is_torchs_to_the_second_derivative(affine: bool):
+    """For one target: values and derivatives by images, weight and bias, with a mean far from zero."""
+    rng = torch_rng("batch norm")
+    ours, torchs = BatchStatistics2d(3, affine=affine).double(), nn.BatchNorm2d(3, affine=affine).double()
+    images = (4 + torch.randn(2, 3, 4, 5, generator=rng, dtype=torch.float64)).requires_grad_()
+    given = torch.randn(2, 3, 4, 5, generator=rng, dtype=torch.float64)
+    found = []
+    for layer in (ours, torchs):
+        if affine:
+            layer.weight.data, layer.bias.data = torch.arange(1.0, 4).double(), torch.arange(3.0).double()
+        wanted = [images, *layer.parameters()]
+        first = torch.autograd.grad((layer(images) * given).square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(f.pow(3).sum() for f in first), wanted[: 2 if affine else 1])
+        found.append([layer(images), *first, *second])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_batch_norm_of_one_value_is_refused():
+    with pytest.raises(ValueError, match="more than one value"):
+        BatchStatistics2d(2)(torch.zeros(1, 2, 1, 1))
+
+
+@pytest.mark.parametrize("make", [small_resnet, lambda: LeNet(3, 4, 9)])
+def test_convolution_for_many_targets(make):
+    """The GPU's convolution, tried on the CPU; odd sizes, strides, and kernels of 1, 3 and 5."""
+    model = seeded(make).train()
+    twin = ready(model)
+    for layer in twin.modules():
+        if ManyTargetsConv2d.can_replace(layer):
+            layer.__class__ = ManyTargetsConv2d
+    assert sum(isinstance(layer, ManyTargetsConv2d) for layer in twin.modules()) >= 3
+    assert_same_second_derivatives(model, twin, 9 if isinstance(model, LeNet) else 8, 4)
+
+
+def test_several_local_steps_of_many_targets():
+    """From the second step on each target has weights of its own; against one target after the other."""
+    twin = ready(seeded(small_resnet).train())
+    for layer in twin.modules():
+        if ManyTargetsConv2d.can_replace(layer):
+            layer.__class__ = ManyTargetsConv2d
+    simulation = Simulation(twin, training=LocalTraining(0.1, steps=2, momentum=0.5))
+    rng = torch_rng("several steps")
+    images = torch.rand(2, 2, 3, 8, 8, generator=rng, dtype=torch.float64, requires_grad=True)
+    labels = torch.rand(2, 2, 4, generator=rng, dtype=torch.float64).softmax(-1)
+    together = vmap(simulation)(images, labels)
+    apart = [simulation(batch, label) for batch, label in zip(images, labels, strict=True)]
+    one_by_one = {name: torch.stack([sent[name] for sent in apart]) for name in together}
+    sizes = [sum((t * t).sum() for t in sent.values()) for sent in (together, one_by_one)]
+    slopes = [torch.autograd.grad(size, images, retain_graph=True)[0] for size in sizes]
+    for name, tensor in together.items():
+        torch.testing.assert_close(tensor, one_by_one[name], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
+
+
+def test_unusual_convolutions_keep_torchs():
+    assert ManyTargetsConv2d.can_replace(nn.Conv2d(2, 2, 3))
+    for settings in ({"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}):
+        assert not ManyTargetsConv2d.can_replace(nn.Conv2d(2, 2, 3, **settings))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("backbone", ["small-cnn", "lenet5", "resnet18"])
+def test_our_backbones(backbone: str, norm: str):
+    size = 40 if backbone == "resnet18" else 16
+    model = seeded(lambda: build(backbone, channels=3, outputs=4, size=size, norm=norm)).train()
+    assert_same_second_derivatives(model, ready(model), size, 4, batch=1 if backbone == "resnet18" else 2)
+
+
+def test_other_batch_norms_are_named():
+    with pytest.raises(BadInput, match="BatchNorm1d"):
+        ready(nn.Sequential(nn.BatchNorm1d(3)))

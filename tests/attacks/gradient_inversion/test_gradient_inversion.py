@@ -1,0 +1,427 @@
+"""Gradient inversion end to end: what comes back, what it is allowed to know, and that targets do not mix."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from polyclinic.attacks import scoring
+from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.gradient_inversion.initialisation import draw
+from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, drawn
+from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, cross_entropy
+from polyclinic.attacks.gradient_inversion.solver import Knowledge, Reconstruction, _better
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.models import build
+from polyclinic.randomness import torch_rng
+
+FAST = {"lr": 1.0, "iterations": 10}
+
+
+def knowledge(model: nn.Module, **more) -> Knowledge:
+    return Knowledge(model, (1, 16, 16), classes=5, **more)
+
+
+def errors(found: Reconstruction, truth: Tensor) -> Tensor:
+    return scoring.score(found.images, truth, found.start).mse
+
+
+@pytest.fixture
+def one_image_each(lenet, smooth_images, sent):
+    """Eight sites with an image each: (network, images [8, 1, 1, 16, 16], labels [8, 1], parcels)."""
+    images = smooth_images(8)[:, None]
+    labels = (torch.arange(8) % 5)[:, None]
+    return lenet, images, labels, sent(lenet, images, labels)
+
+
+def test_dlg_finds_images_and_labels(one_image_each):
+    model, images, labels, parcels = one_image_each
+    found = GradientInversion(start="normal", lr=1.0, iterations=100).run(parcels, knowledge(model))
+    good = errors(found, images) < 1e-4
+    assert int(good.sum()) >= 6
+    assert torch.equal(found.labels[good], labels[good])
+    assert found.images.shape == images.shape
+    assert bool(found.converged[good].all())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"distance": "adaptive-gaussian"},
+        {"distance": "gaussian", "variance": 500.0, "start": "uniform"},
+        {"label": "sign", "lr": 0.1, "iterations": 30},
+        {"label": "sign", "distance": "cosine", "optimizer": "adam", "lr": 0.1, "iterations": 250, "decay_at": (0.6,)},
+    ],
+)
+def test_other_settings_find_images_too(one_image_each, settings):
+    model, images, _, parcels = one_image_each
+    found = GradientInversion(**{**FAST, **settings}).run(parcels[:4], knowledge(model))
+    assert int((errors(found, images[:4]) < 2e-3).sum()) >= 3
+
+
+def papers_loop(model: nn.Module, parcel: Parcel, start: Tensor, label: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """DLG as the papers' codes have it: autograd with create_graph, torch.optim.LBFGS, one target."""
+    image, logits = start.clone().requires_grad_(), label.clone().requires_grad_()
+    target = [parcel.tensors[name] for name, _ in model.named_parameters()]
+    optimizer = torch.optim.LBFGS([image, logits], lr=1.0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(image), logits.softmax(-1))
+        simulated = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        distance = sum((s - t).square().sum() for s, t in zip(simulated, target, strict=True))
+        distance.backward()
+        return distance
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return image.detach(), logits.detach().argmax(-1)
+
+
+def test_first_steps_are_those_of_the_papers_loop(lenet, smooth_images, sent):
+    model = lenet.double()
+    images = smooth_images(3)[:, None].double()
+    parcels = sent(model, images, torch.tensor([[0], [3], [4]]))
+    attack = GradientInversion(lr=1.0, iterations=1, returns="last", precision="fp64")
+    found = attack.run(parcels, knowledge(model))
+    for row, parcel in enumerate(parcels):
+        rng = torch_rng(0, "gradient inversion", parcel.digest, 0)
+        start, label = (draw("transformed-gaussian", 1, shape, rng).double() for shape in ((1, 16, 16), (5,)))
+        assert torch.equal(start, found.start[row])
+        image, _ = papers_loop(model, parcel, start, label, 1)
+        torch.testing.assert_close(found.images[row], image, rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_most_of_eight_real_images_come_back():
+    """LeNet-5 at 28 px, 100 steps of L-BFGS at lr 1, as the papers attack; where they converge, so does their loop."""
+    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    if not folder or not (Path(folder) / "mnist.npz").is_file():
+        pytest.skip("POLYCLINIC_REAL_DATA names no folder with mnist.npz")
+    with np.load(Path(folder) / "mnist.npz") as archive:
+        images = torch.from_numpy(archive["test_images"][:8]).float().div(255)[:, None, None]
+        labels = torch.from_numpy(archive["test_labels"][:8]).reshape(8, 1)
+    model = drawn(LeNet(1, 10, 28), torch_rng("real"))
+    gradients = [
+        torch.autograd.grad(cross_entropy(model(i), one_hot(c, 10).float()), list(model.parameters()))
+        for i, c in zip(images, labels, strict=True)
+    ]
+    parcels = [Parcel("gradients", dict(zip(dict(model.named_parameters()), g, strict=True))) for g in gradients]
+    found = GradientInversion(lr=1.0).run(parcels, Knowledge(model, (1, 28, 28), classes=10))
+    good = errors(found, images) < 1e-4
+    assert int(good.sum()) >= 5
+    assert torch.equal(found.labels[good], labels[good])
+    row = int(good.nonzero()[0])
+    rng = torch_rng(0, "gradient inversion", parcels[row].digest, 0)
+    start, label = (draw("transformed-gaussian", 1, shape, rng) for shape in ((1, 28, 28), (10,)))
+    image, theirs = papers_loop(model, parcels[row], start, label, 100)
+    assert float((image - images[row]).square().mean()) < 1e-4
+    assert torch.equal(theirs, labels[row])
+
+
+def test_truth_does_not_change_a_bit(one_image_each):
+    """The attacker gets parcels and public knowledge; what the images were afterwards cannot matter."""
+    model, images, labels, parcels = one_image_each
+    attack = GradientInversion(label="sign", lr=1.0, iterations=3)
+    first = attack.run(parcels[:3], knowledge(model))
+    scoring.score(first.images, images[:3], first.start)
+    images.copy_(images[torch.randperm(8, generator=torch_rng("shuffle"))])
+    labels.zero_()
+    second = attack.run(parcels[:3], knowledge(model))
+    for field in dataclasses.fields(Reconstruction):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+def test_what_is_not_declared_is_not_used(one_image_each):
+    """An attack that reads labels off the gradients gives the same when it is handed wrong labels and a prior."""
+    model, _, _, parcels = one_image_each
+    attack = GradientInversion(label="sign", lr=1.0, iterations=2)
+    plain = attack.run(parcels[:2], knowledge(model))
+    more = knowledge(model, labels=torch.zeros(2, 1), prior=torch.ones(2, 1, 1, 16, 16), training=LocalTraining(0.1))
+    assert torch.equal(attack.run(parcels[:2], more).images, plain.images)
+
+
+def test_many_at_once_is_one_by_one(one_image_each):
+    model, _, _, parcels = one_image_each
+    attack = GradientInversion(lr=0.1, iterations=2, precision="fp64")
+    together = attack.run(parcels[:3], knowledge(model))
+    grouped = attack.model_copy(update={"at_once": 2}).run(parcels[:3], knowledge(model))
+    for row in range(3):
+        alone = attack.run(parcels[row : row + 1], knowledge(model))
+        torch.testing.assert_close(together.images[row], alone.images[0], rtol=0, atol=1e-8)
+        torch.testing.assert_close(together.labels[row], alone.labels[0])
+    torch.testing.assert_close(grouped.images, together.images, rtol=0, atol=1e-8)
+
+
+def test_a_hopeless_parcel_leaves_its_neighbours_bit_identical(one_image_each):
+    model, _, _, parcels = one_image_each
+    broken = Parcel("gradients", {name: tensor * 1e30 for name, tensor in parcels[1].tensors.items()})
+    attack = GradientInversion(lr=0.1, iterations=3)
+    calm = attack.run(parcels[:4], knowledge(model))
+    found = attack.run([parcels[0], broken, *parcels[2:4]], knowledge(model))
+    assert found.diverged.tolist() == [False, True, False, False]
+    others = [0, 2, 3]
+    assert torch.equal(found.images[others], calm.images[others])
+    assert torch.equal(found.loss[others], calm.loss[others])
+
+
+def test_a_batch_behind_one_gradient(lenet, smooth_images, sent):
+    """Two images of different classes behind each gradient; which comes first is lost, so they are assigned."""
+    images = smooth_images(4).reshape(2, 2, 1, 16, 16)
+    labels = torch.tensor([[3, 1], [0, 4]])
+    parcels = sent(lenet, images, labels)
+    attack = GradientInversion(label="counts", lr=0.5, iterations=40, restarts=2)
+    found = attack.run(parcels, knowledge(lenet, batch_size=2))
+    assert found.labels.tolist() == [[1, 3], [0, 4]]
+    result = scoring.score(found.images, images, found.start)
+    assert result.by_assignment
+    assert int((result.mse < 1e-3).sum()) >= 3
+
+
+@pytest.mark.parametrize(("momentum", "decay", "batch_size", "steps"), [(0.0, 0.5, None, 3), (0.9, 0.0, 1, 2)])
+def test_weights_after_several_local_steps(lenet, smooth_images, momentum, decay, batch_size, steps):
+    """A FedAvg update over steps of torch's SGD: on both images each time, or on one and then on the other."""
+    images, labels = smooth_images(2), torch.tensor([2, 4])
+    site = drawn(LeNet(1, 5, 16), torch_rng(0, "unused"))
+    site.load_state_dict(lenet.state_dict())
+    optimizer = torch.optim.SGD(site.parameters(), lr=0.01, momentum=momentum, weight_decay=decay)
+    for step in range(steps):
+        rows = slice(None) if batch_size is None else slice(step, step + 1)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(site(images[rows]), labels[rows]).backward()
+        optimizer.step()
+    parcel = Parcel("weights", {name: tensor.detach().clone() for name, tensor in site.state_dict().items()})
+    training = LocalTraining(0.01, steps, batch_size=batch_size, momentum=momentum, weight_decay=decay)
+    known = knowledge(lenet, batch_size=2, training=training, labels=labels[None])
+    attack = GradientInversion(target="weights", label="known", lr=0.5, iterations=40, precision="fp64")
+    found = attack.run([parcel], known)
+    assert bool((errors(found, images[None]) < 1e-3).all())
+
+
+def test_a_loss_of_its_own(smooth_images):
+    """Regression: the value is searched for together with the image, or known."""
+    model = drawn(LeNet(1, 1, 16), torch_rng("regression"))
+    image, value = smooth_images(1), torch.tensor([0.7])
+
+    def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
+        return (outputs[:, 0] - values).square().mean()
+
+    gradients = torch.autograd.grad(squared_error(model(image), value), list(model.parameters()))
+    parcel = Parcel("gradients", dict(zip(dict(model.named_parameters()), gradients, strict=True)))
+    known = Knowledge(model, (1, 16, 16), loss=squared_error, labels=value[None])
+    found = GradientInversion(label="known", lr=0.5, iterations=30).run([parcel], known)
+    assert float(errors(found, image[None])) < 1e-3
+    assert found.labels.tolist() == [[pytest.approx(0.7)]]
+    joint = GradientInversion(lr=0.5, iterations=1).run([parcel], known)
+    assert joint.labels.shape == (1, 1)
+    assert joint.labels.item() != pytest.approx(0.7, abs=1e-6)
+
+
+def test_targets_that_leave_the_batch_take_nobody_elses_labels_along(one_image_each):
+    """Known labels, groups smaller than the number of parcels, and half of a group gone before the rest."""
+    model, _, labels, parcels = one_image_each
+    gone = [Parcel("gradients", {name: tensor * torch.inf for name, tensor in p.tensors.items()}) for p in parcels[:2]]
+    attack = GradientInversion(label="known", lr=0.1, iterations=2, at_once=3, precision="fp64")
+    several = [*gone, *parcels[2:6]]
+    found = attack.run(several, knowledge(model, labels=labels[:6]))
+    assert found.diverged.tolist() == [True, True, False, False, False, False]
+    assert found.labels.tolist() == labels[:6].tolist()
+    for row in range(2, 6):
+        alone = attack.run(several[row : row + 1], knowledge(model, labels=labels[row : row + 1]))
+        torch.testing.assert_close(found.images[row], alone.images[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("given", "what"), [({"labels": torch.zeros(3)}, "labels"), ({"labels": None}, "prior")])
+def test_labels_and_priors_come_for_each_image(one_image_each, given, what):
+    model, images, _, parcels = one_image_each
+    settings = {"label": "known"} if what == "labels" else {"start": "prior"}
+    known = knowledge(model, **given, prior=images[:2])
+    with pytest.raises(BadInput, match=rf"Knowledge\.{what} is for .*; give \[3, 1, \.\.\.\]"):
+        GradientInversion(**settings).run(parcels[:3], known)
+    with pytest.raises(BadInput, match="no parcels to attack"):
+        GradientInversion().run([], knowledge(model))
+
+
+def test_a_prior_to_start_from(one_image_each):
+    model, images, _, parcels = one_image_each
+    prior = (images[:2] + 0.05).clamp(0, 1)
+    attack = GradientInversion(start="prior", label="sign", lr=1.0, iterations=1)
+    found = attack.run(parcels[:2], knowledge(model, prior=prior))
+    assert torch.equal(found.start, prior)
+
+
+def test_restarts_keep_the_lowest_loss(one_image_each):
+    model, _, _, parcels = one_image_each
+    once = GradientInversion(lr=1.0, iterations=1).run(parcels[:3], knowledge(model))
+    thrice = GradientInversion(lr=1.0, iterations=1, restarts=3).run(parcels[:3], knowledge(model))
+    assert bool((thrice.loss <= once.loss).all())
+    assert bool((thrice.loss < once.loss).any())
+    assert bool((thrice.evaluations > once.evaluations).all())
+
+
+def test_a_start_that_diverged_loses_to_one_that_did_not():
+    def result(loss: float, image: float) -> dict[str, Tensor]:
+        return {"loss": torch.tensor([loss]), "images": torch.tensor([[image]]), "evaluations": torch.tensor([1])}
+
+    for first, second in ((math.nan, 3.0), (3.0, math.nan), (4.0, 3.0)):
+        best = _better(result(first, first), result(second, second))
+        assert best["images"].tolist() == [[3.0]]
+        assert best["evaluations"].tolist() == [2]
+
+
+def test_the_loss_is_that_of_the_image_that_is_returned(one_image_each):
+    """Also of the last point, which no iteration looks at any more."""
+    model, _, labels, parcels = one_image_each
+    for returns in ("last", "best"):
+        attack = GradientInversion(
+            label="known", optimizer="adam", lr=0.05, iterations=4, returns=returns, total_variation=2.0
+        )
+        found = attack.run(parcels[:1], knowledge(model, labels=labels[:1]))
+        loss = cross_entropy(model(found.images[0]), one_hot(labels[0], 5).float())
+        simulated = torch.autograd.grad(loss, list(model.parameters()))
+        distance = sum(
+            (s - parcels[0].tensors[name]).square().sum()
+            for s, (name, _) in zip(simulated, model.named_parameters(), strict=True)
+        )
+        roughness = sum(found.images.diff(dim=dim).abs().mean() for dim in (-1, -2))
+        assert float(found.loss[0]) == pytest.approx(float(distance + 2.0 * roughness), rel=1e-4)
+
+
+def test_the_last_point_need_not_be_the_best(one_image_each):
+    model, _, _, parcels = one_image_each
+    hasty = GradientInversion(label="sign", optimizer="adam", lr=5.0, iterations=3)
+    best = hasty.run(parcels[:2], knowledge(model))
+    last = hasty.model_copy(update={"returns": "last"}).run(parcels[:2], knowledge(model))
+    assert bool((best.loss < last.loss).all())
+    assert not torch.equal(best.images, last.images)
+
+
+def test_settings_reach_the_optimiser():
+    chosen = {"lr": 0.3, "iterations": 40, "decay": 0.5, "decay_at": (0.5, 0.75), "weight_decay": 0.01}
+    adam = GradientInversion(optimizer="adam", signed=True, box=True, **chosen).optimizer_at(torch.zeros(2, 7), 5)
+    assert (float(adam.lr), adam.steps, adam.decay) == (pytest.approx(0.3), 40, 0.5)
+    assert adam.milestones.tolist() == [20, 30]
+    assert (adam.signed, adam.box, adam.decoupled, adam.weight_decay) == (True, (5, 0.0, 1.0), False, 0.01)
+    adamw = GradientInversion(optimizer="adamw").optimizer_at(torch.zeros(2, 7), 5)
+    assert (float(adamw.lr), adamw.signed, adamw.box, adamw.decoupled) == (pytest.approx(1e-3), False, None, True)
+    lbfgs = GradientInversion(iterations=7).optimizer_at(torch.zeros(2, 7), 5)
+    assert (lbfgs.lr.tolist(), lbfgs.steps, lbfgs.inner, lbfgs.memory.history) == ([pytest.approx(0.1)] * 2, 7, 20, 100)
+
+
+def test_train_mode_batch_norm_of_our_backbones(sent):
+    """The attack lowers its loss on a network with batch norm, and the sentence says in which mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build("small-cnn", channels=1, outputs=5, size=16).train()
+    images = torch.rand(2, 1, 1, 16, 16, generator=torch_rng("bn"))
+    parcels = sent(model, images, torch.tensor([[1], [2]]))
+    attack = GradientInversion(label="sign", optimizer="adamw", lr=0.01, iterations=30)
+    found = attack.run(parcels, knowledge(model))
+    short = attack.model_copy(update={"iterations": 1}).run(parcels, knowledge(model))
+    assert bool((found.loss < 0.8 * short.loss).all())
+    assert "training mode" in found.threat_model
+
+
+def test_resnet_of_the_papers_in_miniature(sent, smooth_images):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ResNet18(1, 5, 8, widths=(4, 4)).train()
+    images = smooth_images(2, size=8)[:, None]
+    parcels = sent(model, images, torch.tensor([[1], [2]]))
+    known = Knowledge(model, (1, 8, 8), classes=5)
+    found = GradientInversion(label="sign", lr=0.5, iterations=3).run(parcels, known)
+    assert bool((found.loss < 0.1 * GradientInversion(label="sign", iterations=1).run(parcels, known).loss).all())
+
+
+# --- the threat model ---------------------------------------------------------------------------------
+
+
+def test_printing_an_attack_prints_its_threat_model():
+    text = str(GradientInversion(label="known", batch_norm="eval"))
+    assert text == (
+        "gradient-inversion: the attacker has the gradients that a site sent, knows the network (weights and loss "
+        "included), the number of images, the batch-norm statistics that the site computed with and the labels of the "
+        "images behind a parcel; labels are known, one step on one batch, batch norm (if any) in evaluation mode."
+    )
+
+
+def test_needs_follow_the_settings():
+    basic = {Capability.GRADIENTS, Capability.ARCHITECTURE, Capability.BATCH_SIZE}
+    assert GradientInversion().needs == basic
+    assert GradientInversion(start="prior").needs == basic | {Capability.PRIOR}
+    update = GradientInversion(target="weights").needs
+    assert update == basic - {Capability.GRADIENTS} | {Capability.WEIGHTS, Capability.LOCAL_TRAINING}
+
+
+def test_more_than_the_threat_model_grants_is_refused(one_image_each):
+    model, _, labels, parcels = one_image_each
+    attack = GradientInversion(label="known", **FAST)
+    with pytest.raises(
+        BadInput, match="needs the labels of the images behind a parcel, which is not granted; grant labels"
+    ):
+        attack.run(parcels, knowledge(model, labels=labels), threat=ThreatModel())
+    granted = ThreatModel(granted=ThreatModel().granted | {Capability.LABELS})
+    attack.check(granted)
+    assert "images to start from and images of the same kind" in str(granted).split("; not ")[1]
+
+
+def test_a_threat_model_is_frozen_and_reads_plain_names():
+    threat = ThreatModel(granted=["gradients", "labels"])
+    assert threat.granted == {Capability.GRADIENTS, Capability.LABELS}
+    with pytest.raises(ValidationError):
+        threat.granted = frozenset()
+    with pytest.raises(ValidationError):
+        ThreatModel(granted=["the truth"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "known", "says"),
+    [
+        ({"label": "known"}, {}, "Knowledge.labels"),
+        ({"start": "prior"}, {}, "Knowledge.prior"),
+        ({"target": "weights"}, {}, "Knowledge.training"),
+        ({"label": "sign"}, {"batch_size": 2}, "counts"),
+        ({}, {"classes": None}, "Knowledge.classes"),
+        ({"label": "counts"}, {"loss": cross_entropy}, "reads classes"),
+        ({"target": "weights"}, {"training": LocalTraining(0.1)}, "parcels of kind 'gradients'"),
+        ({}, {"model": nn.Linear(2, 2)}, "no parameter of the network"),
+        ({}, {"model": LeNet(3, 5, 16)}, "other shapes"),
+    ],
+)
+def test_bad_knowledge_is_named(one_image_each, settings, known, says):
+    model, _, _, parcels = one_image_each
+    given = dataclasses.replace(knowledge(model), **known)
+    with pytest.raises(BadInput, match=says):
+        GradientInversion(**settings).run(parcels[:1], given)
+
+
+@pytest.mark.parametrize("settings", [{"distance": "gaussian"}, {"variance": 3.0}, {"box": True}, {"signed": True}])
+def test_contradictions_are_refused(settings):
+    with pytest.raises(ValidationError):
+        GradientInversion(**settings)
+
+
+def test_presets_are_the_papers():
+    assert PRESETS["idlg"].label == "sign"
+    assert PRESETS["geiping"].distance == "cosine"
+    assert PRESETS["dlg"].start == "normal"
+
+
+def test_a_fixed_variance_in_both_forms():
+    observed, simulated = [torch.zeros(2, 3)], [torch.ones(2, 3)]
+    for scaled, factor in ((True, 50.0), (False, 1.0)):
+        attack = GradientInversion(distance="gaussian", variance=50.0, scaled=scaled)
+        expected = torch.full((2,), factor * (1 - math.exp(-3 / 50)))
+        torch.testing.assert_close(attack.distance_from()(observed)(simulated), expected)

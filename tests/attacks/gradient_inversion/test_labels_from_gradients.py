@@ -1,0 +1,126 @@
+"""What the last and the first layer's gradients give away without any search."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from polyclinic.attacks.gradient_inversion import exact, labels
+from polyclinic.attacks.gradient_inversion.initialisation import draw
+from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn, ready
+from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.errors import BadInput
+from polyclinic.randomness import torch_rng
+
+
+def gradients_of(model: nn.Module, images: Tensor, classes_of: Tensor, classes: int) -> dict[str, Tensor]:
+    """Of images [N, B, ...] with classes [N, B], each row a site."""
+    return vmap(Simulation(ready(model)))(images, nn.functional.one_hot(classes_of, classes).float())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_sign_rule_is_right_a_thousand_times(bias: bool):
+    """Ten networks, a hundred images each, of random classes."""
+    wrong = 0
+    for network in range(10):
+        rng = torch_rng("sign", network)
+        model = drawn(LeNet(1, 10, 8), rng)
+        model.fc = nn.Linear(48, 10, bias=bias)
+        drawn(model.fc, rng, spread=0.3)
+        images = torch.rand(100, 1, 1, 8, 8, generator=rng)
+        classes_of = torch.randint(10, (100, 1), generator=rng)
+        found = labels.by_sign(gradients_of(model, images, classes_of, 10), labels.last_linear(model))
+        wrong += int((found != classes_of[:, 0]).sum())
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("size", [2, 8, 32])
+def test_counts_of_a_batch(size: int):
+    rng = torch_rng("counts", size)
+    model = drawn(LeNet(1, 10, 8), rng)
+    drawn(model.fc, rng, spread=0.1)  # a network before training: its outputs are nearly alike
+    images = torch.rand(20, size, 1, 8, 8, generator=rng)
+    classes_of = torch.randint(10, (20, size), generator=rng)
+    found = labels.counts(gradients_of(model, images, classes_of, 10), model, labels.last_linear(model), size)
+    expected = torch.stack([row.bincount(minlength=10) for row in classes_of])
+    assert torch.equal(found, expected)
+    assert torch.equal(labels.as_labels(found), classes_of.sort(dim=1).values)
+
+
+def test_counts_are_exact_when_features_are_alike():
+    """Algebra alone: three images with the same features, classes 0, 0 and 2, and gradients by hand."""
+    linear = nn.Linear(2, 3)
+    features, classes_of = torch.tensor([0.3, 0.8]), torch.tensor([0, 0, 2])
+    errors = linear(features).softmax(0) - nn.functional.one_hot(classes_of, 3)
+    sent = {"weight": (errors.mean(0)[:, None] * features).detach()[None], "bias": errors.mean(0).detach()[None]}
+    model = nn.Sequential(linear)
+    named = {f"0.{name}": tensor for name, tensor in sent.items()}
+    assert labels.counts(named, model, "0", 3).tolist() == [[2, 0, 1]]
+
+
+def test_counts_need_a_bias():
+    model = nn.Sequential(nn.Linear(2, 3, bias=False))
+    with pytest.raises(BadInput, match="need a bias"):
+        labels.counts({"0.weight": torch.ones(1, 3, 2)}, model, "0", 2)
+
+
+def test_counts_of_nonsense_still_sum_to_the_batch():
+    """Noise instead of a gradient gives wrong counts, but counts."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    rng = torch_rng("noise")
+    noise = {"0.weight": torch.randn(5, 3, 2, generator=rng), "0.bias": 9 * torch.randn(5, 3, generator=rng)}
+    found = labels.counts(noise, model, "0", 4)
+    assert found.sum(1).tolist() == [4] * 5
+    assert int(found.min()) >= 0
+
+
+def test_a_network_without_a_linear_layer_is_named():
+    with pytest.raises(BadInput, match="no linear layer"):
+        labels.last_linear(nn.Conv2d(1, 1, 1))
+
+
+# --- the first layer ----------------------------------------------------------------------------------
+
+
+def perceptron(rng: torch.Generator) -> nn.Module:
+    return drawn(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), rng)
+
+
+def test_the_input_of_a_first_linear_layer_is_exact():
+    rng = torch_rng("exact")
+    model = perceptron(rng).double()
+    images = torch.rand(5, 1, 1, 4, 4, generator=rng, dtype=torch.float64)
+    sent = vmap(Simulation(ready(model)))(images, torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]][:, None])
+    found = exact.first_linear_input(sent, model)
+    torch.testing.assert_close(found.inputs, images.flatten(1), rtol=0, atol=1e-12)
+    assert float(found.residual.max()) < 1e-20
+
+
+def test_several_images_show_in_the_residual():
+    rng = torch_rng("mixture")
+    model = perceptron(rng)
+    images = torch.rand(1, 4, 1, 4, 4, generator=rng)
+    sent = vmap(Simulation(ready(model)))(images, torch.eye(3)[[0, 1, 2, 0]][None])
+    assert float(exact.first_linear_input(sent, model).residual) > 1e-3
+
+
+def test_other_first_layers_are_refused():
+    for model in (LeNet(), nn.Sequential(nn.Linear(2, 2, bias=False)), nn.Flatten()):
+        with pytest.raises(BadInput, match="first layer that is linear with a bias"):
+            exact.first_linear_input({}, model)
+
+
+# --- where a search starts ----------------------------------------------------------------------------
+
+
+def test_starts_fill_the_range_of_images():
+    for scheme in ("uniform", "transformed-gaussian"):
+        images = draw(scheme, 3, (1, 8, 8), torch_rng("start"))
+        assert images.flatten(1).amin(1).tolist() == [0, 0, 0]
+        assert images.flatten(1).amax(1).tolist() == [1, 1, 1]
+    plain = draw("normal", 3, (1, 50, 50), torch_rng("start"))
+    assert plain.std().item() == pytest.approx(1, abs=0.05)
+    bell, flat = draw("transformed-gaussian", 1, (50, 50), torch_rng(1)), draw("uniform", 1, (50, 50), torch_rng(1))
+    assert bell.std() < 0.2 < flat.std()

@@ -1,0 +1,167 @@
+"""L-BFGS for many targets: torch's, target by target, and no target touches another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.solvers.lbfgs import LBFGS, Memory
+from polyclinic.attacks.solvers.search import search
+from polyclinic.randomness import torch_rng
+
+
+class Valleys:
+    """Rosenbrock functions of D variables, one for each target, with minima at different places."""
+
+    def __init__(self, bends: Tensor) -> None:
+        self.bends = bends
+
+    @staticmethod
+    def height(x: Tensor, bend: Tensor) -> Tensor:
+        return (100 * (x[..., 1:] - x[..., :-1] ** 2) ** 2 + (bend - x[..., :-1]) ** 2).sum(-1)
+
+    def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        point = point.detach().requires_grad_()
+        loss = self.height(point, self.bends[:, None])
+        return loss.detach(), torch.autograd.grad(loss.sum(), point)[0]
+
+    def keep(self, rows: Tensor) -> Valleys:
+        return Valleys(self.bends[rows])
+
+
+def valleys(count: int = 4, size: int = 9) -> tuple[Valleys, Tensor]:
+    rng = torch_rng("valleys", 0)  # from where no search runs away, torch's as little as ours
+    bends = torch.rand(count, generator=rng, dtype=torch.float64) + 0.5
+    return Valleys(bends), torch.randn(count, size, generator=rng, dtype=torch.float64)
+
+
+def torchs(problem: Valleys, row: int, start: Tensor, steps: int, **settings) -> tuple[Tensor, int]:
+    x = start[row].clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([x], **settings)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = problem.height(x, problem.bends[row])
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return x.detach(), optimizer.state[x]["func_evals"]
+
+
+@pytest.mark.parametrize(("lr", "steps", "history"), [(1.0, 1, 100), (0.1, 3, 100), (0.1, 2, 4), (0.5, 2, 7)])
+def test_first_steps_are_torchs(lr: float, steps: int, history: int):
+    problem, start = valleys()
+    found = search(problem, LBFGS(start, lr=lr, steps=steps, history=history), returns="last")
+    for row in range(len(start)):
+        expected, evaluations = torchs(problem, row, start, steps, lr=lr, history_size=history)
+        torch.testing.assert_close(found.point[row], expected, rtol=0, atol=1e-8)
+        assert found.evaluations[row] == evaluations
+
+
+def test_each_target_may_have_a_rate_of_its_own():
+    problem, start = valleys()
+    rates = torch.tensor([0.1, 1.0, 0.5, 0.1], dtype=torch.float64)
+    found = search(problem, LBFGS(start, lr=rates, steps=2), returns="last")
+    for row, lr in enumerate(rates.tolist()):
+        torch.testing.assert_close(found.point[row], torchs(problem, row, start, 2, lr=lr)[0], rtol=0, atol=1e-8)
+
+
+class Plains(Valleys):
+    """So flat that no iteration changes the loss by 1e-9, though slopes are above every other tolerance."""
+
+    @staticmethod
+    def height(x: Tensor, bend: Tensor) -> Tensor:
+        return 1.45e-5 * (bend * x**2).sum(-1)
+
+
+def test_a_step_in_which_the_loss_stands_still_is_over():
+    problem, start = Plains(torch.tensor([1.0, 1.1], dtype=torch.float64)), torch.ones(2, 6, dtype=torch.float64)
+    found = search(problem, LBFGS(start, lr=0.1, steps=3), returns="last")
+    for row in range(2):
+        expected, evaluations = torchs(problem, row, start, 3, lr=0.1)
+        torch.testing.assert_close(found.point[row], expected, rtol=0, atol=1e-12)
+        assert evaluations <= 6  # not 3 x 20
+        assert found.evaluations[row] <= evaluations
+
+
+def test_ends_where_torch_ends():
+    """Steps that end early, convergence and all: torch's loss, with fewer evaluations, since it looks twice."""
+    problem, start = valleys()
+    found = search(problem, LBFGS(start, lr=0.5, steps=60), returns="last")
+    assert bool(found.converged.all())
+    for row in range(len(start)):
+        expected, evaluations = torchs(problem, row, start, 60, lr=0.5)
+        torch.testing.assert_close(found.point[row], expected, rtol=0, atol=1e-5)
+        assert found.evaluations[row] < evaluations
+
+
+def test_coefficients_give_the_two_loop_recursion():
+    """A memory of 3 that has seen 5 pairs, against the recursion written out."""
+    rng = torch_rng("pairs")
+    pairs = [torch.randn(2, 1, 6, generator=rng, dtype=torch.float64) for _ in range(5)]
+    pairs = [(s, y if (s * y).sum() > 0 else -y) for s, y in pairs]
+    memory = Memory(1, 3, 6, like=torch.zeros(1, dtype=torch.float64))
+    gradient = torch.randn(1, 6, generator=rng, dtype=torch.float64)
+    for s, y in pairs:
+        memory.remember(s, y, torch.ones(1, dtype=torch.bool))
+        found = memory.direction(gradient)
+    q, alphas = -gradient, []
+    for s, y in reversed(pairs[-3:]):
+        alphas.append((s * q).sum() / (s * y).sum())
+        q = q - alphas[-1] * y
+    s, y = pairs[-1]
+    q = q * (s * y).sum() / (y * y).sum()
+    for (s, y), alpha in zip(pairs[-3:], reversed(alphas), strict=True):
+        q = q + s * (alpha - (y * q).sum() / (s * y).sum())
+    torch.testing.assert_close(found, q, rtol=1e-10, atol=1e-12)
+
+
+def test_fixed_shapes_change_nothing(monkeypatch):
+    """On a GPU the empty places of the memory take part, so that shapes never change."""
+    problem, start = valleys()
+    growing = search(problem, LBFGS(start, lr=0.1, steps=2), returns="last")
+    monkeypatch.setattr(Memory, "used", property(lambda memory: memory.history))
+    fixed = search(problem, LBFGS(start, lr=0.1, steps=2), returns="last")
+    torch.testing.assert_close(fixed.point, growing.point, rtol=0, atol=1e-10)
+
+
+def test_a_diverging_target_leaves_the_others_bit_identical():
+    problem, start = valleys()
+    calm = search(problem, LBFGS(start, lr=0.1, steps=5), returns="last")
+    wild = start.clone()
+    wild[1] = 1e200  # its loss overflows at once
+    found = search(problem, LBFGS(wild, lr=0.1, steps=5), returns="last")
+    assert found.diverged.tolist() == [False, True, False, False]
+    others = [0, 2, 3]
+    assert torch.equal(found.point[others], calm.point[others])
+    assert torch.equal(found.loss[others], calm.loss[others])
+    assert found.evaluations[1] == 1
+
+
+def test_targets_that_finished_leave_the_batch():
+    """Three of four are done at the start: the last goes on alone, to where it would have gone alone."""
+    problem, start = valleys()
+    done = start.clone()
+    problem.bends[:3] = done[:3] = 1.0  # the bottom of the valley with bend 1
+    found = search(problem, LBFGS(done, lr=0.1, steps=3), returns="last")
+    alone = search(problem.keep(torch.tensor([3])), LBFGS(done[3:], lr=0.1, steps=3), returns="last")
+    assert found.converged.tolist() == [True, True, True, False]
+    assert found.evaluations.tolist()[:3] == [1, 1, 1]
+    torch.testing.assert_close(found.point[3], alone.point[0], rtol=0, atol=1e-10)
+
+
+def test_the_best_point_is_the_one_of_lowest_loss():
+    problem, start = valleys()
+    last = search(problem, LBFGS(start, lr=1.9, steps=1), returns="last")
+    best = search(problem, LBFGS(start, lr=1.9, steps=1), returns="best")
+    assert bool((best.loss <= last.loss).all())
+    assert bool((best.loss < last.loss).any())  # without a line search some step goes uphill
+    torch.testing.assert_close(problem(best.point)[0], best.loss)
+
+
+def test_torchs_short_steps_are_refused():
+    with pytest.raises(ValueError, match="inner >= 4"):
+        LBFGS(torch.zeros(1, 2), inner=3)

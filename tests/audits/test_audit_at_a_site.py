@@ -1,0 +1,77 @@
+"""A deployed site audits its part of a run in its own kit, with the study it was sent and images it alone has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polyclinic.audits.audit import audit
+from polyclinic.audits.grid import grid
+from polyclinic.data.parts import prepare
+from polyclinic.deployment.kits import as_sent
+from polyclinic.errors import BadInput
+
+RUN = "fedavg-seed0"
+
+
+@pytest.fixture(autouse=True)
+def _hurried(hurry) -> None:
+    hurry()
+
+
+@pytest.fixture
+def kit(tiny, undisturbed, tmp_path: Path) -> Path:
+    """The kit of site-1 after a run, as `polyclinic deploy` leaves it."""
+    study = tiny("fedavg", {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}, rounds=1)
+    done = undisturbed(study)
+    parts = prepare(study.data, study.sites)
+    kit, run = tmp_path / "kit", tmp_path / "kit" / "runs" / RUN
+    shutil.copytree(parts.folder / "site-1", kit / "data" / "site-1")
+    shutil.copytree(done.folder / "sites" / "site-1", run / "sites" / "site-1")
+    (run / "ledger").mkdir()
+    shutil.copy(done.folder / "ledger" / "site-1.jsonl", run / "ledger")
+    sent = as_sent(study, parts, parts.names)
+    (kit / "local").mkdir()
+    (kit / "local" / "site.toml").write_text(f'[datasets.{sent.data.dataset}]\nprepared = "../data/site-1"\n')
+    (run / "study.toml").write_text(sent.to_toml())
+    return kit
+
+
+def test_a_site_audits_its_own_part(kit: Path):
+    report = audit(kit / "runs" / RUN)
+    assert [(one["site"], one["kind"]) for one in report["parcels"]] == [("site-1", "weights")]
+    attacks = {one["attack"]: one for one in report["parcels"][0]["findings"]}
+    assert set(attacks) == {"gradient-inversion", "loss-threshold"}
+    assert (kit / "runs" / RUN / attacks["loss-threshold"]["picture"]).is_file()
+    assert json.loads((kit / "runs" / RUN / "audit.json").read_text()) == report
+
+
+def test_it_finds_what_an_audit_of_the_simulated_run_finds(kit: Path, tiny, undisturbed, tmp_path: Path):
+    study = tiny("fedavg", {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}, rounds=1)
+    shutil.copytree(undisturbed(study).folder, tmp_path / "simulated")
+    ours, theirs = audit(kit / "runs" / RUN), audit(tmp_path / "simulated")
+    words = [[found["words"] for found in report["parcels"][0]["findings"]] for report in (ours, theirs)]
+    assert words[0] == words[1]
+
+
+def test_a_kit_without_the_study_asks_for_it(kit: Path, tmp_path: Path):
+    (kit / "runs" / RUN / "study.toml").rename(tmp_path / "study.toml")
+    with pytest.raises(BadInput, match=r"ask the coordinator for its study.toml, and name that file with --study$"):
+        audit(kit / "runs" / RUN)
+    assert audit(kit / "runs" / RUN, study=tmp_path / "study.toml")["verdicts"]["weights"]["words"]
+
+
+def test_the_coordinators_folder_sends_one_to_the_sites(kit: Path, tmp_path: Path):
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    shutil.copy(kit / "runs" / RUN / "study.toml", fetched)
+    with pytest.raises(BadInput, match=r"are at its sites; each audits its own part, with `polyclinic audit KIT/runs"):
+        audit(fetched)
+
+
+def test_a_site_alone_cannot_run_the_study_again(kit: Path):
+    with pytest.raises(BadInput, match=r"^--grid: runs the study again with all its sites"):
+        grid(kit / "runs" / RUN)

@@ -1,0 +1,122 @@
+"""Runs that were damaged, and audits that were asked for what is not there: one sentence, and nothing half written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyclinic.audits.audit import ATTACKS, audit
+from polyclinic.errors import BadInput, WorkFailed
+
+
+@pytest.fixture(autouse=True)
+def _hurried(hurry) -> None:
+    hurry(images=2, update_steps=1, latent_steps=1)
+
+
+@pytest.fixture
+def folder(tiny, undisturbed, tmp_path: Path) -> Path:
+    done = undisturbed(tiny("fedavg", {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}, rounds=1))
+    shutil.copytree(done.folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def kept(folder: Path, name: str) -> Path:
+    (file,) = folder.glob(f"sites/site-1/kept/*/{name}")
+    return file
+
+
+def untouched(folder: Path) -> bool:
+    return not (folder / "audit.json").exists() and not list(folder.glob("sites/*/audit"))  # nor any picture
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:500])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("0-weights.safetensors", cut_short, "is not what its ledger says left"),
+        ("0-weights.safetensors", lambda file: file.write_bytes(b""), "is not what its ledger says left"),
+        ("0-weights.safetensors", Path.unlink, "lacks a parcel that was kept"),
+        ("context.safetensors", cut_short, "so no attack can be scored"),
+        ("context.safetensors", Path.unlink, "so no attack can be scored"),
+        ("note.json", lambda file: file.write_text("{"), "a note of what was kept cannot be read"),
+        ("note.json", lambda file: file.write_text("{}"), "a note of what was kept cannot be read"),
+    ],
+)
+def test_a_damaged_kept_file_is_named(folder: Path, name: str, damage: Callable[[Path], object], sentence: str):
+    damage(kept(folder, name))
+    with pytest.raises(WorkFailed, match=sentence):
+        audit(folder)
+    assert untouched(folder)
+
+
+def test_a_ledger_that_is_gone_is_named(folder: Path):
+    (folder / "ledger" / "site-1.jsonl").unlink()
+    with pytest.raises(WorkFailed, match=r"site 'site-1': there is no ledger .* restore ledger/site-1.jsonl"):
+        audit(folder)
+    assert untouched(folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"kinds": ["latents"]}, "--kinds: no parcel of kind latents .* kept weights"),
+        ({"device": "nonsense"}, "--device: there is no 'nonsense' here"),
+        ({"features": "pixel"}, "--features: no such choice: 'pixel' .did you mean 'pixels'"),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_is_written(folder: Path, asked: dict, sentence: str):
+    with pytest.raises(BadInput, match=sentence):
+        audit(folder, **asked)
+    assert untouched(folder)
+
+
+def test_sums_of_kinds_that_cannot_be_summed_are_said(tiny, undisturbed):
+    changes = {"audit.keep_parcels": 0, "audit.secure_sum": True, "sites.count": 2}
+    done = undisturbed(tiny("fedreplay", changes, rounds=1))
+    with pytest.raises(BadInput, match=r"^audit\.secure_sum: "):
+        audit(done.folder)
+
+
+def test_a_place_that_cannot_be_written_is_named(folder: Path):
+    (folder / "sites" / "site-1" / "audit").write_text("in the way")
+    with pytest.raises(BadInput, match=r"gradient-inversion\.png: cannot be written"):
+        audit(folder)
+    (folder / "sites" / "site-1" / "audit").unlink()
+    (folder / "audit.json").mkdir()
+    with pytest.raises(BadInput, match=r"audit\.json: cannot be written"):
+        audit(folder)
+
+
+def test_a_device_that_is_too_small_is_said_and_the_rest_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def too_much(*_: object) -> list:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setitem(ATTACKS, "weights", too_much)
+    report = audit(folder, sites=["site-1", "site-2"])
+    assert len(report["parcels"]) == 2
+    assert report["complete"]
+    assert report["verdicts"]["weights"]["leak"] is None
+    assert "memory of cpu is too small" in report["verdicts"]["weights"]["words"]
+
+
+def test_an_audit_that_was_stopped_at_once_leaves_everything_as_it_was(folder: Path):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(folder, progress=stop)
+    assert untouched(folder)
+    assert audit(folder)["complete"]
+    with pytest.raises(KeyboardInterrupt):
+        audit(folder, progress=stop)
+    assert json.loads((folder / "audit.json").read_text())["complete"]  # the earlier one
+    assert not list(folder.rglob("*.partial"))

@@ -1,0 +1,118 @@
+"""The grid of defences, and attacks on sums over sites."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from polyclinic.audits.audit import audit
+from polyclinic.audits.grid import grid, numbers_at, variations
+from polyclinic.audits.targets import joined, mean_of
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.archive import releases
+from polyclinic.federation.leaving.parcel import Parcel
+
+SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
+
+
+@pytest.fixture(autouse=True)
+def _hurried(hurry) -> None:
+    hurry()
+
+
+# --- sums ---------------------------------------------------------------------------------------------
+
+
+def test_a_sum_is_weighted_by_images():
+    first = Parcel("gradients", {"w": torch.tensor([1.0, 2.0])}, {"samples": 1})
+    second = Parcel("gradients", {"w": torch.tensor([5.0, 2.0])}, {"samples": 3})
+    mean = mean_of([first, second])
+    assert mean.tensors["w"].tolist() == [4.0, 2.0]
+    assert mean.metadata["samples"] == 4
+
+
+def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed):
+    changes = {**SMALL, "sites.count": 2, "audit.secure_sum": True}
+    study = tiny("fedsgd", changes, rounds=1)
+    folder = undisturbed(study).folder
+    kept = [releases(folder / "sites" / site / "kept")[0] for site in ("site-1", "site-2")]
+    mean = mean_of([release.parcel("gradients") for release in kept])
+    parts = prepare(study.data, study.sites)
+    together = joined([open_site(parts.folder, name) for name in parts.names])
+    assert len(together.train) == sum(len(open_site(parts.folder, name).train) for name in parts.names)
+    from polyclinic.runner.assembly import Assembly
+
+    bench = Assembly(study, parts, folder).workbench()
+    model = bench.load(kept[0].received("weights")).train()
+    for images, targets in bench.in_order(together.train):
+        (bench.loss(bench.forward(images), targets) * len(images) / len(together.train)).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(mean.tensors[name], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_only_the_sum_is_attacked(tiny, undisturbed, tmp_path):
+    done = undisturbed(tiny("fedsgd", {**SMALL, "audit.secure_sum": True}, rounds=1))
+    shutil.copytree(done.folder, tmp_path / "run")
+    report = audit(tmp_path / "run")
+    (parcel,) = report["parcels"]
+    assert parcel["site"] == "sum of 2 sites"
+    assert len(parcel["digests"]) == 2
+    assert [finding["attack"] for finding in parcel["findings"]] == ["gradient-inversion"]
+
+
+def test_sites_that_take_turns_have_no_sum(tiny, undisturbed):
+    done = undisturbed(tiny("fedreplay", {**SMALL, "audit.secure_sum": True, "sites.count": 1}, rounds=1))
+    with pytest.raises(BadInput, match=r"audit\.secure_sum: no operation was done by several sites"):
+        audit(done.folder)
+
+
+# --- the grid -----------------------------------------------------------------------------------------
+
+
+def test_defences_that_fit_the_method(tiny):
+    plain = tiny("fedavg", {"model.backbone": "small-cnn"})
+    assert list(variations(plain)) == [
+        "no defence", "sparsified to 10 %", "sparsified to 1 %", "90 % pruned", "8 bits", "secure sum",
+        "clip and noise, group norm",
+    ]  # fmt: skip
+    private = tiny("cwt", {"privacy.noise": 1.3, "audit.defences": ["clip-and-noise", "secure-sum"]})
+    found = variations(private)
+    assert list(found) == ["no defence", "clip and noise"]
+    assert found["no defence"].privacy is None
+    assert found["clip and noise"].privacy.noise == 1.3
+    defended = variations(tiny("fedavg", {"defence.name": "quantise", "audit.defences": ["prune"]}))
+    assert [study.defence and study.defence.name for study in defended.values()] == [None, "prune"]
+    deeper = variations(tiny("fedreplay", {"audit.defences": ["deeper-cut"]}))
+    assert [study.cut for study in deeper.values()] == ["conv1", "conv2"]
+    with pytest.raises(BadInput, match="none of deeper-cut fits"):  # a shallower cut is no defence
+        variations(tiny("fedreplay", {"audit.defences": ["deeper-cut"], "model.cut": "conv2"}))
+    with pytest.raises(BadInput, match="fits 'splitnn'"):
+        variations(tiny("splitnn", {"audit.defences": ["prune"]}))
+
+
+def test_a_grid_has_utility_and_leakage_of_each(tiny, undisturbed, tmp_path):
+    study = tiny("fedsgd", {**SMALL, "audit.defences": ["quantise", "secure-sum"]}, rounds=1)
+    shutil.copytree(undisturbed(study).folder, tmp_path / "run")
+    told = []
+    report = grid(tmp_path / "run", progress=lambda *what: told.append(what))
+    assert [point["defence"] for point in report["points"]] == ["no defence", "8 bits", "secure sum"]
+    assert told[0] == ("no defence", 0, 3)
+    assert report["complete"]
+    for point in report["points"]:
+        assert 0 <= point["utility"] <= 1
+        assert point["psnr"] > 0
+        assert point["images"] == (4 if point["defence"] == "secure sum" else 8)
+    assert json.loads((tmp_path / "run" / "grid.json").read_text()) == report
+    assert (tmp_path / "run" / "grid.png").stat().st_size > 5000
+    assert grid(tmp_path / "run") == report  # runs that are there are not run again
+
+
+def test_points_that_cover_each_other_share_one_text():
+    places = [(0.0, 0.5), (10.0, 0.9), (0.1, 0.501), (0.1, 0.9)]
+    assert numbers_at(places, [1, 2, 3, 5]) == [("1,3", 0.0, 0.5), ("2", 10.0, 0.9), ("5", 0.1, 0.9)]
+    assert numbers_at([], []) == []
+    assert numbers_at([(1.0, 1.0)], [4]) == [("4", 1.0, 1.0)]

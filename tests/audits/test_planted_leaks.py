@@ -1,0 +1,65 @@
+"""Planted leaks, from a study over gate, ledger and kept parcels to the audit's verdict."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from polyclinic.audits.audit import audit
+from polyclinic.generators import GENERATORS
+from polyclinic.runner.run import run
+
+
+@pytest.fixture(scope="module")
+def leaks() -> ModuleType:
+    """The benchmark, which has the generators that leak."""
+    path = Path(__file__).parents[2] / "benchmarks" / "attack_leaks.py"
+    spec = importlib.util.spec_from_file_location("attack_leaks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["attack_leaks"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def report_on(leaks, tmp_path, monkeypatch):
+    monkeypatch.setitem(GENERATORS, "planted", leaks.Planted)
+    monkeypatch.delenv("POLYCLINIC_REAL_DATA", raising=False)
+
+    def audited(leak: str) -> dict:
+        study = leaks.study_of(tmp_path / "data", leaks.planted(leak, tmp_path / "data"), 28)
+        run(study, tmp_path / "run")
+        return audit(tmp_path / "run", kinds=["generator"])
+
+    return audited
+
+
+def evidence(report: dict, attack: str) -> dict:
+    return report["verdicts"]["generator"]["evidence"][attack]
+
+
+def test_a_generator_overfitted_on_fifty_images_fails(report_on):
+    report = report_on("overfitted")
+    assert report["verdicts"]["generator"]["leak"]
+    assert evidence(report, "copies")["copies"] > 100
+    assert evidence(report, "nearest-synthetic")["auc"] > 0.9
+
+
+def test_a_generator_that_mirrors_training_images_fails(report_on):
+    report = report_on("mirrored")
+    assert report["verdicts"]["generator"]["leak"]
+    assert evidence(report, "copies")["copies"] == evidence(report, "copies")["made"]
+    assert "mirrored is training image" in report["verdicts"]["generator"]["words"]
+
+
+def test_images_of_other_patients_pass(report_on):
+    report = report_on("honest")
+    assert report["verdicts"]["generator"]["leak"] is False
+    assert evidence(report, "copies")["copies"] == 0
+    assert abs(evidence(report, "nearest-synthetic")["auc"] - 0.5) < 0.15

@@ -1,0 +1,114 @@
+"""When a reconstruction counts as a leak: against known answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.audits.recovery import best_guess, recovery, told_apart
+from polyclinic.randomness import torch_rng
+
+
+def pictures(count: int, name: str, size: int = 12) -> Tensor:
+    """Cloudy pictures around a common one, as images of one body part are."""
+    common = torch.rand(1, 1, 4, 4, generator=torch_rng("recovery", "common"))
+    coarse = common + 0.3 * torch.randn(count, 1, 4, 4, generator=torch_rng("recovery", name))
+    return F.interpolate(coarse, size, mode="bilinear").clamp(0, 1)
+
+
+TRUTH, HELD_OUT = pictures(8, "truth"), pictures(60, "held out")
+
+
+def noise(name: str, count: int = 8) -> Tensor:
+    return torch.rand(count, 1, 12, 12, generator=torch_rng("recovery", name))
+
+
+def test_the_images_themselves_are_recovered():
+    found = recovery(TRUTH, TRUTH, HELD_OUT, in_order=True)
+    assert found.verdict().leak
+    assert bool(found.recovered.all())
+    assert found.verdict().evidence["recovered"] == 8
+
+
+def test_noise_and_the_mean_image_are_no_leak():
+    for made in (noise("noise"), HELD_OUT.mean(0).expand(8, -1, -1, -1), torch.full_like(TRUTH, torch.nan)):
+        for in_order in (True, False):
+            found = recovery(made, TRUTH, HELD_OUT, in_order=in_order)
+            assert not found.verdict().leak, found.verdict()
+            assert not bool(found.recovered.any())
+
+
+def test_held_out_images_are_no_leak():
+    assert not recovery(pictures(8, "others"), pictures(30, "more truth"), HELD_OUT, in_order=False).verdict().leak
+
+
+def test_images_that_came_back_too_bright_are_told_although_not_recovered():
+    mean = HELD_OUT.mean(0)
+    bright = (mean + 0.5 * (TRUTH - mean) + 0.35).clamp(0, 1)
+    found = recovery(bright, TRUTH, HELD_OUT, in_order=True)
+    assert int(found.recovered.sum()) < 8
+    assert found.told.count >= 7
+    assert found.verdict().leak
+
+
+def test_order_matters_only_where_it_is_known():
+    swapped = TRUTH.flip(0)
+    assert not bool(recovery(swapped, TRUTH, HELD_OUT, in_order=True).recovered.any())
+    assigned = recovery(swapped, TRUTH, HELD_OUT, in_order=False)
+    assert bool(assigned.recovered.all())
+    assert "paired" in str(assigned.verdict())
+    assert torch.equal(assigned.truth, swapped)
+
+
+def test_a_mirrored_image_is_found_where_the_study_mirrors():
+    plain = recovery(TRUTH.flip(-1), TRUTH, HELD_OUT, in_order=True)
+    assert int(plain.recovered.sum()) < 8
+    assert bool(recovery(TRUTH.flip(-1), TRUTH, HELD_OUT, in_order=True, augmentation=("flip",)).recovered.all())
+
+
+def test_the_guess_is_the_nearest_held_out_image_or_their_mean():
+    mean = HELD_OUT.mean(0, keepdim=True)
+    guess = best_guess(torch.cat([HELD_OUT[3:4] + 0.001, mean + 0.001]), HELD_OUT)
+    torch.testing.assert_close(guess, torch.cat([HELD_OUT[3:4], mean]))
+    assert bool((best_guess(TRUTH, HELD_OUT[:0]) == 0.5).all())
+
+
+def test_found_images_that_share_one_neighbour_are_one_case_not_eight():
+    """Eight copies of one picture all lie closer to the same set: by chance in half of the cases."""
+    same = pictures(1, "alone").expand(8, -1, -1, -1)
+    told = told_apart(same, pictures(40, "candidates"), HELD_OUT)
+    assert told.chance > 0.1
+
+
+def test_no_held_out_images_are_said():
+    found = recovery(TRUTH, TRUTH, HELD_OUT[:0], in_order=True)
+    assert "no held-out images" in str(found.verdict())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_picture_is_drawn(tmp_path, in_order):
+    recovery(TRUTH, TRUTH, HELD_OUT, in_order=in_order).draw(tmp_path / "found.png")
+    assert (tmp_path / "found.png").stat().st_size > 1000
+
+
+def test_only_a_sites_own_images_are_drawn(tmp_path, monkeypatch):
+    """Of a sum over sites, which knows images of all."""
+    drawn = []
+    monkeypatch.setattr("polyclinic.generators.sheet.contact_sheet", lambda rows, *_: drawn.append(rows))
+    own = torch.arange(8) < 3
+    found = recovery(TRUTH.flip(0), TRUTH, HELD_OUT, in_order=False, own=own)
+    assert len(found.truth) == 8
+    found.draw(tmp_path / "found.png")
+    theirs = {image.numpy().tobytes() for image in (TRUTH[:3] * 255).round().to(torch.uint8)}
+    assert {image.numpy().tobytes() for image in drawn[0]["target"]} == theirs
+    assert list(drawn[0]) == ["target", "reconstruction"]  # a guess may be another site's
+    recovery(TRUTH, TRUTH, HELD_OUT, in_order=False, own=own & False).draw(tmp_path / "none.png")
+    assert len(drawn) == 1
+
+
+def test_fewer_true_images_than_were_searched_for():
+    found = recovery(torch.cat([noise("more", 2), TRUTH[:3]]), TRUTH[:3], HELD_OUT, in_order=False)
+    assert len(found.truth) == 3
+    assert bool(found.recovered.all())

@@ -1,0 +1,278 @@
+"""What an audit hands to its attacks and to the scoring: the right weights, images and settings, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.copies import find_copies
+from polyclinic.attacks.gradient_inversion.networks import ready
+from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.audits import attack_latents, attack_split_weights, attack_synthetic, attack_updates
+from polyclinic.audits.audit import audit
+from polyclinic.audits.plots import histograms
+from polyclinic.audits.recovery import Told, recovery
+from polyclinic.audits.targets import Target
+from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
+from polyclinic.data.parts import prepare
+from polyclinic.federation.leaving.archive import Release, releases
+from polyclinic.metrics.perceptual import Pixels, perceptual_distance
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import audit_settings as settings
+from polyclinic.study.audit_settings import Audit, Budget
+
+KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4, "optimizer.batch_size": 2}
+FEW = Budget(
+    sites=1, releases=1, images=4, update_steps=1, latent_steps=1, projected=4, projection_steps=1, candidates=20
+)
+DCGAN = {
+    "generator.name": "dcgan", "generator.steps": 2, "generator.width": 2, "generator.latent": 4,
+    "generator.batch_size": 8, "replay.codes": "prior", "replay.probe": False, "replay.samples": 8,
+}  # fmt: skip
+VQVAE2 = {
+    "generator.name": "vqvae2", "generator.epochs": 1, "generator.prior_epochs": 0, "generator.width": 8,
+    "generator.top_codes": 8, "generator.bottom_codes": 8, "replay.probe": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def opened(tiny, undisturbed):
+    """`opened("fedavg", {}, rounds=2)`: the tools of an audit of such a run, and what site-1 and site-2 kept."""
+
+    def open_run(method: str, changes: dict | None = None, **method_settings) -> tuple[Tools, list[list[Release]]]:
+        study = tiny(method, {**KEPT, **(changes or {})}, **{"rounds": 1, **method_settings})
+        folder = undisturbed(study).folder
+        assembly = Assembly(study, prepare(study.data, study.sites), folder)
+        tools = Tools(assembly, study.audit.threat, FEW, Pixels(), 0, "cpu")
+        return tools, [releases(folder / "sites" / site / "kept") for site in ("site-1", "site-2")]
+
+    return open_run
+
+
+def of_site(tools: Tools, release: Release, number: int = 0) -> tuple[Seen, Truth]:
+    return Seen.of("site-1", release, number, tools), Truth(release.used, tools.data_of("site-1"), 0)
+
+
+def withheld(capability: Capability) -> dict[str, list[Capability]]:
+    return {"audit.threat_model": [one for one in Audit().threat_model if one != capability]}
+
+
+# --- updates ------------------------------------------------------------------------------------------
+
+
+def test_later_rounds_are_attacked_from_the_weights_that_were_sent(opened):
+    tools, (kept, _) = opened("fedavg", {"optimizer.decay_every": 1, "optimizer.decay": 0.5}, rounds=2, local_steps=1)
+    seen, truth = of_site(tools, kept[-1])
+    sent = kept[-1].received("weights")
+    weights = seen.network.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in sent.items())
+    assert not torch.equal(weights["conv1.weight"], tools.assembly.initial_weights()["conv1.weight"])
+    study = tools.assembly.study
+    assert attack_updates.Plan(seen).knowledge(truth).training.lr == study.optimizer.lr_in(2) == study.optimizer.lr / 2
+
+
+def explained(tools: Tools, release: Release) -> float:
+    """The share of an update that its own images do not explain, simulated as the audit does it."""
+    seen, truth = of_site(tools, release)
+    plan = attack_updates.Plan(seen)
+    assert plan.exact
+    known = plan.knowledge(truth)
+    simulation = Simulation(ready(known.model), names=list(seen.parcel.tensors), training=known.training)
+    index = torch.cat(truth.batches)
+    classes = torch.nn.functional.one_hot(truth.labels(index).long(), known.classes).float()
+    observed, sent = simulation.observe(seen.parcel.tensors), simulation(truth.images(index), classes)
+    rest = sum((observed[name] - sent[name]).square().sum() for name in simulation.names)
+    return float(rest / sum(tensor.square().sum() for tensor in observed.values()))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "more"),
+    [
+        ("fedavg", {"optimizer.momentum": 0.9, "optimizer.weight_decay": 0.1}, {}),
+        ("fedprox", {"optimizer.momentum": 0.0}, {"mu": 20.0}),
+    ],
+)
+def test_an_update_taken_as_it_was_made_is_explained_by_its_images(opened, method, changes, more):
+    tools, (kept, _) = opened(method, changes, local_steps=2, **more)
+    assert explained(tools, kept[0]) < 1e-6
+
+
+def test_momentum_that_a_site_kept_is_not_known(opened):
+    changes = {"optimizer.keep_state": True, "optimizer.momentum": 0.9}
+    tools, (kept, _) = opened("fedavg", changes, rounds=2, local_steps=1)
+    first, last = (attack_updates.Plan(of_site(tools, release)[0]) for release in kept)
+    assert first.exact
+    assert not last.exact
+    assert last.assumed[0].endswith("(without the momentum that the site kept)")
+
+
+def test_a_defence_that_the_attack_does_not_know_is_said(opened):
+    tools, (kept, _) = opened("fedsgd", {"defence.name": "prune"}, batch="mini")
+    assert attack_updates.Plan(of_site(tools, kept[0])[0]).assumed[1] == (
+        "what the defence 'prune' did to the update is not taken into account"
+    )
+
+
+def test_a_sum_is_scored_with_every_sites_own_images(opened):
+    tools, (first, second) = opened("fedavg", {"audit.secure_sum": True}, local_steps=1)
+    target = Target({"site-1": first[0], "site-2": second[0]}, 0)
+    seen, truth = target.seen(tools), target.truth(tools)
+    parts = [
+        Truth(release.used, tools.data_of(site), 0) for site, release in (("site-1", first[0]), ("site-2", second[0]))
+    ]
+    expected = torch.cat([part.images(part.used) for part in parts])
+    assert torch.equal(truth.images(truth.used), expected)
+    assert int((truth.used < truth.own).sum()) == len(parts[0].used)
+    assert not attack_updates.Plan(seen).exact  # two sites' steps are no steps after each other
+
+
+def test_a_sum_of_gradients_is_over_every_sites_batch(opened):
+    tools, (first, second) = opened("fedsgd", {"audit.secure_sum": True}, batch="mini")
+    alone, _ = of_site(tools, first[0])
+    summed = Target({"site-1": first[0], "site-2": second[0]}, 0).seen(tools)
+    assert (attack_updates.Plan(alone).images, attack_updates.Plan(summed).images) == (2, 4)
+    assert attack_updates.Plan(summed).exact
+
+
+def test_membership_is_asked_of_the_model_that_left(opened):
+    tools, (kept, _) = opened("fedavg")
+    seen, truth = of_site(tools, kept[0])
+    images, labels = truth.members(6)
+    found = attack_updates._losses(seen, seen.network)(images.float() / 255, labels)
+    model = tools.assembly.build_model()
+    model.load_state_dict({**tools.assembly.initial_weights(), **seen.parcel.tensors})
+    expected = torch.nn.functional.cross_entropy(model.eval()(images.float() / 255), labels.long(), reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(opened, monkeypatch):
+    given = []
+
+    def caught(seen, truth, chosen, knowledge, assumed, *, has=()):
+        given.append((chosen.label, knowledge.labels))
+        return NotTried("gradient-inversion", "caught")
+
+    monkeypatch.setattr(attack_split_weights, "searched", caught)
+    for steps in (1, 2):
+        changes = {"model.backbone": "small-cnn", "optimizer.momentum": 0.0}
+        tools, (kept, _) = opened("splitnn", changes, local_steps=steps)
+        (release,) = [one for one in kept if one.operation == "finish"]
+        attack_split_weights.front_inverted(*of_site(tools, release))
+        if steps == 1:
+            assert torch.equal(given[0][1][0], release.received("gradients")["activations"])
+    assert [label for label, _ in given] == ["known", "joint"]
+    assert given[1][1] is None
+
+
+# --- latents and what generators make -------------------------------------------------------------------
+
+
+def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
+    for method, changes, attack, kind in (
+        ("fedreplay", {}, attack_latents.attack, "latents"),
+        ("cwt-replay", VQVAE2, attack_synthetic.of_codes, "codes"),
+    ):
+        tools, (kept, _) = opened(method, changes)
+        release = next(one for one in kept if kind in one.kinds)
+        seen, truth = of_site(tools, release, release.kinds.index(kind))
+        part = dataclasses.replace(truth.data.train, images=255 - truth.data.train.images[::-1])
+        other = Truth(release.used, dataclasses.replace(truth.data, train=part), 0)
+        first, second = (attack(seen, one)[0].draw.__self__ for one in (truth, other))
+        assert torch.equal(first.found, second.found)
+        assert not torch.equal(first.truth, second.truth)
+
+
+def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_that_batch(opened):
+    tools, (kept, _) = opened("splitnn", {"model.backbone": "small-cnn"}, local_steps=2)
+    release = [one for one in kept if one.operation == "forward"][-1]
+    seen, truth = of_site(tools, release)
+    (found,) = attack_latents.attack(seen, truth)
+    assert isinstance(found, Finding)
+    assert "training mode" in found.threat_model
+    shown = found.draw.__self__
+    assert torch.equal(shown.truth, truth.images(release.used[0]))
+    assert found.assumed == ["the encoder (up to conv1) is the one of the beginning of the turn, 1 step ago"]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "attack", "of_kind", "capability"),
+    [
+        ("fedreplay", {}, attack_latents.attack, "latents", Capability.LATENTS),
+        ("fedreplay", {}, attack_latents.attack, "latents", Capability.BATCH_NORM_STATISTICS),
+        ("cwt-replay", VQVAE2, attack_synthetic.of_codes, "codes", Capability.GENERATOR),
+        ("fedavg-replay", DCGAN, attack_synthetic.of_generator, "generator", Capability.GENERATOR),
+        ("fedavg-replay", DCGAN, attack_synthetic.of_generator, "generator", Capability.SYNTHETIC_IMAGES),
+    ],
+)
+def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, capability):
+    tools, (kept, _) = opened(method, {**changes, **withheld(capability)})
+    release = next(one for one in kept if of_kind in one.kinds)
+    results = attack(*of_site(tools, release, release.kinds.index(of_kind)))
+    refused = [one for one in results if isinstance(one, NotTried)]
+    assert refused
+    assert all(one.why == f"the threat model does not grant {capability}" for one in refused)
+    tried = {one.attack for one in results if isinstance(one, Finding)}
+    expected = {
+        (of_kind, Capability.GENERATOR): {"copies", "nearest-synthetic"} if of_kind == "generator" else set(),
+        (of_kind, Capability.SYNTHETIC_IMAGES): {"projection"},
+    }
+    assert tried == expected.get((of_kind, capability), set())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
+    rng = torch.Generator().manual_seed(3)
+    training, held_out, others = (torch.rand(75, channels, 10, 10, generator=rng) * 255).byte().split(25)
+    others = others.clone()
+    others[4], others[9] = training[7].flip(-1), training[2]
+    found = find_copies(others, training, held_out)
+    pairs = attack_synthetic.closest_pairs(others, training, found, shown=3)
+    shown = {int(found.training.index[row]) for row in found.training.distance.argsort()[:2]}
+    assert shown == {7, 2}
+    mirrored = next(n for n, words in enumerate(pairs.captions) if words.endswith("mirrored"))
+    assert torch.equal(pairs.rows["made"][mirrored], training[7].flip(-1))
+    assert torch.equal(pairs.rows["training"][mirrored], training[7])
+    histograms("distance", {"made": found.training.distance}, pairs=pairs)(tmp_path / "pairs.png")
+    histograms("distance", {"made": found.training.distance})(tmp_path / "alone.png")
+    assert (tmp_path / "pairs.png").stat().st_size > (tmp_path / "alone.png").stat().st_size
+
+
+def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setitem(settings.BUDGETS, "quick", FEW)
+    done = undisturbed(tiny("fedreplay", KEPT, rounds=1))
+    shutil.copytree(done.folder, tmp_path / "run")
+    report = audit(tmp_path / "run", kinds=["latents"], features="efficientnet-lite0")
+    (found,) = report["parcels"][0]["findings"]
+    assert report["features"] == found["evidence"]["features"] == "EffLite0"
+    assert found["evidence"]["distance"] > 0
+    assert found["evidence"]["distance_of_guess"] > 0
+
+
+# --- the verdict --------------------------------------------------------------------------------------
+
+
+def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
+    rng = torch.Generator().manual_seed(1)
+    held_out = torch.rand(30, 1, 8, 8, generator=rng)
+    truth = (held_out[:4] + 0.01).clamp(0, 1)  # such as the same patient's next picture
+    found = (truth + 0.05 * torch.randn(truth.shape, generator=rng)).clamp(0, 1)
+    result = recovery(found, truth, held_out, in_order=True)
+    assert float(result.error.max()) < 0.005
+    assert not bool(result.recovered.any())
+
+
+@pytest.mark.parametrize(("chance", "significant"), [(0.0009, True), (0.002, False)])
+def test_one_in_a_thousand_is_the_limit_of_chance(chance: float, significant: bool):
+    assert Told(5, 8, chance).significant == significant
+
+
+def test_a_perceptual_distance_of_reconstructions_is_zero_for_the_images_themselves():
+    images = torch.rand(12, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    result = recovery(images[:2], images[:2], images[2:], in_order=True, distance=perceptual_distance())
+    assert result.evidence()["distance"] == pytest.approx(0, abs=1e-6)
+    assert result.evidence()["distance_of_guess"] > 0.01
+    assert "distance" not in recovery(images[:2], images[:2], images[2:], in_order=True, distance=Pixels()).evidence()

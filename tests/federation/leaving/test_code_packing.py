@@ -1,0 +1,85 @@
+"""Codes in as few bits as they need, latents in one, two or four bytes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving import code_packing as packing
+from polyclinic.federation.leaving.code_packing import bits_for, pack, pack_codes, restore, shrink, unpack, unpack_codes
+
+
+@given(st.data(), st.integers(1, 2**15), st.integers(0, 200))
+def test_codes_come_back_from_ceil_log2_k_bits(data: st.DataObject, size: int, numbers: int):
+    values = data.draw(st.lists(st.integers(0, size - 1), min_size=numbers, max_size=numbers))
+    codes = torch.tensor(values, dtype=torch.int16)
+    packed = pack(codes, size)
+    assert packed.numel() == math.ceil(numbers * max(1, math.ceil(math.log2(size))) / 8)
+    assert torch.equal(unpack(packed, size, (numbers,)), codes)
+
+
+def test_many_codes_are_packed_piece_by_piece_as_if_at_once(monkeypatch: pytest.MonkeyPatch):
+    codes = torch.randint(300, (7, 5, 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
+    at_once = pack(codes, 300)
+    monkeypatch.setattr(packing, "CHUNK", 16)
+    assert torch.equal(pack(codes, 300), at_once)
+    assert torch.equal(unpack(at_once, 300, (7, 5, 5)), codes)
+
+
+def test_bits_by_hand():
+    assert [bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
+    # 1 and 2 in two bits each, lowest bit first: 10 01 0000
+    assert pack(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
+
+
+def test_all_levels_travel_as_tensors_and_plain_metadata():
+    sizes = {"top": 8, "bottom": 100}
+    codes = {"top": torch.randint(8, (3, 4, 4)).short(), "bottom": torch.randint(100, (3, 8, 8)).short()}
+    tensors, metadata = pack_codes(codes, sizes)
+    assert sum(tensor.numel() for tensor in tensors.values()) == (3 * 16 * 3 + 3 * 64 * 7) // 8
+    back = unpack_codes(load(save(tensors)), metadata, sizes)
+    assert all(torch.equal(back[level], codes[level]) for level in sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        ("the codebook has 4", lambda: pack(torch.tensor([4]), 4)),
+        ("not 9 codes of 2 bits", lambda: unpack(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
+        ("hold code 3", lambda: unpack(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
+        ("levels \\['up'\\]", lambda: unpack_codes({"up": torch.zeros(1)}, {}, {"top": 3})),
+        ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
+    ],
+)
+def test_faults_are_named(words: str, work):
+    with pytest.raises(BadInput, match=words):
+        work()
+
+
+def test_latents_come_back_within_the_step_of_their_channel():
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(5, 3, 4, 4, generator=generator) * torch.tensor([0.01, 1.0, 100.0]).reshape(3, 1, 1)
+    assert torch.equal(restore(shrink(latents, "fp32")), latents)
+    assert ((restore(shrink(latents, "fp16")) - latents).abs() <= latents.abs() * 2**-11 + 1e-7).all()
+    sent = shrink(latents, "int8")
+    assert sent["latents"].dtype == torch.int8
+    off = (restore(sent) - latents).abs().amax((0, 2, 3))
+    assert (off <= sent["step"] * 0.501).all()
+    assert off[0] < 1e-3 < off[2]  # a scale for each channel, not one for all
+
+
+def test_int8_takes_a_quarter_of_the_bytes_and_survives_constant_channels():
+    latents = torch.ones(64, 4, 8, 8) * torch.tensor([0.0, 3.0, -2.0, 1e9]).reshape(4, 1, 1)
+    sent = shrink(latents, "int8")
+    assert sum(t.numel() * t.element_size() for t in sent.values()) == latents.numel() + 2 * 4 * 4
+    assert torch.equal(restore(sent), latents)
+
+
+def test_fp16_holds_what_is_too_large_at_its_largest_number():
+    assert restore(shrink(torch.tensor([[1e6]]), "fp16")).item() == 65504

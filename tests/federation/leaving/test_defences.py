@@ -1,0 +1,72 @@
+"""Defences against arithmetic, and that they make an attack worse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyclinic.attacks import scoring
+from polyclinic.attacks.gradient_inversion.settings import GradientInversion
+from polyclinic.attacks.gradient_inversion.solver import Knowledge
+from polyclinic.federation.leaving import defences
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.randomness import torch_rng
+
+GRADIENTS = {"a": torch.tensor([3.0, -0.1]), "b": torch.tensor([[4.0, 0.2], [0.0, -0.3]])}
+
+
+def test_clipping_is_over_all_tensors():
+    length = (9 + 0.01 + 16 + 0.04 + 0.09) ** 0.5
+    clipped = defences.clip_and_noise(GRADIENTS, clip=1.0, noise=0.0, rng=torch_rng(0))
+    torch.testing.assert_close(clipped["a"], GRADIENTS["a"] / length)
+    kept = defences.clip_and_noise(GRADIENTS, clip=100.0, noise=0.0, rng=torch_rng(0))
+    torch.testing.assert_close(kept["b"], GRADIENTS["b"])
+
+
+def test_noise_has_the_deviation_of_dp_sgd():
+    nothing = {"a": torch.zeros(100, 100)}
+    noisy = defences.clip_and_noise(nothing, clip=2.0, noise=1.5, rng=torch_rng(1))["a"]
+    assert noisy.std().item() == pytest.approx(3.0, rel=0.05)
+
+
+def test_sparsification_keeps_the_largest_of_all():
+    kept = defences.sparsify(GRADIENTS, keep=0.5)
+    assert kept["a"].tolist() == [3.0, 0.0]
+    assert kept["b"].tolist() == [[4.0, 0.0], [0.0, pytest.approx(-0.3)]]
+
+
+def test_pruning_is_within_each_tensor():
+    pruned = defences.prune(GRADIENTS, fraction=0.5)
+    assert pruned["a"].tolist() == [3.0, 0.0]
+    assert pruned["b"].tolist() == [[4.0, 0.0], [0.0, pytest.approx(-0.3)]]
+    assert defences.prune({"x": torch.tensor([2.0])}, fraction=0.99)["x"].tolist() == [2.0]
+
+
+def test_quantisation_has_255_levels():
+    values = {"a": torch.linspace(-1, 1, 1001), "b": torch.zeros(3)}
+    rounded = defences.quantise(values)
+    assert len(rounded["a"].unique()) == 255
+    assert float((rounded["a"] - values["a"]).abs().max()) <= 0.5 / 127 + 1e-7
+    assert rounded["b"].tolist() == [0, 0, 0]
+
+
+def test_a_secure_sum_is_the_gradient_of_all_images():
+    other = {name: -tensor for name, tensor in GRADIENTS.items()}
+    assert defences.secure_sum([GRADIENTS, other])["b"].abs().max() == 0
+    three = [{"w": torch.tensor([value, 2.0])} for value in (1.0, 2.0, 6.0)]
+    assert defences.secure_sum(three)["w"].tolist() == [3.0, 2.0]
+
+
+def test_defences_hold_off_an_attack(lenet, smooth_images, sent):
+    """The same image in the clear, with noise, and as one of four in a sum: only the first comes back."""
+    images, labels = smooth_images(4)[:, None], torch.tensor([[0], [1], [2], [3]])
+    parcels = sent(lenet, images, labels)
+    clear = dict(parcels[0].tensors)
+    noisy = defences.clip_and_noise(clear, clip=1.0, noise=0.05, rng=torch_rng("noise"))
+    summed = defences.secure_sum([parcel.tensors for parcel in parcels])
+    attacked = [Parcel("gradients", tensors) for tensors in (clear, noisy, summed)]
+    known = Knowledge(lenet, (1, 16, 16), classes=5)
+    found = GradientInversion(lr=1.0, iterations=8).run(attacked, known)
+    errors = scoring.score(found.images, images[[0, 0, 0]], found.start).mse.nan_to_num(torch.inf)
+    assert errors[0] < 1e-4
+    assert float(errors[1:].min()) > 1e-2

@@ -1,0 +1,418 @@
+"""GANs: losses by hand, shapes, conditions, determinism, what learns from what, sending and loading."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load, save
+from torch import nn
+
+from polyclinic.errors import BadInput
+from polyclinic.generators import GENERATORS
+from polyclinic.generators.gan.augmentation import DRAWS, augment
+from polyclinic.generators.gan.losses import (
+    Hinge,
+    Linear,
+    Log,
+    another_owner,
+    gradient_penalty,
+    phi_of,
+    taken_for,
+    told_apart,
+)
+from polyclinic.generators.gan.model import GANModel, balanced_batches, endless_batches, private_losses
+from polyclinic.generators.gan.networks import Spectral, doublings, refine
+from polyclinic.generators.gan.stacked_convolutions import Down
+from polyclinic.generators.gan.trainer import Dice
+from polyclinic.privacy import dp_sgd
+from polyclinic.privacy.obstacles import obstacles
+from polyclinic.tasks import Target
+
+TINY = {"steps": 2, "batch_size": 4, "width": 2, "latent": 4}
+CLASSES = Target(classes=("dark", "bright"))
+NAMES = ("gan", "dcgan", "wgan-gp")
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make(name: str = "dcgan", size: int = 28, channels: int = 1, target: Target = CLASSES, **settings) -> GANModel:
+    return GENERATORS[name](**{**TINY, **settings}).build(channels=channels, size=size, target=target, seed=0)
+
+
+def squares(count: int, size: int = 28) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dark and bright images, uint8, with their labels."""
+    labels = torch.arange(count) % 2
+    noise = torch.randint(0, 40, (count, 1, size, size), generator=rng(5))
+    return (noise + 180 * labels[:, None, None, None]).to(torch.uint8), labels
+
+
+# --- the measure --------------------------------------------------------------------------------------
+
+
+def test_log_by_hand():
+    scores = torch.tensor([0.3, -2.0])
+    likely = scores.sigmoid()
+    torch.testing.assert_close(Log().real(scores), -likely.log())
+    torch.testing.assert_close(Log().fake(scores), -(1 - likely).log())
+    torch.testing.assert_close(Log().fool(scores), -likely.log())
+    torch.testing.assert_close(Log(saturating=True).fool(scores), (1 - likely).log())
+    smooth = -(0.95 * likely.log() + 0.05 * (1 - likely).log())
+    torch.testing.assert_close(Log(smoothing=0.05).real(scores), smooth)
+
+
+def test_hinge_and_linear_by_hand():
+    scores = torch.tensor([0.5, -3.0, 2.0])
+    torch.testing.assert_close(Hinge().real(scores), torch.tensor([0.5, 4.0, 0.0]))
+    torch.testing.assert_close(Hinge().fake(scores), torch.tensor([1.5, 0.0, 3.0]))
+    torch.testing.assert_close(Linear().real(scores), -scores)
+    torch.testing.assert_close(Linear().fake(scores), scores)
+    for phi in (Hinge(), Linear()):
+        torch.testing.assert_close(phi.fool(scores), -scores)
+
+
+def test_being_found_out_by_hand():
+    """phi of the probability of the own owner; of two owners with equal logits it is a half."""
+    logits, owner = torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0])
+    likely = torch.tensor([0.5, math.exp(2) / (math.exp(2) + 1)])
+    torch.testing.assert_close(phi_of("log").found_out(logits, owner), likely.log())
+    torch.testing.assert_close(phi_of("linear").found_out(logits, owner), likely)
+    torch.testing.assert_close(phi_of("hinge").found_out(logits, owner), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(told_apart(logits, owner), -likely.log())
+    torch.testing.assert_close(taken_for(logits, 1 - owner), -(1 - likely).log())
+
+
+@pytest.mark.parametrize("measure", ["log", "linear", "hinge"])
+def test_lowering_phi_makes_an_owner_less_recognisable(measure):
+    logits = torch.tensor([[1.0, 0.5, -0.2]], requires_grad=True)
+    owner = torch.tensor([0])
+    (slope,) = torch.autograd.grad(phi_of(measure).found_out(logits, owner).sum(), logits)
+    assert (logits - 0.1 * slope).softmax(1)[0, 0] < logits.softmax(1)[0, 0]
+
+
+def test_another_owner_is_another_and_every_other_comes():
+    owner = torch.tensor([0, 1, 2]).repeat(200)
+    other = another_owner(owner, 3, Dice(rng(), torch.device("cpu")))
+    assert (other != owner).all()
+    assert (torch.bincount(owner * 3 + other, minlength=9) > 0).sum() == 6
+    assert (another_owner(torch.tensor([0, 1]), 2, Dice(rng(), torch.device("cpu"))) == torch.tensor([1, 0])).all()
+
+
+def test_gradient_penalty_of_a_known_slope():
+    direction = torch.randn(2, 3, 3, generator=rng())
+    images = torch.randn(4, 2, 3, 3, generator=rng(1))
+    penalty = gradient_penalty(lambda x: (x * direction).sum((1, 2, 3)), images, -images, torch.rand(4))
+    torch.testing.assert_close(penalty, ((direction.norm() - 1) ** 2).expand(4))
+
+
+# --- networks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [28, 31, 32, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_images_have_the_size_asked_for(name, size):
+    model = make(name, size, channels=3)
+    labels = torch.tensor([0, 1, 1])
+    made = model.sample(labels, rng())
+    assert made.shape == (3, 3, size, size)
+    assert made.dtype == torch.uint8
+    assert model.networks["discriminator"](made.float(), labels).shape == (3, 1)
+    side, times = doublings(size)
+    assert side * 2**times >= size > side * 2 ** (times - 1)
+
+
+@pytest.mark.parametrize("condition", ["plane", "projection", "apart", "none"])
+@pytest.mark.parametrize("name", ["gan", "dcgan"])
+def test_labels_count_where_they_are_a_condition_and_nowhere_else(name, condition):
+    model = make(name, condition=condition)
+    noise, images = torch.randn(2, 4, generator=rng()), torch.randn(2, 1, 28, 28, generator=rng(1))
+    nets = model.networks.eval()
+    for network, given in ((nets["generator"], noise), (nets["discriminator"], images)):
+        zero, one = (network(given, torch.full((2,), label)) for label in (0, 1))
+        assert torch.equal(zero, one) == (condition == "none")
+
+
+def test_networks_of_each_class_get_their_own_rows_and_no_others():
+    nets = make("dcgan", condition="apart", norm="group", spread=False).networks.train()
+    labels = torch.tensor([1, 0, 1, 1, 0])
+    for network, given in ((nets["generator"], torch.randn(5, 4)), (nets["discriminator"], torch.randn(5, 1, 28, 28))):
+        whole = network(given, labels)
+        for label, own in enumerate(network.of_class):
+            alone = own(given[labels == label], labels[labels == label])
+            torch.testing.assert_close(whole[labels == label], alone, rtol=0, atol=0)
+        network(given, torch.ones(5, dtype=torch.long)).sum().backward()
+        assert all(weight.grad is None for weight in network.of_class[0].parameters())
+        assert all(weight.grad is not None for weight in network.of_class[1].parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_one_class_apart_is_the_gan_without_labels_to_the_last_bit(name):
+    images, labels = squares(8)[0], torch.zeros(8, dtype=torch.long)
+    only = Target(classes=("dark",))
+    apart, none = (make(name, target=only, condition=condition) for condition in ("apart", "none"))
+    for model in (apart, none):
+        model.fit(images, labels, rng())
+    for of_class, alone in zip(
+        apart.networks["generator"].parameters(), none.networks["generator"].parameters(), strict=True
+    ):
+        assert torch.equal(of_class, alone)
+    assert torch.equal(apart.sample(labels[:3], rng()), none.sample(labels[:3], rng()))
+
+
+def test_apart_a_class_that_is_not_there_changes_nothing_of_its_networks():
+    model = make("dcgan", condition="apart", discriminator_norm="none")
+    before = {name: tensor.clone() for name, tensor in model.networks["generator"].state_dict().items()}
+    model.fit(squares(8)[0], torch.zeros(8, dtype=torch.long), rng())
+    after = model.networks["generator"].state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith("of_class.0.") for name in moved)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_apart_no_group_whose_spread_is_taken_holds_real_and_made_images(seed):
+    """A class may have any number of images in a batch: scores in one pass must be those of two."""
+    model = make("dcgan", condition="apart", spread=True, batch_size=8)
+    duel = model.duel()
+    images = torch.randn(8, 1, 28, 28, generator=rng(seed))
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    together = duel.scores([images, -images], [labels, labels])
+    torch.testing.assert_close(together[0], duel.score(images, labels))
+    torch.testing.assert_close(together[1], duel.score(-images, labels))
+
+
+@pytest.mark.parametrize("condition", ["projection", "apart", "none"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_labels_no_images(name, condition):
+    made = make(name, condition=condition).sample(torch.empty(0, dtype=torch.long), rng())
+    assert made.shape == (0, 1, 28, 28)
+
+
+def test_networks_of_each_class_need_classes():
+    ages = Target(unit="months", label_range=(0.0, 200.0))
+    with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes.*choose 'projection'"):
+        make(target=ages, condition="apart")
+
+
+def test_a_central_discriminator_is_the_same_network_but_for_its_outputs_and_labels():
+    settings = GENERATORS["dcgan"](**TINY)
+    shape = settings.shape(1, 28, CLASSES)
+    own, central = settings.networks(shape)["discriminator"], settings.central(shape, owners=3)
+    sizes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (own, central)]
+    differ = {name for name in sizes[0] | sizes[1] if sizes[0].get(name) != sizes[1].get(name)}
+    assert differ == {"head.layer.weight", "head.layer.bias", "head.left", "head.right", "label.embed.weight"}
+    assert central(torch.zeros(2, 1, 28, 28), torch.zeros(2)).shape == (2, 3)
+
+
+def test_spectral_norm_divides_by_the_largest_singular_value():
+    torch.manual_seed(0)
+    for layer, given in ((nn.Linear(6, 4, bias=False), torch.eye(6)), (Down(2, 3), torch.randn(1, 2, 8, 8))):
+        spectral = Spectral(layer)
+        for _ in range(20):
+            refine(spectral)
+        largest = torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
+        bias = 0 if layer.bias is None else layer.bias[:, None, None]
+        torch.testing.assert_close(spectral(given), (layer(given) - bias) / largest + bias, rtol=1e-3, atol=1e-4)
+
+
+def test_the_forward_pass_of_a_discriminator_changes_nothing():
+    model = make()
+    before = model.state()
+    model.networks["discriminator"].train()(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 0, 1]))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state().items())
+
+
+# --- augmentation -------------------------------------------------------------------------------------
+
+
+def test_augmentation_in_the_middle_of_all_draws_only_blanks():
+    images = torch.rand(2, 3, 32, 32, generator=rng()) * 2 - 1
+    changed = augment(images, torch.full((2, DRAWS), 0.5))
+    outside = torch.ones(32, 32, dtype=torch.bool)
+    outside[9:24, 9:24] = False
+    torch.testing.assert_close(changed[..., outside], images[..., outside])
+    assert (changed[..., 9:24, 9:24] == 0).all()
+
+
+def test_augmentation_treats_each_image_by_its_own_draws_and_has_gradients():
+    images = (torch.rand(3, 1, 28, 28, generator=rng()) * 2 - 1).requires_grad_()
+    draws = torch.rand(3, DRAWS, generator=rng(1))
+    together = augment(images, draws)
+    alone = torch.cat([augment(images[i : i + 1], draws[i : i + 1]) for i in range(3)])
+    assert torch.equal(together, alone)
+    stacked = augment(images.reshape(3, 1, 1, 28, 28), draws.reshape(3, 1, DRAWS))
+    assert torch.equal(stacked.reshape(together.shape), together)
+    (slope,) = torch.autograd.grad(together.square().sum(), images, create_graph=True)
+    assert torch.autograd.grad(slope.square().sum(), images)[0].abs().sum() > 0
+
+
+# --- learning -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_draws_same_bits_and_global_state_untouched(name):
+    images, labels = squares(8)
+    global_state = torch.get_rng_state()
+    states = []
+    for _ in range(2):
+        model = make(name)
+        model.fit(images, labels, rng(3))
+        states.append({**model.state(), "samples": model.sample(labels, rng(4))})
+    assert torch.equal(global_state, torch.get_rng_state())
+    assert all(torch.equal(tensor, states[1][part]) for part, tensor in states[0].items())
+    fresh = make(name).state()
+    for part in ("generator", "average", "discriminator"):
+        assert any(not torch.equal(fresh[n], t) for n, t in states[0].items() if n.startswith(f"{part}."))
+
+
+@pytest.mark.parametrize(("name", "steps"), [("dcgan", 60), ("gan", 250)])
+def test_it_learns_which_class_is_bright(name, steps):
+    images, labels = squares(64)
+    model = make(name, steps=steps, width=8, batch_size=16, lr=2e-3, average=0.9)
+    model.fit(images, labels, rng())
+    made = model.sample(torch.tensor([0] * 16 + [1] * 16), rng(1)).float().mean((1, 2, 3))
+    assert made[16:].mean() > made[:16].mean() + 25
+
+
+def test_the_noise_counts_after_training_too():
+    """A label's vector that is long, or a bias, lets a generator move all its images as one and forget the noise."""
+    noise = torch.rand(64, 1, 4, 4, generator=rng(2))
+    images = (nn.functional.interpolate(noise, 28, mode="bilinear") * 255).to(torch.uint8)
+    model = make("dcgan", steps=80, width=8, batch_size=16, lr=1e-3, average=0.9, augment=False)
+    model.fit(images, torch.arange(64) % 2, rng())
+    made = model.sample(torch.zeros(64, dtype=torch.long), rng(1)).float()
+    assert made.std(0).mean() > 0.4 * images.float().std(0).mean()
+
+
+def test_a_balanced_batch_has_as_many_of_each_class():
+    labels = torch.tensor([0] * 50 + [1] * 3)
+    index = next(balanced_batches(labels, 8, rng()))
+    assert labels[index].tolist() == [0, 1] * 4
+    index = torch.cat([next(batches) for batches in [balanced_batches(labels, 8, rng(1))] for _ in range(50)])
+    assert set(index[labels[index] == 1].tolist()) == {50, 51, 52}
+
+
+def test_replayed_images_join_as_real_ones():
+    images, labels = squares(8)
+    taken = []
+
+    def stream():
+        while True:
+            taken.append(1)
+            yield torch.zeros(4, 1, 28, 28), torch.zeros(4, dtype=torch.long)
+
+    alone, joined = make(), make()
+    alone.fit(images, labels, rng())
+    joined.fit(images, labels, rng(), replayed=stream())
+    assert len(taken) == 2
+    assert any(not torch.equal(t, joined.state()[n]) for n, t in alone.state().items())
+
+
+def test_a_state_can_be_sent_and_its_sampler_is_enough_to_sample():
+    model, other = make(), GENERATORS["dcgan"](**TINY).build(channels=1, size=28, target=CLASSES, seed=7)
+    model.fit(*squares(8), rng())
+    sent = load(save(model.sampler_state()))
+    other.load(sent, partial=True)
+    labels = torch.tensor([0, 1])
+    assert torch.equal(model.sample(labels, rng()), other.sample(labels, rng()))
+    with pytest.raises(BadInput, match="load a state made with the same"):
+        make(width=3).load(sent, partial=True)
+
+
+def test_values_such_as_ages_are_conditions_too():
+    ages = Target(unit="months", label_range=(0.0, 200.0))
+    model = make(target=ages, labels="even")
+    model.fit(squares(8)[0], torch.linspace(0, 200, 8), rng())
+    assert model.sample(torch.tensor([10.0, 150.0]), rng()).shape == (2, 1, 28, 28)
+
+
+def test_batches_have_the_size_and_each_pass_has_every_image_once():
+    found = [batch for batch, _ in zip(endless_batches(10, 4, rng()), range(4), strict=False)]
+    assert [len(batch) for batch in found] == [4, 4, 4, 4]
+    assert len(set(torch.cat(found[:2]).tolist())) == 8
+    assert len(next(endless_batches(3, 8, rng()))) == 3
+
+
+# --- settings and privacy -----------------------------------------------------------------------------
+
+
+def test_a_linear_measure_needs_something_that_bounds_it():
+    with pytest.raises(ValidationError, match="set penalty = 10"):
+        GENERATORS["dcgan"](loss="linear", discriminator_norm="none")
+
+
+PRIVATE = {"discriminator_norm": "group", "labels": "even", "spread": False}
+
+
+def test_what_stands_against_privacy_is_said_with_the_cure():
+    reasons = [
+        GENERATORS["dcgan"]().dp_obstacle(),
+        GENERATORS["gan"](condition="apart").dp_obstacle(),
+        GENERATORS["wgan-gp"]().dp_obstacle(),
+        GENERATORS["dcgan"](discriminator_norm="group").dp_obstacle(),
+        GENERATORS["gan"]().dp_obstacle(),
+    ]
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "generator.discriminator_norm",
+        "generator.condition",
+        "generator.penalty",
+        "generator.spread",
+        "generator.labels",
+    ]
+    for name in ("gan", "dcgan"):
+        settings = GENERATORS[name](**TINY, **PRIVATE)
+        assert settings.dp_obstacle() is None
+        assert not obstacles(settings.networks(settings.shape(1, 28, CLASSES))["discriminator"])
+
+
+def test_private_gradients_of_a_discriminator_are_those_of_each_image():
+    """Opacus through the convolutional discriminator, against one backward pass per image."""
+    torch.manual_seed(0)
+    net = make("dcgan", **PRIVATE).networks["discriminator"]
+    rows, labels = torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
+    real = torch.tensor([True, True, False, False])
+    losses = private_losses(net, Hinge())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    expected = {name: torch.zeros_like(weight) for name, weight in net.named_parameters()}
+    for i in range(4):
+        net.zero_grad()
+        losses(rows[i : i + 1], labels[i : i + 1], real[i : i + 1]).sum().backward()
+        norm = torch.sqrt(sum(w.grad.square().sum() for w in net.parameters() if w.grad is not None))
+        for name, weight in net.named_parameters():
+            expected[name] += 0 if weight.grad is None else weight.grad * min(1, 0.5 / norm) / 4
+    with dp_sgd.private_gradients(
+        net, optimizer, noise=0.0, clip=0.5, expected=4, draw=dp_sgd.noise_from(torch.device("cpu"), "n")
+    ) as put:
+        put(losses, [(rows, labels, real)])
+        for name, weight in net.named_parameters():
+            torch.testing.assert_close(weight.grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gan", "dcgan"])
+def test_with_privacy_only_the_learner_moves_the_discriminator(name):
+    """The generator learns through a copy; real images reach nothing but the learner's losses."""
+    images, labels = squares(8)
+    model = make(name, **PRIVATE)
+    before = model.state()
+    seen = []
+
+    def learn(module, losses, batch_of, schedule, joined):
+        assert module is model.networks["discriminator"]
+        assert joined == 4
+        for _ in range(2):
+            rows, known, is_real = batch_of(torch.tensor([0, 3]))
+            seen.append(int(is_real.sum()))
+            assert losses(rows, known, is_real).shape == (6,)
+        assert batch_of(torch.tensor([], dtype=torch.long))[0].shape[0] == 4
+
+    found = model.fit(images, labels, rng(), private={"generator": learn})
+    assert seen == [2, 2]
+    assert math.isnan(found["generator"])
+    for part, tensor in model.state().items():
+        if part.startswith("discriminator."):
+            assert torch.equal(tensor, before[part])
+    assert any(not torch.equal(t, before[n]) for n, t in model.state().items() if n.startswith("generator."))

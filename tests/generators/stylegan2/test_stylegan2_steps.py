@@ -1,0 +1,181 @@
+"""StyleGAN2's steps: a GPU takes the gradients that a CPU takes, and the parts of losses weigh what they should."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.stylegan2 import training
+from polyclinic.generators.stylegan2.discriminator import Block
+from polyclinic.generators.stylegan2.layers import Conv, StyledConv
+from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.generators.stylegan2.networks import Mapping, Shape, Synthesis
+from polyclinic.tasks import Target
+
+TWO = Target(("dark", "bright"))
+LABELS = torch.arange(8) % 2
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def stepping(channels=1, precision="fp32", **settings):
+    images = torch.randint(0, 256, (16, channels, 32, 32), dtype=torch.uint8, generator=rng())
+    chosen = StyleGAN2(**{"width": 2, "latent": 8, "batch_size": 8, **settings})
+    model = chosen.build(channels=channels, size=32, target=TWO, seed=0, precision=precision)
+    return model.begin(images, torch.arange(16) % 2, rng())
+
+
+@pytest.fixture
+def descents(monkeypatch):
+    """What each optimiser was asked to descend: the loss, and its gradients in one row. Nothing is moved."""
+    found = []
+
+    def noted(optimizer, loss):
+        weights = optimizer.param_groups[0]["params"]
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        row = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]
+        found.append((float(loss.detach()), torch.cat([one.flatten() for one in row])))
+
+    monkeypatch.setattr(training, "_descend", noted)
+    return found
+
+
+# --- a GPU's way ----------------------------------------------------------------------------------------
+
+
+# a CPU's bf16 is 0.02 to 0.08 away from its fp32 here
+@pytest.mark.parametrize(("precision", "apart"), [("fp32", 1e-5), ("bf16", 0.2)])
+@pytest.mark.parametrize("step", ["_learn", "_tell_apart", "_flatten", "_even_out"])
+def test_a_gpu_descends_as_a_cpu_does(step, precision, apart, descents, monkeypatch):
+    """Whole steps, second derivatives of R1 and path length included; in bf16 up to its rounding."""
+    for gpu, of in ((False, "fp32"), (True, precision)):
+        monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x, gpu=gpu: gpu)
+        steps = stepping(channels=3, precision=of)
+        steps.p.fill_(0.3)
+        real, labels = next(steps.batches)
+        getattr(steps, step)(*((labels,) if step == "_even_out" else (real, labels)))
+    (loss, expected), (found_loss, found) = descents
+    assert found_loss == pytest.approx(loss, rel=apart)
+    assert float(expected.norm()) > 0
+    assert float((found - expected).norm() / expected.norm()) < apart
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_autocast_reaches_all_convolutions(gpu, monkeypatch):
+    """PyTorch's know of it; ours are told."""
+    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x: gpu)
+    x, w = torch.randn(2, 8, 8, 8), torch.randn(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = [Conv(8, 8, kernel, down=down)(x) for kernel in (1, 3) for down in (False, True)]
+        made += [StyledConv(8, 8, 3, 4, up=up)(x, w)[0] for up in (False, True)]
+    assert {one.dtype for one in made} == {torch.bfloat16}
+
+
+# --- weights of losses, by hand -------------------------------------------------------------------------
+
+
+def test_r1_is_half_of_gamma_for_each_of_the_steps_that_it_stands_for(descents):
+    steps = stepping(gamma=3.0)
+    real, labels = next(steps.batches)
+    steps._flatten(real, labels)
+    seen = real.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(steps.discriminator(seen, labels).sum(), seen)
+    assert descents[0][0] == pytest.approx(3.0 / 2 * 16 * float(slope.square().sum() / len(real)), rel=1e-4)
+
+
+def test_path_length_by_hand(descents):
+    steps = stepping(path_weight=3.0)
+    steps.dice = Dice(rng(5), steps.device)
+    steps._even_out(LABELS)
+    dice, generator = Dice(rng(5), steps.device), steps.generator
+    styles = generator.repeated(generator.mapping(dice.normal(4, 8), LABELS[:4]))
+    images = generator.synthesis(styles, [dice.normal(4, 1, side, side) for side in generator.synthesis.noise_sides])
+    change = (images * dice.normal(4, 1, 32, 32)).sum() / 32
+    (slope,) = torch.autograd.grad(change, styles)
+    lengths = [math.sqrt(sum(float(of_layer.square().sum()) for of_layer in one) / len(one)) for one in slope]
+    usual = 0.01 * sum(lengths) / 4
+    assert float(steps.controls.get_buffer("path_length")) == pytest.approx(usual, rel=1e-4)
+    assert descents[0][0] == pytest.approx(3.0 * 4 * sum((one - usual) ** 2 for one in lengths) / 4, rel=1e-3)
+
+
+def test_adam_is_slowed_for_its_regulariser():
+    steps = stepping(lr=0.01)
+    for optimizer, share in ((steps.of_generator, 4 / 5), (steps.of_discriminator, 16 / 17)):
+        group = optimizer.param_groups[0]
+        assert group["lr"] == pytest.approx(0.01 * share)
+        assert group["betas"] == pytest.approx((0.0, 0.99**share))
+    assert stepping(lr=0.01, path_weight=0).of_generator.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(("taken", "half_life"), [(0, 0.4), (100, 40.0), (10**6, 1000.0)])
+def test_the_average_follows_fast_at_first(taken, half_life):
+    steps = stepping(average_images=1000)
+    for average, weight in zip(steps.of_average, steps.to_follow, strict=True):
+        average.zero_(), weight.data.fill_(1.0)
+    steps.taken = taken
+    steps._follow(8)
+    assert all(float(one.mean()) == pytest.approx(1 - 0.5 ** (8 / half_life)) for one in steps.of_average)
+
+
+def test_two_styles_in_the_share_of_steps_that_was_asked_for():
+    steps = stepping()
+    assert bool((steps.styles(LABELS) == steps.styles(LABELS, mixed=0.0)[:, :1]).all()) is False  # drawn anew
+    mixed, places = 0, set()
+    for _ in range(300):
+        styles = steps.styles(LABELS, mixed=0.25)
+        of_first = (styles == styles[:, :1]).all(2).all(0).tolist()
+        mixed += not all(of_first)
+        places.add(sum(of_first))
+        assert of_first == sorted(of_first, reverse=True)
+    assert 50 < mixed < 100
+    assert places == set(range(1, steps.generator.synthesis.layers + 1))
+
+
+def test_the_discriminator_learns_from_as_many_made_images_with_the_same_labels(monkeypatch):
+    """All of one kind are black here, of the other white; it is sure of the real ones."""
+    steps, asked, paid = stepping(), [], []
+    monkeypatch.setattr(steps, "make", lambda labels: asked.append(labels) or -torch.ones(len(labels), 1, 32, 32))
+    monkeypatch.setattr(steps, "judge", lambda images, labels: images.mean((1, 2, 3)))
+    monkeypatch.setattr(training, "_descend", lambda optimizer, loss: paid.append(float(loss)))
+    sure = steps._tell_apart(torch.ones(8, 1, 32, 32), LABELS)
+    assert torch.equal(asked[0], LABELS)
+    assert paid == [pytest.approx(2 * math.log1p(math.exp(-1)))]
+    assert float(sure) == 1.0
+
+
+# --- networks -------------------------------------------------------------------------------------------
+
+
+def test_images_of_all_sizes_are_added_up():
+    synthesis = Synthesis(Shape(1, 32, TWO, 2, 8, 2)).requires_grad_(False)
+    for place, block in enumerate(synthesis.blocks):
+        block.to_image.weight.zero_()
+        block.image_bias.fill_(10.0**place)
+    noises = [torch.zeros(1, 1, side, side) for side in synthesis.noise_sides]
+    made = synthesis(torch.randn(2, synthesis.layers, 8, generator=rng()), noises)
+    assert torch.allclose(made, torch.full((2, 1, 32, 32), 1111.0))
+
+
+def test_lengths_of_noise_and_of_labels_do_not_count():
+    mapping = Mapping(Shape(1, 32, TWO, 2, 8, 2))
+    noise, judge = torch.randn(8, 8, generator=rng()), stepping().discriminator
+    images = torch.randn(8, 1, 32, 32, generator=rng())
+    before = mapping(noise, LABELS), judge(images, LABELS)
+    for network in (mapping, judge):
+        for weight in network.label.parameters():
+            weight.data.mul_(10)
+    assert torch.allclose(mapping(10 * noise, LABELS), before[0], atol=1e-5)
+    assert torch.allclose(judge(images, LABELS), before[1], atol=1e-5)
+
+
+def test_a_shortcut_has_half_of_the_variance():
+    x = torch.randn(8, 64, 1, 1, generator=rng()).expand(-1, -1, 8, 8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        block = Block(64, 256).requires_grad_(False)
+    assert float(block.shortcut(x)[..., 1:-1, 1:-1].var()) == pytest.approx(0.5, rel=0.15)

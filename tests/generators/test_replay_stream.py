@@ -1,0 +1,126 @@
+"""Replayed images as batches: on the fly, from a buffer, mixed with real ones."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyclinic.data.parts import Part
+from polyclinic.errors import BadInput
+from polyclinic.generators.replay_stream import Buffer, FromCodes, FromSamples, fill, mixed, stream
+from polyclinic.generators.vqvae2.autoencoder import noise_images
+from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
+from polyclinic.models import build
+from polyclinic.tasks import Classification, Segmentation, Target
+from polyclinic.training.loop import Workbench
+from polyclinic.training.optimizer import Optimizer
+
+TARGET = Target(classes=("a", "b"))
+LABELS = torch.arange(10) % 2
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return noise_images(10, 1, 28, rng()).mul(255).to(torch.uint8)
+
+
+@pytest.fixture
+def model(images: Tensor) -> VQVAE2Model:
+    settings = VQVAE2(
+        epochs=1, width=8, blocks=1, code_width=4, top_codes=8, bottom_codes=16, prior_width=8, prior_layers=1,
+        prior_epochs=1, batch_size=5,
+    )  # fmt: skip
+    model = settings.build(channels=1, size=28, target=TARGET, seed=0)
+    model.fit(images, LABELS, rng())
+    return model
+
+
+def take(batches, number: int) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*itertools.islice(batches, number), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def test_a_stream_of_codes_gives_every_decoded_image_once_a_pass_with_its_label(model, images):
+    source = FromCodes(model, model.encode(images), torch.arange(10))
+    made, labels = take(stream(source, 5, rng(1)), 4)
+    assert sorted(labels[:10].tolist()) == list(range(10)) == sorted(labels[10:].tolist())
+    assert labels[:10].tolist() != labels[10:].tolist()
+    assert torch.equal(made, model.decode(model.encode(images))[labels].float() / 255)
+
+
+def test_a_buffer_replays_the_same_images_as_the_stream_of_codes(model, images):
+    source = FromCodes(model, model.encode(images), LABELS)
+    buffer = fill(source, rng(7))
+    for one, other in zip(take(stream(source, 4, rng(1)), 5), take(stream(buffer, 4, rng(1)), 5), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_replay_is_of_the_decoder_as_it_was(model, images):
+    source = FromCodes(model, model.encode(images), LABELS)
+    before = source.images(torch.arange(10), rng())
+    model.fit_codes(images, rng(5))
+    assert torch.equal(source.images(torch.arange(10), rng()), before)
+
+
+def test_samples_are_new_each_time_and_a_buffer_of_them_is_not(model):
+    source = FromSamples(model, LABELS)
+    made = list(itertools.islice(stream(source, 256, rng(1)), 4))
+    assert all(batch.shape == (256, 1, 28, 28) for batch, _ in made)
+    assert not torch.equal(made[0][0], made[1][0])
+    buffer = fill(source, rng(1))
+    drawn, _ = take(stream(buffer, 10, rng(2)), 2)
+    assert torch.equal(drawn[:10].flatten(1).sum(1).sort().values, drawn[10:].flatten(1).sum(1).sort().values)
+
+
+def test_batches_fit_a_workbench_and_train_its_model(model, images):
+    net = build("small-cnn", channels=1, outputs=2, size=28)
+    bench = Workbench(net, Classification(), TARGET, Optimizer(batch_size=4))
+    real = bench.batches(Part(images.numpy(), LABELS.numpy()), rng(1))
+    replayed = stream(FromCodes(model, model.encode(images), LABELS), 4, rng(2), task=bench.task)
+    batch, targets = next(mixed(real, replayed))
+    assert batch.shape == (8, 1, 28, 28)
+    assert targets.dtype == torch.int64
+    assert batch.dtype == torch.float32
+    assert 0 <= batch.min() <= batch.max() <= 1
+    bench.train(mixed(real, replayed), 2, torch.optim.SGD(net.parameters(), 0.01))
+
+
+def test_without_replay_the_real_batches_are_untouched():
+    real = iter([(torch.ones(1), torch.ones(1))])
+    assert mixed(real, None) is real
+
+
+def test_replayed_images_have_the_grey_values_of_real_ones_and_are_augmented_like_them(model, images):
+    source = FromCodes(model, model.encode(images), torch.arange(10))
+    made, labels = take(stream(source, 10, rng(1), augmentation=["flip"]), 4)
+    steps = made * 255
+    torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
+    plain = model.decode(model.encode(images))[labels].float() / 255
+    flipped = [not torch.equal(one, other) for one, other in zip(made, plain, strict=True)]
+    assert 0 < sum(flipped) < 40
+    assert all(
+        torch.equal(one.flip(-1) if turned else one, other)
+        for one, other, turned in zip(made, plain, flipped, strict=True)
+    )
+
+
+def test_masks_travel_with_their_images():
+    stored = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
+    masks = (stored[:, 0] > 127).to(torch.uint8)
+    buffer = Buffer(stored, torch.zeros(6), masks)
+    made, targets = next(stream(buffer, 6, rng(), task=Segmentation(), augmentation=["flip", "turn"]))
+    assert torch.equal((made > 127.5 / 255).float(), targets)
+
+
+def test_faults_are_named(model, images):
+    with pytest.raises(BadInput, match="10 images came with 3 labels"):
+        FromCodes(model, model.encode(images), torch.zeros(3))
+    with pytest.raises(BadInput, match="nothing to replay"):
+        next(stream(FromSamples(model, torch.zeros(0)), 4, rng()))

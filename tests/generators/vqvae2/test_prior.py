@@ -1,0 +1,150 @@
+"""The prior over codes: what it may see, and that sampling with everything kept equals sampling the slow way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.vqvae2.prior import PixelCNN, Prior, draw, negative_log_likelihoods
+from polyclinic.tasks import Target
+
+CLASSES = Target(classes=("a", "b", "c"))
+AGES = Target(unit="months", label_range=(0.0, 240.0))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def prior(target: Target = CLASSES, grid: int = 3) -> Prior:
+    net = Prior(target=target, grid=grid, top_codes=5, bottom_codes=7, code_width=3, width=8, layers=3)
+    net.know(torch.randn(5, 3), torch.randn(7, 3))
+    return net.double()
+
+
+def pixel_cnn(size: int, grid: int, width: int = 8, layers: int = 3) -> PixelCNN:
+    net = PixelCNN(size, 4, grid, width, layers)
+    net.embed.know(torch.randn(size, 4))
+    return net.double()
+
+
+def sample_slowly(net: PixelCNN, condition: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The whole network again for every single position."""
+    codes = torch.zeros(uniform.shape, dtype=torch.long)
+    for y in range(net.grid):
+        for x in range(net.grid):
+            codes[:, y, x] = draw(net(codes, condition)[:, :, y, x], uniform[:, y, x])
+    return codes
+
+
+@pytest.mark.parametrize("grid", [1, 2, 5])
+def test_sampling_with_everything_kept_equals_the_slow_way(grid: int):
+    net = pixel_cnn(11, grid)
+    condition = torch.randn(6, 8, grid, grid, dtype=torch.double)
+    uniform = torch.rand(6, grid, grid)
+    with torch.no_grad():
+        assert torch.equal(net.sample(condition, uniform), sample_slowly(net, condition, uniform))
+
+
+def test_both_levels_equal_the_slow_way():
+    net, labels = prior(), torch.tensor([0, 1, 2, 2])
+    with torch.no_grad():
+        top, bottom = net.sample(labels, torch.Generator().manual_seed(3))
+        uniform = torch.rand(4, 45, generator=torch.Generator().manual_seed(3))
+        slow_top = sample_slowly(net.top, net.top_condition(labels), uniform[:, :9].unflatten(1, (3, 3)))
+        below = net.bottom_condition(labels) + net.lift_top(net.embed_top(slow_top).movedim(-1, 1))
+        slow_bottom = sample_slowly(net.bottom, below, uniform[:, 9:].unflatten(1, (6, 6)))
+    assert torch.equal(top, slow_top)
+    assert torch.equal(bottom, slow_bottom)
+
+
+def test_a_position_sees_all_codes_before_it_and_none_after():
+    grid = 4
+    net = pixel_cnn(6, grid, 16, 5)
+    condition = torch.zeros(1, 16, grid, grid, dtype=torch.double)
+    codes = torch.randint(6, (1, grid, grid))
+    before = net(codes, condition)
+    for changed in range(grid * grid):
+        other = codes.clone()
+        other.view(-1)[changed] = (other.view(-1)[changed] + 1) % 6
+        moved = (net(other, condition) - before).abs().amax(1).flatten() > 0
+        # 5 layers of 3 columns: on a grid of 4 nothing that comes earlier is out of sight, and there is no blind spot
+        assert moved.tolist() == [place > changed for place in range(grid * grid)]
+
+
+def test_what_is_learned_about_a_code_holds_for_codes_that_look_alike():
+    net = PixelCNN(3, 2, 1, 8, 1)
+    net.embed.know(torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 5.0]]))
+    condition, seen = torch.zeros(16, 8, 1, 1), torch.zeros(16, 1, 1, dtype=torch.long)
+    before = net(seen, condition)[0].softmax(0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(seen, condition), seen).backward()
+        optimizer.step()
+    after = net(seen, condition)[0].softmax(0)
+    assert after[0] > before[0]
+    assert (after[1] / before[1]).item() > 1.2 * (after[2] / before[2]).item()
+
+
+def test_labels_and_top_codes_change_what_is_likely():
+    net = prior()
+    top, bottom = torch.zeros(1, 3, 3, dtype=torch.long), torch.zeros(1, 6, 6, dtype=torch.long)
+    one, two = net(top, bottom, torch.tensor([0])), net(top, bottom, torch.tensor([1]))
+    assert not torch.allclose(one[0], two[0])
+    assert not torch.allclose(one[1], two[1])
+    assert not torch.allclose(one[1], net(top + 1, bottom, torch.tensor([0]))[1])
+
+
+def test_ages_are_embedded_smoothly():
+    embed = LabelEmbedding(AGES, 8)
+    near, far = embed(torch.tensor([100.0, 101.0])), embed(torch.tensor([100.0, 180.0]))
+    assert 0 < (near[0] - near[1]).norm() < (far[0] - far[1]).norm()
+    assert prior(AGES).sample(torch.tensor([12.0, 200.0]), torch.Generator())[1].shape == (2, 6, 6)
+
+
+def test_without_known_labels_all_images_are_alike():
+    embed = LabelEmbedding(Target(), 8)
+    assert torch.equal(embed(torch.tensor([0.0])), embed(torch.tensor([7.0])))
+
+
+def test_loss_by_hand():
+    net, labels = prior(), torch.tensor([0, 2])
+    top, bottom = torch.randint(5, (2, 3, 3)), torch.randint(7, (2, 6, 6))
+    logits = net(top, bottom, labels)
+    found = negative_log_likelihoods(top, bottom, logits)
+    for i in range(2):
+        parts = [
+            -probability.log_softmax(1)[i].gather(0, codes[i][None]).mean()
+            for probability, codes in zip(logits, (top, bottom), strict=True)
+        ]
+        assert found[i].item() == pytest.approx(sum(parts).item(), rel=1e-5)
+
+
+def test_draws_follow_the_probabilities():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(1000, 3)
+    drawn = draw(logits, torch.arange(1000) / 1000).bincount()
+    assert drawn.tolist() == pytest.approx([500, 300, 200], abs=1)
+    assert draw(logits[:1], torch.tensor([0.9999999])).item() == 2
+
+
+def test_a_prior_learns_what_its_labels_mean():
+    """Label 0 has codes of one kind, label 1 of another: samples must follow."""
+    net = Prior(target=Target(classes=("a", "b")), grid=2, top_codes=4, bottom_codes=4, code_width=2, width=8, layers=2)
+    net.know(torch.randn(4, 2), torch.randn(4, 2))
+    labels = torch.arange(32) % 2
+    top = labels[:, None, None].expand(-1, 2, 2) * 2 + torch.randint(2, (32, 2, 2))
+    bottom = top.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    optimizer = torch.optim.Adam(net.parameters(), 2e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        negative_log_likelihoods(top, bottom, net(top, bottom, labels)).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        new_top, new_bottom = net.sample(labels, torch.Generator().manual_seed(1))
+    assert (new_top // 2 == labels[:, None, None]).float().mean() > 0.97
+    assert (new_bottom == new_top.repeat_interleave(2, 1).repeat_interleave(2, 2)).float().mean() > 0.97

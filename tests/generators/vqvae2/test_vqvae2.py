@@ -1,0 +1,310 @@
+"""The two-level autoencoder: shapes, the loss by hand, codebooks, determinism, sending and loading."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load, save
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.generators import GENERATORS
+from polyclinic.generators.base import psnr
+from polyclinic.generators.fitting import Schedule
+from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
+from polyclinic.generators.vqvae2.codebook import Codebook, drawn, used_share
+from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
+from polyclinic.settings import variant
+from polyclinic.tasks import Target
+
+TINY = {"epochs": 2, "batch_size": 8, "width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 16}
+PRIOR = {"prior_epochs": 1, "prior_width": 8, "prior_layers": 2, "prior_batch_size": 8}
+CLASSES = Target(classes=("a", "b"))
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def blobs(count: int, size: int = 28, channels: int = 1, seed: int = 0) -> torch.Tensor:
+    """Smooth images that differ from each other, uint8."""
+    return noise_images(count, channels, size, rng(seed)).mul(255).to(torch.uint8)
+
+
+def make(size: int = 28, channels: int = 1, target: Target = CLASSES, seed: int = 0, **settings: object) -> VQVAE2Model:
+    return VQVAE2(**{**TINY, **PRIOR, **settings}).build(channels=channels, size=size, target=target, seed=seed)
+
+
+def bare(learning: str = "gradient") -> Autoencoder:
+    return Autoencoder(
+        channels=1, size=28, width=8, blocks=1, code_width=4, top_codes=8, bottom_codes=16, learning=learning
+    )
+
+
+@pytest.mark.parametrize("size", [28, 31, 32, 64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_codes_have_a_quarter_and_an_eighth_of_the_size_and_images_come_back_whole(size: int, channels: int):
+    model = make(size, channels)
+    images = blobs(5, size, channels)
+    codes = model.encode(images)
+    top = -(-size // 8)
+    assert codes["top"].shape == (5, top, top)
+    assert codes["bottom"].shape == (5, 2 * top, 2 * top)
+    back = model.decode(codes)
+    assert back.shape == images.shape
+    assert back.dtype == torch.uint8
+
+
+def test_at_256_px_the_levels_are_those_of_the_paper():
+    codes = make(256, prior_epochs=0).encode(blobs(1, 256))
+    assert codes["top"].shape == (1, 32, 32)
+    assert codes["bottom"].shape == (1, 64, 64)
+
+
+def test_a_reconstruction_is_the_decoding_of_the_codes():
+    model = make()
+    model.fit_codes(blobs(16), rng())
+    images = blobs(4, seed=1)
+    with torch.no_grad():
+        passed = model.autoencoder(images.float() / 255).images.clamp(0, 1)
+    assert (model.decode(model.encode(images)).float() / 255 - passed).abs().max() < 0.5 / 255 + 1e-5
+
+
+def test_loss_by_hand():
+    torch.manual_seed(0)
+    net, images = bare(), torch.rand(3, 1, 28, 28)
+    passed = net(images)
+    top, bottom = (
+        book.lookup(q.codes) for book, q in ((net.top_codebook, passed.top), (net.bottom_codebook, passed.bottom))
+    )
+    for i in range(3):
+        pixels = F.mse_loss(passed.images[i] * 2 - 1, images[i] * 2 - 1)
+        moved = F.mse_loss(top[i], passed.top_latents[i]) + F.mse_loss(bottom[i], passed.bottom_latents[i])
+        assert losses(images, passed, 0.25)[i].item() == pytest.approx((pixels + 1.25 * moved).item(), rel=1e-5)
+
+
+def test_each_term_moves_what_it_should():
+    """Codebook term: only the codes; commitment term: only the latents; straight through: latents get e's gradient."""
+    torch.manual_seed(0)
+    book, latents = Codebook(6, 4, "gradient"), torch.randn(2, 4, 3, 3, requires_grad=True)
+    found = book(latents)
+    rows, chosen = latents.detach().movedim(1, -1), book.vectors.weight.detach()[found.codes]
+    (on_codes,) = torch.autograd.grad(found.codebook.sum(), book.vectors.weight, retain_graph=True)
+    expected = torch.zeros(6, 4)
+    expected.index_add_(0, found.codes.flatten(), (2 / 36 * (chosen - rows)).flatten(0, 2))
+    torch.testing.assert_close(on_codes, expected)
+    assert torch.autograd.grad(found.codebook.sum(), latents, retain_graph=True, allow_unused=True)[0] is None
+    (on_latents,) = torch.autograd.grad(found.commitment.sum(), latents, retain_graph=True)
+    torch.testing.assert_close(on_latents, (2 / 36 * (rows - chosen)).movedim(-1, 1))
+    weight = torch.randn_like(found.vectors)
+    (through,) = torch.autograd.grad((found.vectors * weight).sum(), latents)
+    torch.testing.assert_close(through, weight)
+
+
+def test_the_nearest_code_is_chosen():
+    torch.manual_seed(0)
+    book, latents = Codebook(7, 3, "ema"), torch.randn(2, 3, 4, 4)
+    away = torch.cdist(latents.movedim(1, -1).reshape(-1, 3), book.vectors.weight)
+    assert torch.equal(book.nearest(latents).flatten(), away.argmin(1))
+
+
+def test_moving_averages_by_hand():
+    book = Codebook(2, 1, "ema")
+    book.vectors.weight.copy_(torch.tensor([[0.0], [10.0]]))
+    book.counts.fill_(1)
+    book.sums.copy_(torch.tensor([[0.0], [10.0]]))
+    latents = torch.tensor([1.0, 2.0, 12.0]).reshape(1, 1, 1, 3)
+    book.learn(latents, book.nearest(latents), rng())
+    # counts: 0.99 + 0.01 * (2, 1); sums: 0.99 * (0, 10) + 0.01 * (3, 12)
+    torch.testing.assert_close(book.counts, torch.tensor([1.01, 1.0]))
+    torch.testing.assert_close(book.vectors.weight[:, 0], torch.tensor([0.03 / 1.01, 10.02]))
+
+
+def test_dead_codes_come_back_to_life_among_the_latents():
+    book = Codebook(16, 2, "ema")
+    book.start(torch.full((1, 2, 4, 4), 50.0), rng())  # all codes far away, on one spot
+    latents = torch.randn(4, 2, 8, 8, generator=rng(1))
+    for step in range(400):
+        book.learn(latents, book.nearest(latents), rng(step))
+    assert used_share(book.nearest(latents), 16) == 1.0
+
+
+def test_more_than_half_of_the_codes_stay_in_use():
+    images = blobs(64)
+    model = make(epochs=6, top_codes=32, bottom_codes=32, lr=1e-3)
+    model.fit_codes(images, rng())
+    assert model.usage(model.encode(images))["bottom"] > 0.5
+
+
+@pytest.mark.slow
+def test_more_than_half_of_the_codes_are_in_use_on_real_chest_images():
+    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    if not folder:
+        pytest.skip("POLYCLINIC_REAL_DATA does not name a folder with real images")
+    images = np.load(Path(folder) / "pneumoniamnist.npz", allow_pickle=False)["train_images"][:, None]
+    model = make(width=16, code_width=16, top_codes=512, bottom_codes=512, epochs=2, batch_size=32, lr=1e-3)
+    model.fit_codes(images, rng())
+    found = model.quality(images)
+    assert found["usage_bottom"] > 0.5
+    assert found["psnr"] > 24
+
+
+@pytest.mark.parametrize("learning", ["ema", "gradient"])
+def test_learning_improves_what_comes_back(learning: str):
+    images = blobs(32)
+    model = make(codebook=learning, epochs=15, lr=2e-3, width=16)
+    before = model.quality(images)["psnr"]
+    model.fit_codes(images, rng())
+    assert model.quality(images)["psnr"] > before + 3
+
+
+def test_only_a_gradient_codebook_has_trainable_codes_and_goes_with_privacy():
+    assert bare("gradient").top_codebook.vectors.weight.requires_grad
+    assert not bare("ema").top_codebook.vectors.weight.requires_grad
+    assert VQVAE2(codebook="gradient").dp_obstacle() is None
+    assert "gradient" in (VQVAE2(codebook="ema").dp_obstacle() or "")
+
+
+def test_vectors_are_drawn_from_the_latents_without_repeats_while_there_are_enough():
+    latents = torch.arange(12.0).reshape(1, 1, 3, 4)
+    assert len(drawn(latents, 12, rng()).unique()) == 12
+    assert drawn(latents, 30, rng()).shape == (30, 1)
+
+
+def test_a_loaded_codebook_does_not_start_anew():
+    model, other = make(lr=1e-9), make(seed=1)
+    model.fit_codes(blobs(16), rng())
+    other.load(model.state())
+    assert other.autoencoder.top_codebook.started
+    before = model.encode(blobs(16))["bottom"]
+    other.settings = other.settings.model_copy(update={"lr": 1e-9, "epochs": 1})
+    other.fit_codes(blobs(16), rng(5))
+    same = (other.encode(blobs(16))["bottom"] == before).float().mean()
+    assert same > 0.9
+
+
+def test_the_same_draws_give_the_same_model_whatever_the_global_state():
+    def fitted(global_seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(global_seed)
+        state_before = torch.get_rng_state()
+        model = make()
+        model.fit(blobs(20), torch.arange(20) % 2, rng(3))
+        samples = model.sample(torch.tensor([0, 1, 1]), rng(4))
+        assert torch.equal(torch.get_rng_state(), state_before)
+        return model.state() | {"samples": samples}
+
+    first, second = fitted(1), fitted(2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = make()
+    other.fit(blobs(20), torch.arange(20) % 2, rng(99))
+    assert any(not torch.equal(value, first[name]) for name, value in other.state().items())
+
+
+def test_state_goes_through_safetensors_and_back():
+    model, other = make(), make(seed=9)
+    model.fit(blobs(20), np.arange(20) % 2, rng())
+    other.load(load(save(model.state())))
+    labels = torch.tensor([0, 1, 0])
+    assert torch.equal(model.sample(labels, rng(1)), other.sample(labels, rng(1)))
+
+
+def test_a_decoder_and_a_prior_are_enough_to_decode_and_to_sample():
+    model, other = make(), make(seed=9)
+    model.fit(blobs(20), torch.arange(20) % 2, rng())
+    codes = model.encode(blobs(3, seed=5))
+    other.load(model.decoder_state(), partial=True)
+    assert torch.equal(model.decode(codes), other.decode(codes))
+    other.load(model.prior_state(), partial=True)
+    assert torch.equal(model.sample(torch.tensor([1]), rng(1)), other.sample(torch.tensor([1]), rng(1)))
+    assert not any("encode_" in name or ".to_" in name for name in model.decoder_state())
+
+
+def test_replayed_images_join_every_batch():
+    seen = []
+
+    def replayed():
+        while True:
+            seen.append(8)
+            yield torch.rand(8, 1, 28, 28), torch.zeros(8, dtype=torch.long)
+
+    sizes = []
+    model = make(epochs=1)
+    model.autoencoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    model.fit_codes(blobs(16), rng(), replayed=replayed())
+    assert sizes[-2:] == [16, 16]
+    assert len(seen) == 2
+
+
+def test_replay_keeps_what_was_learned_at_an_earlier_site():
+    """Two sites with different images: after the second one, the first one's come back better with replay."""
+    dark, bright = blobs(32) // 4, 255 - blobs(32, seed=7) // 4
+
+    def at_both(with_replay: bool) -> float:
+        model = make(epochs=12, lr=2e-3, width=16)
+        model.fit_codes(dark, rng())
+        old = model.decode(model.encode(dark)).float() / 255
+        stream = ((old[i : i + 8], torch.zeros(8)) for _ in range(1000) for i in range(0, 32, 8))
+        model.fit_codes(bright, rng(1), replayed=stream if with_replay else None)
+        return model.quality(dark)["psnr"]
+
+    assert at_both(True) > at_both(False) + 3
+
+
+def test_no_labels_no_images():
+    assert make().sample(torch.zeros(0, dtype=torch.long), rng()).shape == (0, 1, 28, 28)
+
+
+def test_progress_is_told_after_every_epoch():
+    told = []
+    make().fit(blobs(10), torch.zeros(10, dtype=torch.long), rng(), progress=lambda *args: told.append(args[:3]))
+    assert told == [("autoencoder", 1, 2), ("autoencoder", 2, 2), ("prior", 1, 1)]
+
+
+def test_learning_rate_is_halved_every_150_epochs_by_default():
+    settings = VQVAE2()
+    schedule = Schedule(400, settings.batch_size, settings.lr, settings.decay, settings.decay_every)
+    assert [schedule.lr_in(epoch) for epoch in (0, 149, 150, 300)] == [4e-4, 4e-4, 2e-4, 1e-4]
+
+
+def test_the_learning_rate_of_a_prior_falls_evenly_to_zero():
+    assert [Schedule(4, 8, 1.0, fade=True).lr_in(epoch) for epoch in range(4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_usage_and_psnr_by_hand():
+    model = make()
+    codes = {"top": torch.zeros(1, 4, 4, dtype=torch.int16), "bottom": torch.arange(64).reshape(1, 8, 8) % 12}
+    assert model.usage(codes) == {"top": 1 / 8, "bottom": 12 / 16}
+    black = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
+    assert psnr(black, black + 51) == pytest.approx(-20 * np.log10(0.2))
+
+
+def test_it_is_found_by_name_and_refuses_unknown_settings():
+    table = {"name": "vqvae2", "epochs": 3}
+    kind = variant(GENERATORS, table, path="generator", key="name")
+    assert kind.model_validate(table) == VQVAE2(epochs=3)
+    with pytest.raises(ValidationError):
+        kind.model_validate({**table, "epoch": 3})
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        ("28 px or more", lambda: make(size=27)),
+        ("give uint8", lambda: make().encode(torch.zeros(2, 1, 28, 28))),
+        ("give uint8", lambda: make().encode(blobs(2, size=32))),
+        ("one each", lambda: make().fit_prior(make().encode(blobs(2)), torch.zeros(3), rng())),
+        ("there are 2 classes", lambda: make().sample(torch.tensor([2]), rng())),
+        ("prior_epochs", lambda: make(prior_epochs=0).sample(torch.tensor([1]), rng())),
+        ("do not fit", lambda: make().decode(make(size=64).encode(blobs(1, 64)))),
+        ("same \\[generator\\] table", lambda: make().load(make(width=16).state())),
+        ("same \\[generator\\] table", lambda: make().load(make(prior_epochs=0).state())),
+    ],
+)
+def test_faults_are_named(words: str, work):
+    with pytest.raises(BadInput, match=words):
+        work()

@@ -1,0 +1,147 @@
+"""A released model away from its run: the same answers from files, one model or several, and what is refused."""
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from polyclinic.cli import run_app
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.runner.predict import Card, load_predictor, model_file
+
+SITES = ("site-1", "site-2", "site-3")
+
+
+@pytest.fixture(scope="module")
+def joined(tiny, undisturbed):
+    return undisturbed(tiny("fedreplay", {"model.cut": "conv1"}))
+
+
+@pytest.fixture(scope="module")
+def pngs(tiny, tmp_path_factory):
+    """All sites' test images as PNG, which loses nothing, with the label in the name."""
+    study, folder = tiny("fedreplay", {"model.cut": "conv1"}), tmp_path_factory.mktemp("images")
+    parts = prepare(study.data, study.sites)
+    for site in SITES:
+        part = open_site(parts.folder, site).test
+        for number, (image, label) in enumerate(zip(part.images, part.labels, strict=True)):
+            Image.fromarray(np.moveaxis(np.asarray(image), 0, -1)).save(folder / f"{site}-{number}-{int(label)}.png")
+    return folder
+
+
+def test_the_joined_model_scores_on_files_what_the_run_reported(joined, pngs):
+    predictor = load_predictor(joined.folder)
+    classes = list(predictor.card.classes)
+    found = list(predictor.predict([pngs]))
+    right = [one.values["class"] == classes[int(one.file.stem.rsplit("-", 1)[1])] for one in found]
+    assert np.mean(right) == pytest.approx(joined.metrics["test"]["accuracy"], abs=1e-9)
+    assert all(
+        sum(v for k, v in one.values.items() if k.startswith("p(")) == pytest.approx(1, abs=1e-5) for one in found
+    )
+
+
+def test_the_command_prints_csv_json_or_writes_a_file(joined, pngs, tmp_path, capsys):
+    image = sorted(pngs.iterdir())[0]
+    assert run_app(["predict", str(joined.folder), str(image)]) == 0
+    printed = capsys.readouterr().out
+    [row] = csv.DictReader(io.StringIO(printed))
+    assert row["file"] == str(image)
+    assert run_app(["predict", str(joined.folder / "model.safetensors"), str(image), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["class"] == row["class"]
+    assert run_app(["predict", str(joined.folder), str(image), "--out", str(tmp_path / "found.csv")]) == 0
+    assert (tmp_path / "found.csv").read_text() == printed
+
+
+def test_an_ensemble_is_the_mean_of_the_sites_models(tiny, undisturbed, pngs):
+    folder = undisturbed(tiny("standalone")).folder
+    images = np.stack([load_predictor(folder, site="site-1").prepared(f, None) for f in sorted(pngs.iterdir())])
+    each = [load_predictor(folder, site=site).outputs(images) for site in SITES]
+    assert not torch.allclose(each[0], each[1])
+    together = load_predictor(folder, ensemble=True).outputs(images)
+    torch.testing.assert_close(together, torch.stack(each).mean(0))
+
+
+def test_a_regression_speaks_in_the_labels_unit(tiny, undisturbed, pngs):
+    study = tiny("fedavg", {"data.source": "hand-phantom", "task.name": "regression", "optimizer.lr": 0.001})
+    predictor = load_predictor(undisturbed(study).folder)
+    [found] = predictor.predict([sorted(pngs.iterdir())[0]])
+    assert set(found.values) == {"months"}
+    low, high = predictor.card.label_range
+    assert low - 60 < found.values["months"] < high + 60
+
+
+def test_masks_are_written_as_pictures(tiny, undisturbed, pngs, tmp_path, capsys):
+    settings = {"data.source": "brain-phantom", "task.name": "segmentation", "model.backbone": "unet", "data.size": 32}
+    folder = undisturbed(tiny("fedavg", settings, rounds=1)).folder
+    images = [str(file) for file in sorted(pngs.iterdir())[:2]]
+    assert run_app(["predict", str(folder), *images, "--masks", str(tmp_path / "masks"), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    drawn = [np.asarray(Image.open(file)) for file in sorted((tmp_path / "masks").iterdir())]
+    assert [int((mask > 0).sum()) for mask in drawn] == [row["pixels"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--site", "site-1"], "--site: .* one model for all sites"),
+        (["--ensemble"], "--ensemble: .* one model for all sites"),
+        (["--site", "site-1", "--ensemble"], "--site: names one model, and --ensemble takes all"),
+        (["--masks", "x"], "--masks: this model does not draw masks"),
+        (["--json", "--out", "x.csv"], "--json: prints"),
+    ],
+)
+def test_flags_that_do_not_fit_are_named(joined, pngs, arguments, sentence, capsys):
+    image = str(sorted(pngs.iterdir())[0])
+    assert run_app(["predict", str(joined.folder), image, *arguments]) == 2
+    assert re.search(sentence, capsys.readouterr().err)
+
+
+def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    (tmp_path / "empty").mkdir()
+    save_file({"weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(BadInput, match=r"broken\.png: cannot be read"):
+        list(load_predictor(joined.folder).predict([tmp_path / "broken.png"]))
+    with pytest.raises(BadInput, match="empty: holds no image"):
+        list(load_predictor(joined.folder).predict([tmp_path / "empty"]))
+    with pytest.raises(BadInput, match="gone: there is no such file"):
+        list(load_predictor(joined.folder).predict([tmp_path / "gone"]))
+    with pytest.raises(BadInput, match="does not say what network"):
+        load_predictor(tmp_path / "foreign.safetensors")
+    with pytest.raises(BadInput, match="damaged or not a model"):
+        load_predictor(tmp_path / "junk.safetensors")
+    with pytest.raises(BadInput, match="there is no model"):
+        load_predictor(tmp_path)
+
+
+def test_a_model_of_which_the_sites_kept_a_part_says_so(joined, tmp_path):
+    """As a coordinator gets it from deployed sites with batch-norm layers, or whole models, of their own."""
+    with safe_open(joined.folder / "model.safetensors", "pt") as file:
+        card = Card.model_validate_json(file.metadata()["polyclinic"])
+    (tmp_path / "model.safetensors").write_bytes(model_file({}, card))
+    with pytest.raises(BadInput, match=r"lacks \d+ tensors .* predict at a site"):
+        load_predictor(tmp_path)
+
+
+def test_personal_models_want_a_name(tiny, undisturbed):
+    folder = undisturbed(tiny("standalone")).folder
+    with pytest.raises(BadInput, match=r"each site has a model of its own .* site-1, site-2, site-3"):
+        load_predictor(folder)
+    with pytest.raises(BadInput, match="no model of site 'nobody'"):
+        load_predictor(folder, site="nobody")
+
+
+def test_the_card_says_how_images_were_prepared(joined):
+    card = load_predictor(joined.folder).card
+    assert isinstance(card, Card)
+    assert (card.method, card.size, card.channels) == ("fedreplay", 28, 3)
+    assert card.weights_sha256 == joined["weights_sha256"]
