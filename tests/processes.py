@@ -20,7 +20,7 @@ from polyclinic.engines.worker_process import WorkerProcess
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: what the first optimiser of a process would import
-_CONTEXT.set_forkserver_preload(["polyclinic.run", "polyclinic.runner.worker", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.worker", "torch._dynamo"])
 
 
 def start(function: Callable, *arguments: Any, **keywords: Any) -> multiprocessing.Process:

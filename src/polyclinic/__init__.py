@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polyclinic.runner.run import run
     from polyclinic.study import Study, load_study
 
-_HOMES = {"BadInput": "errors", "WorkFailed": "errors", "Result": "run", "run": "run"}
+_HOMES = {"BadInput": "errors", "WorkFailed": "errors", "Result": "runner.result", "run": "runner.run"}
 _HOMES |= {"Study": "study", "load_study": "study"}
 
 

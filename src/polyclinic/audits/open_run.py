@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.own_images import own_data
 from polyclinic.data.parts import Parts, prepare
-from polyclinic.deployment.site_config import own_data
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import LedgerBroken, verify
 from polyclinic.runner.assembly import Assembly

@@ -7,42 +7,23 @@ entry that exists is whole; two processes that prepare the same thing do not dis
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from polyclinic import __version__, randomness
-from polyclinic.errors import BadInput
+from polyclinic.files import make_folder
 
 #: called with (what is being done, how many are done, how many there are)
 Progress = Callable[[str, int, int], None]
 
 PACKAGE = Path(__file__).parent
 CHUNK_BYTES = 64 << 20
-
-
-def cache_folder(chosen: Path | None = None) -> Path:
-    """The folder chosen, else $POLYCLINIC_CACHE, else polyclinic in the user's cache folder."""
-    if chosen is not None:
-        return Path(chosen)
-    if given := os.environ.get("POLYCLINIC_CACHE"):
-        return Path(given)
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "polyclinic"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic"
-
-
-def digest_of(description: Any) -> str:
-    """A name of 32 hex digits for a description in plain values (dicts, lists, strings, numbers)."""
-    text = json.dumps(description, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def code_digest(files: Iterable[Path]) -> str:
@@ -86,15 +67,6 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
         publish(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def make_folder(folder: Path) -> None:
-    """Creates the folder and its parents, or says which setting names a better place."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise BadInput(f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere") from None
 
 
 def publish(scratch: Path, folder: Path) -> None:

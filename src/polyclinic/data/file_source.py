@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from polyclinic.data.cache import PACKAGE, Progress, cache_folder, code_digest, digest_of, files_below, files_digest
+from polyclinic.data.cache import PACKAGE, Progress, code_digest, files_below, files_digest
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import balanced
 from polyclinic.data.listing import PER_IMAGE, Listing
@@ -24,6 +24,7 @@ from polyclinic.data.preprocessing.fit import Fit, Shape
 from polyclinic.data.preprocessing.prepare import prepare_images
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
+from polyclinic.files import cache_folder, digest_of
 
 #: settings that do not change what is prepared, only how it is split afterwards
 AFTERWARDS = {"validation", "test", "seed", "acquisition"}

@@ -23,11 +23,9 @@ from polyclinic.data.cache import (
     PACKAGE,
     Progress,
     bytes_each,
-    cache_folder,
     chunks,
     code_digest,
     complete_or_absent,
-    digest_of,
 )
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.file_source import FileSource
@@ -37,6 +35,7 @@ from polyclinic.data.partitions import Sites, spread
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS, patient_groups, split
 from polyclinic.errors import BadInput
+from polyclinic.files import cache_folder, digest_of
 
 #: the images of each split of each site, as indices into the dataset
 Spread = dict[str, dict[str, np.ndarray]]

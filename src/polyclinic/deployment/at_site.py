@@ -18,8 +18,9 @@ from torch import Tensor
 import polyclinic
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.own_images import own_data, own_source
 from polyclinic.data.parts import Parts
-from polyclinic.deployment.site_config import own_data, own_source, policy_of
+from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command, reason_of
 from polyclinic.errors import BadInput
@@ -43,7 +44,7 @@ def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
     end_with_parent()  # who kills NVFlare's process at a site means the site
     threads = int(order["study"]["engine"]["threads"])
     told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
-    return Relay(site, lambda: WorkerProcess(python_command("polyclinic.runner.worker", told), threads=threads))
+    return Relay(site, lambda: WorkerProcess(python_command("polyclinic.deployment.worker", told), threads=threads))
 
 
 def discreet(kit: str) -> Callable[[BaseException], str]:

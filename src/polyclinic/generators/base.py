@@ -16,14 +16,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.fitting import LearnPrivately
+from polyclinic.federation.leaving.code_packing import Codes
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
+from polyclinic.training.fitting import LearnPrivately
 from polyclinic.training.loop import Batch
 
-#: discrete codes of N images by level, each int16 [N, h, w]
-Codes = Mapping[str, Tensor]
 #: told after each epoch: what is being fitted, epochs done, epochs in all, mean loss of the epoch
 Progress = Callable[[str, int, int, float], None]
 

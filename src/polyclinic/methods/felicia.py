@@ -10,8 +10,8 @@ the central discriminator's weights come down every `exchange_every` steps, and 
 owner but the scores it is judged by. With lambda 0, or one owner, every owner trains for itself.
 
 Afterwards each owner trains the task's network on real images, on synthetic ones and on both; validation images decide
-whether synthetic ones helped, and so which network is released (`methods/shared/utility.py`). PrivGAN (Mukherjee et al. 2021) is
-the special case of one owner's images in random parts: `sites.partition = "iid"`.
+whether synthetic ones helped, and so which network is released (`methods/shared/utility.py`). PrivGAN (Mukherjee et
+al. 2021) is the special case of one owner's images in random parts: `sites.partition = "iid"`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import sys
 import time
-import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -194,13 +192,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class _CallableModule(types.ModuleType):
-    """This module, which can be called: once it is imported, `polyclinic.run` means the module, not the function."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Result:
-        return run(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule

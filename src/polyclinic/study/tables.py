@@ -18,6 +18,7 @@ from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning, can_tune
 from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.messages import sentences
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import Replay
 from polyclinic.models import BACKBONES, NORMS
@@ -26,7 +27,6 @@ from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
 from polyclinic.study.checks import _cuts, check_model, check_privacy, check_replay, check_task, check_tuning
-from polyclinic.study.messages import sentences
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 

@@ -20,9 +20,9 @@ from polyclinic.randomness import numpy_rng, seed_of
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
-    from polyclinic.generators.fitting import LearnPrivately, Schedule
     from polyclinic.privacy import dp_sgd
     from polyclinic.privacy.settings import Privacy
+    from polyclinic.training.fitting import LearnPrivately, Schedule
 
 #: the group of a site's state in which its account lies
 STATE = "privacy"

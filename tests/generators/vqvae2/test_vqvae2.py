@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.base import psnr
-from polyclinic.generators.fitting import Schedule
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Codebook, drawn, used_share
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.settings import variant
 from polyclinic.tasks import Target
+from polyclinic.training.fitting import Schedule
 
 TINY = {"epochs": 2, "batch_size": 8, "width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 16}
 PRIOR = {"prior_epochs": 1, "prior_width": 8, "prior_layers": 2, "prior_batch_size": 8}

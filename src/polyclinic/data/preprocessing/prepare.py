@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polyclinic.data.cache import Progress, make_folder, publish
+from polyclinic.data.cache import Progress, publish
 from polyclinic.data.listing import Listing
 from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask, is_colour
 from polyclinic.errors import BadInput
+from polyclinic.files import make_folder
 
 STEP = 64  # images read at a time
 NOTED_EVERY = 32  # steps between two notes of progress on disk

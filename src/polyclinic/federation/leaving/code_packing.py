@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.base import Codes
 
+#: discrete codes of N images by level, each int16 [N, h, w]
+Codes = Mapping[str, Tensor]
 Precision = Literal["fp32", "fp16", "int8"]
 
 CHUNK = 2**18  # codes packed at a time, a multiple of 8; in between, each of their bits takes a byte

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
-from polyclinic.generators.fitting import LearnPrivately, Schedule
 from polyclinic.generators.gan.losses import Measure, Phi, phi_of
 from polyclinic.generators.gan.networks import (
     Architecture,
@@ -31,6 +30,7 @@ from polyclinic.generators.gan.trainer import Dice, Duel, Modules, judge_times
 from polyclinic.generators.labels import check_labels
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
+from polyclinic.training.fitting import LearnPrivately, Schedule
 from polyclinic.training.loop import Batch
 
 CHUNK_PIXELS = 2**22  # made at a time

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
-from polyclinic.generators.fitting import LearnPrivately
 from polyclinic.generators.gan.model import centred, endless_batches
 from polyclinic.generators.gan.trainer import Dice
 from polyclinic.generators.labels import check_labels
@@ -26,6 +25,7 @@ from polyclinic.generators.stylegan2.networks import Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
+from polyclinic.training.fitting import LearnPrivately
 from polyclinic.training.loop import Batch
 
 SAMPLED_AT_ONCE = 64

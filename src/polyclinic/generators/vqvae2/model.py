@@ -26,13 +26,13 @@ from polyclinic.generators.base import (
     psnr,
     to_bytes,
 )
-from polyclinic.generators.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.vqvae2.autoencoder import DECODER, Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Learning, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Target
+from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
 from polyclinic.training.loop import Batch
 
 LEVELS = ("top", "bottom")

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyclinic.data.cache import cache_folder, code_digest, digest_of, make_folder
+from polyclinic.data.cache import code_digest
 from polyclinic.data.parts import Part
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import write_tensors
+from polyclinic.files import cache_folder, digest_of, make_folder
 from polyclinic.generators import GeneratorModel, private_tuning
 from polyclinic.generators.sheet import contact_sheet
 from polyclinic.tasks import Target

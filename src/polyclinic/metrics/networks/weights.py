@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from polyclinic.data.cache import cache_folder, make_folder
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import cache_folder, make_folder
 from polyclinic.metrics.networks.lpips import check
 from polyclinic.settings import nearest
 

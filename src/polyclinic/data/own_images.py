@@ -1,0 +1,92 @@
+"""A deployed site's own images: `[datasets.NAME]` in its `local/site.toml` says where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from polyclinic.data.datasets import SOURCES
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.partitions.iid import Iid
+from polyclinic.data.parts import Part, SiteData, open_site, prepare
+from polyclinic.data.source import Source
+from polyclinic.errors import BadInput
+from polyclinic.messages import sentences
+from polyclinic.settings import nearest, variant
+
+
+def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:
+    """The site's own images under the name that the study uses, with labels as the study numbers its classes."""
+    table = _table(file, wanted)
+    if "prepared" in table:
+        folder = file.parent / table["prepared"]
+        return open_site(folder.parent, folder.name)
+    data, classes = _prepared(own_source(file, wanted), wanted, site, cache)
+    return _as_numbered(data, classes, wanted, file)
+
+
+def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
+    """What a site's file says about the images of a study."""
+    datasets = read_toml(file).get("datasets", {})
+    if wanted.dataset not in datasets:
+        hint = nearest(wanted.dataset, list(datasets))
+        raise BadInput(f"{file}: there is no table [datasets.{wanted.dataset}]{hint}; the study asks for it")
+    return dict(datasets[wanted.dataset])
+
+
+def own_source(file: Path, wanted: AtSites) -> Source:
+    """Where a site's images come from, at the size and with the split of the study; the study's own words where they
+    lie prepared already, as in a rehearsal."""
+    table, base = _table(file, wanted), file.parent
+    if "prepared" in table:
+        return wanted
+    kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
+    settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "seed")}}
+    if "path" in settings:
+        settings["path"] = base / Path(settings["path"]).expanduser()
+    if "channels" in kind.model_fields:
+        settings.setdefault("channels", wanted.channels)
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise BadInput(sentences(error, f"datasets.{wanted.dataset}", kind)) from None
+
+
+def _prepared(source: Source, wanted: AtSites, site: str, cache: Path) -> tuple[SiteData, list[str]]:
+    """The site's part of a source, and its classes."""
+    parts = prepare(source, Iid(partition="iid", names=(site,)), cache=cache)
+    if parts.info["channels"] != wanted.channels:
+        found = f"images have {parts.info['channels']} channels, and the study's {wanted.channels}"
+        raise BadInput(f"datasets.{wanted.dataset}: {found}; set channels")
+    return open_site(parts.folder, site), parts.info["classes"]
+
+
+def _as_numbered(data: SiteData, classes: list[str], wanted: AtSites, file: Path) -> SiteData:
+    """A site may lack a class, or list its classes in another order; it may not have one that nobody knows."""
+    if tuple(classes) == wanted.classes or not wanted.classes:
+        return data
+    unknown = [name for name in classes if name not in wanted.classes]
+    if unknown:
+        known = ", ".join(wanted.classes)
+        raise BadInput(f"{file}: '{unknown[0]}' is none of the study's classes, {known}; rename it or leave it out")
+    numbers = np.array([wanted.classes.index(name) for name in classes])
+
+    def renumbered(part: Part) -> Part:
+        return dataclasses.replace(part, labels=numbers[part.labels])
+
+    return SiteData(data.name, renumbered(data.train), renumbered(data.validation), renumbered(data.test))
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a site's file; BadInput says what is wrong with it."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{file}: no such file; every site's kit has one") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{file}: cannot be read: {error}") from None
