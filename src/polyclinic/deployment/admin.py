@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import polyclinic
+from polyclinic import __version__
 from polyclinic.deployment.at_server import OUTCOME
 from polyclinic.deployment.kits import ADMIN
 from polyclinic.engines.nvflare.job import STATUS, write_job
@@ -44,7 +44,7 @@ class Order:
 
     def plain(self) -> dict[str, Any]:
         tables = self.study.as_tables()
-        return {"study": tables, "run": self.name, "resume": self.resume, "version": polyclinic.__version__}
+        return {"study": tables, "run": self.name, "resume": self.resume, "version": __version__}
 
     @property
     def least(self) -> int:

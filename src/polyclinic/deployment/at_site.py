@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import polyclinic
+from polyclinic import __version__
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import own_data, own_source
@@ -36,9 +36,9 @@ from polyclinic.study import parse_study
 
 def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
     """The relay of a deployed site; BadInput if the site cannot take part."""
-    if order["version"] != polyclinic.__version__:
+    if order["version"] != __version__:
         raise BadInput(
-            f"this site has polyclinic {polyclinic.__version__} and the coordinator {order['version']}; "
+            f"this site has polyclinic {__version__} and the coordinator {order['version']}; "
             "install the same version on both"
         )
     end_with_parent()  # who kills NVFlare's process at a site means the site

@@ -26,7 +26,7 @@ from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
-    from polyclinic.training.loop import Workbench
+    from polyclinic.federation.collaborators import TrainerLike
 
 Weights = Mapping[str, Tensor]
 
@@ -71,7 +71,7 @@ class Federation:
         checkpoint: Checkpoint,
         initial_weights: Callable[[], dict[str, Tensor]],
         expected: Mapping[str, Expected],
-        bench: Workbench,
+        bench: TrainerLike,
         faults: Faults | None = None,
         checkpoint_every: int = 1,
         observer: Any = None,

@@ -30,7 +30,7 @@ from polyclinic.randomness import seeded
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
-    from polyclinic.training.loop import Workbench
+    from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path, write_tensors
 
@@ -62,7 +62,7 @@ class SiteHost:
         *,
         method: Any,
         seed: int,
-        bench: Workbench,
+        bench: TrainerLike,
         folder: Path,
         open_data: Callable[[str], SiteData],
         policy: Policy,
@@ -72,7 +72,7 @@ class SiteHost:
         defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None,
         generator: Any = None,
         tuning: Any = None,
-        benches: Mapping[str, Workbench] | None = None,
+        benches: Mapping[str, TrainerLike] | None = None,
         terms: str = "",
     ) -> None:
         """`benches`: the workbenches of sites whose network is not that of `bench`; `defend(parcel, received)`: what

@@ -15,7 +15,7 @@ from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
-    from polyclinic.training.loop import Workbench
+    from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.state import SiteState
 
 
@@ -34,13 +34,13 @@ class Site:
     name: str
     seed: int
     data: SiteData
-    bench: Workbench
+    bench: TrainerLike
     state: SiteState
     folder: Path
     replay: Any = None
     generator: Any = None
     tuning: Any = None
-    benches: tuple[Workbench, ...] = ()
+    benches: tuple[TrainerLike, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
@@ -51,7 +51,7 @@ class Site:
         """A generator for this seed, site, purpose and round."""
         return torch_rng(self.seed, self.name, purpose, self.round)
 
-    def bench_for(self, weights: Mapping[str, Tensor]) -> Workbench:
+    def bench_for(self, weights: Mapping[str, Tensor]) -> TrainerLike:
         """The workbench whose network these are whole weights of: the site's own, or that of another site."""
         for bench in (self.bench, *self.benches):
             own = bench.model.state_dict()

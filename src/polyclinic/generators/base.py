@@ -16,12 +16,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.leaving.code_packing import Codes
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately
-from polyclinic.training.loop import Batch
 
 #: told after each epoch: what is being fitted, epochs done, epochs in all, mean loss of the epoch
 Progress = Callable[[str, int, int, float], None]

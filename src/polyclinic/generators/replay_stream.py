@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count, select
 from polyclinic.tasks import Task
 from polyclinic.training.augmentation import augment
-from polyclinic.training.loop import Batch
 
 SAMPLED_AT_ONCE = 512  # a prior draws many images in little more time than one
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.generators.labels import even_labels
 from polyclinic.randomness import torch_rng
-from polyclinic.training.loop import Workbench
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
@@ -37,7 +37,7 @@ class Learnt:
 
 
 def learn(
-    bench: Workbench,
+    bench: TrainerLike,
     initial: Mapping[str, Tensor],
     train: Part,
     validation: Part,
@@ -60,7 +60,7 @@ def learn(
 
 
 def learn_all(
-    bench: Workbench,
+    bench: TrainerLike,
     initial: Mapping[str, Tensor],
     real: Part,
     synthetic: Part,
@@ -82,7 +82,7 @@ def learn_all(
 
 def appraise(
     model: GeneratorModel,
-    bench: Workbench,
+    bench: TrainerLike,
     initial: Mapping[str, Tensor],
     real: Part,
     validation: Part,
@@ -116,7 +116,7 @@ def gated(found: Mapping[str, Learnt], margin: float = 0.0) -> str:
     return "augmented" if helped(found, margin) else "real"
 
 
-def score(bench: Workbench, part: Part) -> float:
+def score(bench: TrainerLike, part: Part) -> float:
     """The task's own metric of the network as it stands, signed so that more is better; of two, ties go by the loss."""
     found = bench.task.finish(bench.evaluate(part))
     value = found.get("auc", found.get(bench.task.metric, float("nan")))
@@ -124,7 +124,7 @@ def score(bench: Workbench, part: Part) -> float:
     return (value if higher else -value) - 1e-6 * found.get("loss", 0.0)
 
 
-def by_subgroup(bench: Workbench, part: Part) -> dict[str, dict[str, float]]:
+def by_subgroup(bench: TrainerLike, part: Part) -> dict[str, dict[str, float]]:
     """The metrics of the network as it stands on each sub-group of a part; an empty table where there are none."""
     if part.subgroup is None:
         return {}

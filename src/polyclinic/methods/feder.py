@@ -20,6 +20,7 @@ from torch import Tensor
 
 from polyclinic.data.parts import Part
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.communication import SENT
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
@@ -31,7 +32,6 @@ from polyclinic.methods.shared import local_training, optimizer_state
 from polyclinic.methods.shared import synthetic_buffer as synthesis
 from polyclinic.methods.shared.peers import NodeMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
-from polyclinic.training.loop import Batch
 
 
 class FedER(NodeMethod):

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.code_packing import restore, shrink
 from polyclinic.federation.leaving.parcel import Parcel
@@ -23,7 +24,6 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared import optimizer_state
 from polyclinic.methods.shared.method import Method
 from polyclinic.training import private
-from polyclinic.training.loop import Batch
 
 
 class FedReplay(Method):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import polyclinic
+from polyclinic import __version__
 from polyclinic.data.parts import Parts
 from polyclinic.federation.federation import Federation
 from polyclinic.privacy.record import summary
@@ -74,7 +74,7 @@ def result_of(
 def environment(study: Study) -> dict[str, Any]:
     device = device_of(study.engine.device)
     return {
-        "polyclinic": polyclinic.__version__,
+        "polyclinic": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.training.graphs import RecordedGradients
 
@@ -27,9 +28,6 @@ from polyclinic.training.augmentation import augment
 from polyclinic.training.optimizer import Optimizer
 
 EVALUATION_BATCH = 256
-
-#: images float [B, C, H, W] in [0, 1] and the task's targets, on the device
-Batch = tuple[Tensor, Tensor]
 
 
 class Workbench:

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
 from polyclinic.generators.gan.losses import Measure, Phi, phi_of
 from polyclinic.generators.gan.networks import (
@@ -31,7 +32,6 @@ from polyclinic.generators.labels import check_labels
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately, Schedule
-from polyclinic.training.loop import Batch
 
 CHUNK_PIXELS = 2**22  # made at a time
 REPORTS = 20  # times that progress is told

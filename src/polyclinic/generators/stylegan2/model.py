@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
 from polyclinic.generators.gan.model import centred, endless_batches
 from polyclinic.generators.gan.trainer import Dice
@@ -26,7 +27,6 @@ from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately
-from polyclinic.training.loop import Batch
 
 SAMPLED_AT_ONCE = 64
 REPORTS = 20

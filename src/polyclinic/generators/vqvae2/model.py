@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
     CodedModel,
     Codes,
@@ -33,7 +34,6 @@ from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
-from polyclinic.training.loop import Batch
 
 LEVELS = ("top", "bottom")
 START_IMAGES = 256  # whose latents a codebook starts from

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
@@ -30,7 +31,6 @@ from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.site_codes import Groups, Share, from_groups, source_of, to_groups
 from polyclinic.settings import Settings
 from polyclinic.training import private as at_site
-from polyclinic.training.loop import Batch
 
 #: columns of the contact sheet
 SHOWN = 10

@@ -15,7 +15,7 @@ from polyclinic.training import private
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
-    from polyclinic.training.loop import Batch
+    from polyclinic.federation.collaborators import Batch
 from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
 
 

@@ -1,0 +1,72 @@
+"""Protocols: what a federation and its sites need of rooms above them, which they must not import."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
+    from polyclinic.models import Backbone
+    from polyclinic.privacy.settings import Privacy
+    from polyclinic.tasks import Target, Task
+
+#: images float [B, C, H, W] in [0, 1] and the task's targets, on the device
+Batch = tuple[Tensor, Tensor]
+
+
+class OptimizerLike(Protocol):
+    """The `[optimizer]` table (`training.optimizer.Optimizer`)."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def keep_state(self) -> bool: ...
+    @property
+    def augment(self) -> tuple[str, ...]: ...
+    def make(self, parameters: Iterator[nn.Parameter], round: int) -> torch.optim.Optimizer: ...
+    def lr_in(self, round: int) -> float: ...
+
+
+class TrainerLike(Protocol):
+    """One network, and the ways to load, train and evaluate it (`training.loop.Trainer`)."""
+
+    model: Backbone
+    task: Task
+    target: Target
+    device: torch.device
+    precision: str
+    privacy: Privacy | None
+    cut: str | None
+    used: list[Tensor] | None
+    local_names: frozenset[str]
+    initial_local: dict[str, Tensor]
+
+    @property
+    def optimizer(self) -> OptimizerLike: ...
+    def load(self, weights: Mapping[str, Tensor]) -> Backbone: ...
+    def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]: ...
+    def split(self, model: Backbone) -> tuple[Backbone, Backbone]: ...
+    def steps_in(self, part: Part) -> int: ...
+    def batches(self, part: Part, rng: torch.Generator) -> Iterator[Batch]: ...
+    def one_pass(self, part: Part, rng: torch.Generator) -> Iterator[Batch]: ...
+    def batch(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch: ...
+    def in_order(self, part: Part) -> Iterator[Batch]: ...
+    def train(
+        self,
+        batches: Iterator[Batch],
+        steps: int,
+        optimizer: torch.optim.Optimizer,
+        *,
+        class_weights: Tensor | None = None,
+        correct: Callable[[nn.Module], None] | None = None,
+        model: nn.Module | None = None,
+    ) -> float: ...
+    def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor: ...
+    def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor: ...
+    def evaluate(self, part: Part) -> dict[str, Tensor]: ...
+    def autocast(self) -> contextlib.AbstractContextManager: ...
