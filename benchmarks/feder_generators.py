@@ -38,13 +38,13 @@ def train_ahead(
     def train(site: Site, model: GeneratorModel, file: Path) -> None:
         if seconds is not None and time.monotonic() - started > seconds:
             return
-        with _own_stream(site.bench.device):
+        with _own_stream(site.trainer.device):
             figures = synthetic_buffer.fit(site, model)
             synthetic_buffer.write_trained(model, figures, file)
         shown = " ".join(f"{name} {value:.0f}" for name, value in figures.items() if "steps" in name or "fd" in name)
         tell(f"generator of {site.name}, seed {site.seed}: {shown}")
 
-    device = todo[0][0].bench.device if todo else torch.device("cpu")
+    device = todo[0][0].trainer.device if todo else torch.device("cpu")
     with ThreadPoolExecutor(ready.parties, initializer=_begin, initargs=(device, ready)) as threads:
         list(threads.map(lambda work: train(*work), todo))
 

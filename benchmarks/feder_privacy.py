@@ -36,7 +36,7 @@ from polyclinic.metrics.perceptual import perceptual_distance
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 from polyclinic.training.optimizer import Optimizer
 
 SHOWN = 10
@@ -219,11 +219,11 @@ def scored(
             )
 
         optimizer = Optimizer(name="adam", lr=1e-3, augment=("flip",))
-        bench = Workbench(builder(), task, target, optimizer, device=options.device, graphs=True)
-        model = bench.load(initial_weights(builder, seed_of(options.seed, "fig3", number)))
+        trainer = Trainer(builder(), task, target, optimizer, device=options.device, graphs=True)
+        model = trainer.load(initial_weights(builder, seed_of(options.seed, "fig3", number)))
         rng = torch_rng(options.seed, "fig3", "batches", number)
-        bench.train(bench.batches(part, rng), options.classifier_steps, optimizer.make(model.parameters(), 1))
-        aucs.append(task.finish(bench.evaluate(tested))["auc"])
+        trainer.train(trainer.batches(part, rng), options.classifier_steps, optimizer.make(model.parameters(), 1))
+        aucs.append(task.finish(trainer.evaluate(tested))["auc"])
     return float(np.mean(aucs))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.partitions import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.data.parts import load
 from polyclinic.data.splits import split
 from polyclinic.generators import GENERATORS
@@ -92,7 +92,9 @@ class Material:
     def sites(self, seed: int, **changes: Any) -> dict[str, dict[str, np.ndarray]]:
         """Indices of every site's images: data are split and spread anew for every seed."""
         table = self.tables["sites"] | changes
-        return spread(PARTITIONS[table["partition"]].model_validate(table), self.dataset, self.splits(seed), seed)
+        return assign_to_sites(
+            PARTITIONS[table["partition"]].model_validate(table), self.dataset, self.splits(seed), seed
+        )
 
     def images(self, index: np.ndarray) -> Images:
         labels = torch.from_numpy(self.dataset.labels[index].copy())

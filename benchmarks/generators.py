@@ -32,7 +32,7 @@ from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Classification, Regression, Target, Task
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 from polyclinic.training.optimizer import Optimizer
 
 SAMPLED = 1000  # images whose sampling is timed
@@ -42,7 +42,7 @@ LEARNERS = 3  # networks trained on each kind of images, per seed: on 624 test i
 
 @dataclass(frozen=True)
 class Part:
-    """Images uint8 [N, C, H, W] and labels [N] as a workbench takes them; the package's own Part would have to bring
+    """Images uint8 [N, C, H, W] and labels [N] as a trainer takes them; the package's own Part would have to bring
     all readers of medical files along."""
 
     images: np.ndarray
@@ -195,25 +195,25 @@ def learn(case: Case, part: Part, steps: int, seed: int, device: str) -> tuple[f
         outputs = case.task.outputs(case.target)
         return build("small-cnn", channels=case.channels, outputs=outputs, size=case.size)
 
-    bench = Workbench(builder(), case.task, case.target, Optimizer(augment=("flip",)), device=device)
-    bench.load(initial_weights(builder, seed))
-    batches = bench.batches(part, torch_rng(seed, "batches"))
-    optimizer = torch.optim.Adam(bench.model.parameters(), 1e-3)
+    trainer = Trainer(builder(), case.task, case.target, Optimizer(augment=("flip",)), device=device)
+    trainer.load(initial_weights(builder, seed))
+    batches = trainer.batches(part, torch_rng(seed, "batches"))
+    optimizer = torch.optim.Adam(trainer.model.parameters(), 1e-3)
     sign = 1 if case.task.better == "higher" else -1
-    best, kept = -float("inf"), bench.weights()
+    best, kept = -float("inf"), trainer.weights()
     for number in range(CHECKS):
         optimizer.param_groups[0]["lr"] = 1e-3 if number < CHECKS // 2 else 1e-4
-        bench.train(batches, steps // CHECKS, optimizer)
-        score = sign * score_on(bench, case, case.validation)
+        trainer.train(batches, steps // CHECKS, optimizer)
+        score = sign * score_on(trainer, case, case.validation)
         if score > best:
-            best, kept = score, bench.weights()
-    last = score_on(bench, case, case.test)
-    bench.load(kept)
-    return score_on(bench, case, case.test), last
+            best, kept = score, trainer.weights()
+    last = score_on(trainer, case, case.test)
+    trainer.load(kept)
+    return score_on(trainer, case, case.test), last
 
 
-def score_on(bench: Workbench, case: Case, part: Part) -> float:
-    return case.task.finish(bench.evaluate(part))[case.metric]
+def score_on(trainer: Trainer, case: Case, part: Part) -> float:
+    return case.task.finish(trainer.evaluate(part))[case.metric]
 
 
 def draw_sheet(case: Case, images: Tensor, back: Tensor, sampled: Tensor, labels: Tensor, path: Path) -> None:

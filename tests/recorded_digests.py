@@ -234,7 +234,7 @@ def partitions() -> dict[str, str]:
     import numpy as np
 
     from polyclinic.data.dataset import Dataset
-    from polyclinic.data.partitions import PARTITIONS, spread
+    from polyclinic.data.partitions import PARTITIONS, assign_to_sites
     from polyclinic.data.splits import split
 
     rng = np.random.default_rng(5)
@@ -258,7 +258,7 @@ def partitions() -> dict[str, str]:
     found = {}
     for name, kind in PARTITIONS.items():
         where = split(data, validation=0.2, test=0.2, seed=3)
-        parts = spread(kind(partition=name, **settings[name]), data, where, 3)
+        parts = assign_to_sites(kind(partition=name, **settings[name]), data, where, 3)
         found[f"partition: {name}"] = digest(*(index for site in parts.values() for index in site.values()))
     return found
 

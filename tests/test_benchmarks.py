@@ -9,7 +9,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def bench(name, *options, file):
+def make_trainer(name, *options, file):
     """The figures that a benchmark wrote to `file`, and those in its last line of output."""
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(file), *options],
@@ -23,7 +23,7 @@ def bench(name, *options, file):
 
 
 def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
-    written, printed = bench(
+    written, printed = make_trainer(
         "overhead", "--pairs", "2", "--sites", "2", "--images-per-site", "8", file=tmp_path / "figures.json"
     )
     assert written == printed
@@ -41,7 +41,7 @@ def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
 
 def test_scaling_measures_each_point_in_a_process_of_its_own(tmp_path):
     options = ("--series", "fedavg/small-cnn", "--sites", "2", "3")
-    written, printed = bench("scaling", *options, file=tmp_path / "figures.json")
+    written, printed = make_trainer("scaling", *options, file=tmp_path / "figures.json")
     assert written == printed
     assert set(written) == {"benchmark", "quick", "points", "growth"}
     assert [(p["method"], p["backbone"], p["sites"]) for p in written["points"]] == [

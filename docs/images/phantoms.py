@@ -21,7 +21,7 @@ from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
 from polyclinic.data.datasets.phantoms.skin import LESIONS, SkinPhantom
-from polyclinic.data.partitions import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.data.plots import INK, contact_sheet, draw
 
 HERE = Path(__file__).parent
@@ -143,7 +143,9 @@ def sites() -> None:
     """What `polyclinic data inspect` draws, with cameras that differ by site."""
     data = FundusPhantom(samples=1200, size=64).load()
     names = ("Ulm", "Graz", "Bern", "Lyon")
-    parts = spread(PARTITIONS["label-skew"](names=names, target_ks=0.4), data, {"train": np.arange(1200)}, seed=0)
+    parts = assign_to_sites(
+        PARTITIONS["label-skew"](names=names, target_ks=0.4), data, {"train": np.arange(1200)}, seed=0
+    )
     shown = {
         site: (data.labels[part["train"]], apply_styles(data.images[part["train"][:12]], (0, "style", site), 0.8))
         for site, part in parts.items()

@@ -11,7 +11,7 @@ from typing import Any
 from polyclinic.errors import BadInput
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def atomic_write(path: Path, content: str | bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(path)

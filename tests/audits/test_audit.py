@@ -16,7 +16,7 @@ from polyclinic.audits.audit import ATTACKS, audit
 from polyclinic.audits.views import Finding, Seen, Tools, Truth
 from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.archive import TELLING, releases
+from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import audit_settings as settings
@@ -162,7 +162,7 @@ def test_real_images_need_no_attack(audited):
 
 
 def test_every_telling_kind_has_an_attack():
-    assert set(ATTACKS) == set(TELLING)
+    assert set(ATTACKS) == set(ATTACKABLE_KINDS)
 
 
 # --- the ledger ---------------------------------------------------------------------------------------

@@ -46,10 +46,10 @@ def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed)
     assert len(together.train) == sum(len(open_site(parts.folder, name).train) for name in parts.names)
     from polyclinic.runner.assembly import Assembly
 
-    bench = Assembly(study, parts, folder).workbench()
-    model = bench.load(kept[0].received("weights")).train()
-    for images, targets in bench.in_order(together.train):
-        (bench.loss(bench.forward(images), targets) * len(images) / len(together.train)).backward()
+    trainer = Assembly(study, parts, folder).trainer()
+    model = trainer.load(kept[0].received("weights")).train()
+    for images, targets in trainer.in_order(together.train):
+        (trainer.loss(trainer.forward(images), targets) * len(images) / len(together.train)).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(mean.tensors[name], parameter.grad, atol=1e-6, rtol=1e-4)
 

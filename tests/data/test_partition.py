@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
-from polyclinic.data.partitions import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.errors import BadInput
 from polyclinic.settings import variant
 
@@ -53,7 +53,7 @@ def everything():
 @pytest.mark.parametrize("name", PARTITIONS)
 class TestEveryPartition:
     def parts(self, name, seed=0):
-        return spread(PARTITIONS[name](**SETTINGS[name]), everything(), splits(), seed)
+        return assign_to_sites(PARTITIONS[name](**SETTINGS[name]), everything(), splits(), seed)
 
     def test_each_image_goes_to_one_site_of_its_own_split(self, name):
         for split, index in splits().items():
@@ -82,7 +82,7 @@ class TestEveryPartition:
 
 class TestNames:
     def test_given_names_are_kept_in_order(self):
-        parts = spread(PARTITIONS["iid"](names=("Ulm", "Graz")), dataset(), splits(), 0)
+        parts = assign_to_sites(PARTITIONS["iid"](names=("Ulm", "Graz")), dataset(), splits(), 0)
         assert list(parts) == ["Ulm", "Graz"]
 
     @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ class TestNames:
 
     def test_a_site_without_training_images_is_named(self):
         with pytest.raises(BadInput, match="without training images"):
-            spread(PARTITIONS["iid"](count=301), dataset(), splits(), 0)
+            assign_to_sites(PARTITIONS["iid"](count=301), dataset(), splits(), 0)
 
 
 class TestIid:
     def test_sizes_are_equal(self):
-        parts = spread(PARTITIONS["iid"](count=7), dataset(), splits(), 0)
+        parts = assign_to_sites(PARTITIONS["iid"](count=7), dataset(), splits(), 0)
         sizes = [len(part["train"]) for part in parts.values()]
         assert max(sizes) - min(sizes) <= 1
 
@@ -114,7 +114,7 @@ class TestIid:
         patient = np.repeat(np.arange(150), 4)
         data = dataset(patient=patient)
         everyone = {"train": np.arange(600)}
-        parts = spread(PARTITIONS["iid"](count=4), data, everyone, 0)
+        parts = assign_to_sites(PARTITIONS["iid"](count=4), data, everyone, 0)
         owners = [set(patient[part["train"]]) for part in parts.values()]
         assert sum(map(len, owners)) == 150
         assert {len(part["train"]) for part in parts.values()} <= {148, 152}
@@ -122,12 +122,12 @@ class TestIid:
 
 class TestQuantity:
     def test_shares(self):
-        parts = spread(PARTITIONS["quantity"](count=3, shares=(3, 2, 1)), dataset(), splits(), 0)
+        parts = assign_to_sites(PARTITIONS["quantity"](count=3, shares=(3, 2, 1)), dataset(), splits(), 0)
         assert [len(part["train"]) for part in parts.values()] == [150, 100, 50]
         assert [len(part["test"]) for part in parts.values()] == [75, 50, 25]
 
     def test_power_law(self):
-        parts = spread(PARTITIONS["quantity"](count=3, power=1), dataset(n=660), {"train": np.arange(660)}, 0)
+        parts = assign_to_sites(PARTITIONS["quantity"](count=3, power=1), dataset(n=660), {"train": np.arange(660)}, 0)
         assert [len(part["train"]) for part in parts.values()] == [360, 180, 120]
 
     @pytest.mark.parametrize("shares", [(1, 1), (1, 0, 1)])
@@ -137,7 +137,7 @@ class TestQuantity:
 
     def test_labels_are_alike(self):
         data = dataset(n=6000)
-        parts = spread(PARTITIONS["quantity"](count=3), data, {"train": np.arange(6000)}, 0)
+        parts = assign_to_sites(PARTITIONS["quantity"](count=3), data, {"train": np.arange(6000)}, 0)
         assert mean_ks({s: data.labels[part["train"]] for s, part in parts.items()}) < 0.05
 
 
@@ -145,22 +145,22 @@ class TestColumn:
     data = everything()
 
     def test_images_stay_where_they_were_taken(self):
-        for site, part in spread(PARTITIONS["column"](), self.data, splits(), 0).items():
+        for site, part in assign_to_sites(PARTITIONS["column"](), self.data, splits(), 0).items():
             assert set(self.data.site[part["test"]]) == {site}
 
     def test_some_sites_under_new_names(self):
         sites = PARTITIONS["column"](names=("Ulm", "Bern"), rename={"Bern": "Berne"})
-        parts = spread(sites, self.data, splits(), 0)
+        parts = assign_to_sites(sites, self.data, splits(), 0)
         assert list(parts) == ["Ulm", "Berne"]
         assert set(self.data.site[parts["Berne"]["train"]]) == {"Bern"}
 
     def test_an_unknown_site_is_named_with_the_nearest(self):
         with pytest.raises(BadInput, match=r"no site 'Grz' \(did you mean 'Graz'\?\)"):
-            spread(PARTITIONS["column"](names=("Grz",)), self.data, splits(), 0)
+            assign_to_sites(PARTITIONS["column"](names=("Grz",)), self.data, splits(), 0)
 
     def test_no_column(self):
         with pytest.raises(BadInput, match=r"^sites.partition: 'column' needs a site"):
-            spread(PARTITIONS["column"](), dataset(), splits(), 0)
+            assign_to_sites(PARTITIONS["column"](), dataset(), splits(), 0)
 
     def test_sites_are_not_counted(self):
         with pytest.raises(ValidationError, match="count does not go with"):
@@ -168,7 +168,7 @@ class TestColumn:
 
     def test_two_sites_of_one_name(self):
         with pytest.raises(BadInput, match=r"^sites.rename"):
-            spread(PARTITIONS["column"](rename={"Ulm": "Graz"}), self.data, splits(), 0)
+            assign_to_sites(PARTITIONS["column"](rename={"Ulm": "Graz"}), self.data, splits(), 0)
 
 
 class TestDirichlet:
@@ -177,24 +177,24 @@ class TestDirichlet:
         data, everyone = dataset(n=3000, classes=classes), {"train": np.arange(3000)}
         ks = []
         for alpha in (0.1, 1.0, 1000.0):
-            parts = spread(PARTITIONS["dirichlet"](count=4, alpha=alpha), data, everyone, 0)
+            parts = assign_to_sites(PARTITIONS["dirichlet"](count=4, alpha=alpha), data, everyone, 0)
             ks.append(mean_ks({s: data.labels[part["train"]] for s, part in parts.items()}))
         assert ks[0] > ks[1] + 0.1 > ks[2] + 0.2
         assert ks[2] < 0.05
 
     def test_every_site_has_the_fewest_images(self):
         sites = PARTITIONS["dirichlet"](count=4, alpha=0.2, min_size=30)
-        parts = spread(sites, dataset(), splits(), 0)
+        parts = assign_to_sites(sites, dataset(), splits(), 0)
         assert min(len(part["train"]) for part in parts.values()) >= 30
 
     def test_too_much_to_ask_for(self):
         with pytest.raises(BadInput, match=r"^sites.min_size: .*raise sites.alpha$"):
-            spread(PARTITIONS["dirichlet"](count=4, alpha=0.1, min_size=75), dataset(), splits(), 0)
+            assign_to_sites(PARTITIONS["dirichlet"](count=4, alpha=0.1, min_size=75), dataset(), splits(), 0)
 
     def test_test_parts_follow_the_training_parts(self):
         data = dataset(n=4000, classes=3)
         where = {"train": np.arange(2000), "test": np.arange(2000, 4000)}
-        for part in spread(PARTITIONS["dirichlet"](count=3), data, where, 0).values():
+        for part in assign_to_sites(PARTITIONS["dirichlet"](count=3), data, where, 0).values():
             shares = [np.bincount(data.labels[part[s]], minlength=3) / 2000 for s in ("train", "test")]
             np.testing.assert_allclose(*shares, atol=0.03)
 
@@ -213,7 +213,7 @@ class TestClusters:
 
     def shares_of_bright(self, split="train", **settings):
         where = {"train": np.arange(200), "test": np.arange(200, 400)}
-        parts = spread(PARTITIONS["clusters"](count=2, **settings), self.data(), where, 0)
+        parts = assign_to_sites(PARTITIONS["clusters"](count=2, **settings), self.data(), where, 0)
         return sorted(self.bright[part[split]].mean() for part in parts.values())
 
     @pytest.mark.parametrize("split", ["train", "test"])
@@ -234,7 +234,7 @@ class TestClusters:
 
     def test_each_class_by_itself(self):
         where = {"train": np.arange(400)}
-        parts = spread(PARTITIONS["clusters"](count=2, per_class=True), self.data(), where, 0)
+        parts = assign_to_sites(PARTITIONS["clusters"](count=2, per_class=True), self.data(), where, 0)
         for part in parts.values():
             assert set(self.labels[part["train"]]) == {0, 1}
             assert len(set(self.bright[part["train"]])) == 1
@@ -261,12 +261,12 @@ class TestClusters:
         labels[:3] = 1
         data = Dataset(self.data().images, labels, classes=("a", "b"))
         with pytest.raises(BadInput, match=r"^sites.per_class: class 'b' has 3 images"):
-            spread(PARTITIONS["clusters"](count=2), data, {"train": np.arange(400)}, 0)
+            assign_to_sites(PARTITIONS["clusters"](count=2), data, {"train": np.arange(400)}, 0)
 
     def test_equal_images_have_no_clusters(self):
         data = Dataset(np.zeros((50, 1, 8, 8), np.uint8), np.zeros(50, np.int64), classes=("a",))
         with pytest.raises(BadInput, match=r"^sites.count: found no 2 clusters in 50 images"):
-            spread(PARTITIONS["clusters"](count=2), data, {"train": np.arange(50)}, 0)
+            assign_to_sites(PARTITIONS["clusters"](count=2), data, {"train": np.arange(50)}, 0)
 
 
 class TestSubgroupBias:
@@ -277,7 +277,7 @@ class TestSubgroupBias:
     def counts(self, sites, split="train"):
         data = lesions()
         where = {"train": np.arange(1500), "test": np.arange(1500, 2000)}
-        parts = spread(sites, data, where, 0)
+        parts = assign_to_sites(sites, data, where, 0)
         groups = ("nevus", "keratosis", "melanoma", "carcinoma")
         return {s: [int(np.sum(data.subgroup[part[split]] == g)) for g in groups] for s, part in parts.items()}
 
@@ -310,7 +310,7 @@ class TestSubgroupBias:
 
     def test_a_source_without_subgroups(self):
         with pytest.raises(BadInput, match="needs classes and sub-groups"):
-            spread(self.sites, dataset(), splits(), 0)
+            assign_to_sites(self.sites, dataset(), splits(), 0)
 
     def test_a_lone_site_is_refused(self):
         with pytest.raises(ValidationError, match="at least two sites"):

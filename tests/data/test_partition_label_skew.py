@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
-from polyclinic.data.partitions import PARTITIONS, spread
+from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.errors import BadInput
 
 LabelSkew = PARTITIONS["label-skew"]
@@ -36,7 +36,7 @@ def ages(n, seed=0):
 def test_the_papers_retina_splits(target):
     data = labelled(np.random.default_rng(0).integers(2, size=9000), classes=2)
     where = {"train": np.arange(6000), "validation": np.arange(6000, 7000), "test": np.arange(7000, 9000)}
-    parts = spread(LabelSkew(count=4, target_ks=target), data, where, seed=0)
+    parts = assign_to_sites(LabelSkew(count=4, target_ks=target), data, where, seed=0)
     assert ks_of(data, parts) == pytest.approx(target, abs=0.02)
     assert sizes_of(parts) == [1500] * 4
     # what is not for training follows the training parts
@@ -47,14 +47,14 @@ def test_the_papers_retina_splits(target):
 @pytest.mark.parametrize("target", [0.02, 0.63, 0.97])
 def test_the_papers_bone_age_splits(target):
     data = labelled(ages(6800))
-    parts = spread(LabelSkew(count=4, target_ks=target), data, {"train": np.arange(6800)}, seed=0)
+    parts = assign_to_sites(LabelSkew(count=4, target_ks=target), data, {"train": np.arange(6800)}, seed=0)
     assert ks_of(data, parts) == pytest.approx(target, abs=0.02)
     assert sizes_of(parts) == [1700] * 4
 
 
 def test_the_first_site_has_the_lowest_labels():
     data = labelled(ages(1000))
-    parts = spread(LabelSkew(count=4, target_ks=0.5), data, {"train": np.arange(1000)}, seed=0)
+    parts = assign_to_sites(LabelSkew(count=4, target_ks=0.5), data, {"train": np.arange(1000)}, seed=0)
     means = [data.labels[part["train"]].mean() for part in parts.values()]
     assert means == sorted(means)
 
@@ -62,7 +62,7 @@ def test_the_first_site_has_the_lowest_labels():
 def reachable(data, count, seed=0):
     """What the partition says it can reach, read from its refusal of 1; (0, 1) where it reaches that."""
     try:
-        spread(LabelSkew(count=count, target_ks=1.0), data, {"train": np.arange(len(data))}, seed=seed)
+        assign_to_sites(LabelSkew(count=count, target_ks=1.0), data, {"train": np.arange(len(data))}, seed=seed)
     except BadInput as refusal:
         low, high = re.fullmatch(r"sites.target_ks: 1 .* range is (\d\.\d\d) to (\d\.\d\d); .*", str(refusal)).groups()
         return float(low), float(high)
@@ -82,7 +82,7 @@ def test_any_target_in_reach_is_reached_for_classes(n, count, balance, where, se
     data = labelled(np.random.default_rng(seed).choice(len(shares), n, p=shares), classes=len(shares))
     low, high = reachable(data, count, seed)
     target = low + where * (high - low)
-    parts = spread(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(n)}, seed=seed)
+    parts = assign_to_sites(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(n)}, seed=seed)
     assert ks_of(data, parts) == pytest.approx(target, abs=0.02)
     assert max(sizes_of(parts)) - min(sizes_of(parts)) <= 1
     assert sorted(np.concatenate([part["train"] for part in parts.values()])) == list(range(n))
@@ -103,7 +103,7 @@ def test_any_target_is_reached_for_ages(n, count, target, rounding, seed):
     data = labelled(labels)
     low, high = reachable(data, count, seed)
     target = min(max(target, low), high)
-    parts = spread(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(n)}, seed=seed)
+    parts = assign_to_sites(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(n)}, seed=seed)
     assert ks_of(data, parts) == pytest.approx(target, abs=0.02)
     assert max(sizes_of(parts)) - min(sizes_of(parts)) <= 1
 
@@ -122,7 +122,7 @@ def test_no_two_class_partition_beats_the_stated_maximum(count, share, n):
 def test_an_impossible_target_says_what_is_possible():
     data = labelled(np.repeat([0, 1], 200), classes=2)
     with pytest.raises(BadInput) as refusal:
-        spread(LabelSkew(count=4, target_ks=0.9), data, {"train": np.arange(400)}, seed=0)
+        assign_to_sites(LabelSkew(count=4, target_ks=0.9), data, {"train": np.arange(400)}, seed=0)
     assert str(refusal.value) == (
         "sites.target_ks: 0.9 cannot be reached within 0.02 with these 400 labels on 4 equal sites, "
         "whose range is 0.00 to 0.67; the nearest is 0.67"
@@ -133,10 +133,10 @@ def test_an_impossible_target_says_what_is_possible():
 def test_too_few_sites_or_images(count, n):
     data = labelled(np.zeros(n, dtype=np.int64), classes=1)
     with pytest.raises(BadInput, match=r"^sites.target_ks: needs at least two sites"):
-        spread(LabelSkew(count=count), data, {"train": np.arange(n)}, seed=0)
+        assign_to_sites(LabelSkew(count=count), data, {"train": np.arange(n)}, seed=0)
 
 
 def test_a_hundred_thousand_images_take_seconds():
     data = labelled(ages(100_000))
-    parts = spread(LabelSkew(count=10, target_ks=0.5), data, {"train": np.arange(100_000)}, seed=0)
+    parts = assign_to_sites(LabelSkew(count=10, target_ks=0.5), data, {"train": np.arange(100_000)}, seed=0)
     assert ks_of(data, parts) == pytest.approx(0.5, abs=0.02)

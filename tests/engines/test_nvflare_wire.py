@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polyclinic.engines.nvflare import engine as coordinators_end
 from polyclinic.engines.nvflare import relay as sites_end
 from polyclinic.engines.nvflare.engine import NVFlare, Patience
-from polyclinic.engines.nvflare.job import armoured, plain, write_job
+from polyclinic.engines.nvflare.job import decode_property, encode_property, write_job
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.nvflare.simulator import site_names
 from polyclinic.engines.nvflare.wire import pieces
@@ -251,8 +251,8 @@ def test_a_job_brings_no_code(tmp_path):
 
 def test_an_order_is_not_mistaken_for_variables():
     order = {"study": {"classes": ["{workspace}", "$x"]}}
-    assert plain(armoured(order)) == order
-    assert not set("{}$") & set(armoured(order))
+    assert decode_property(encode_property(order)) == order
+    assert not set("{}$") & set(encode_property(order))
 
 
 def test_names_that_nvflare_cannot_take_are_translated():

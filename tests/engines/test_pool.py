@@ -6,7 +6,7 @@ import time
 import pytest
 
 from polyclinic.engines.in_process import InProcess
-from polyclinic.engines.pool import AHEAD
+from polyclinic.engines.pool import PREFETCH
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.state import SitePosition
 
@@ -53,7 +53,7 @@ def test_answers_come_in_the_order_of_the_calls(done, slow):
 def test_no_worker_is_further_ahead_than_it_may(done):
     for taken, _ in enumerate(engine_of(done, slow=("s1",)).call(calls())):
         time.sleep(0.02)  # the coordinator is slower than the sites
-        assert len(done) <= taken + 2 * AHEAD
+        assert len(done) <= taken + 2 * PREFETCH
 
 
 def test_whoever_stops_taking_answers_stops_the_sites(done):
@@ -61,7 +61,7 @@ def test_whoever_stops_taking_answers_stops_the_sites(done):
     answers = engine_of(done).call(calls())
     next(answers)
     answers.close()
-    assert 1 <= len(done) <= 2 * AHEAD
+    assert 1 <= len(done) <= 2 * PREFETCH
     assert threading.active_count() == before
 
 

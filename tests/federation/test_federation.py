@@ -65,7 +65,7 @@ def make(tmp_path):
             checkpoint=Checkpoint(tmp_path / "checkpoint"),
             initial_weights=weights,
             expected={"weights": Expected.like("weights", weights(), partial=True)},
-            bench=None,
+            trainer=None,
             **kwargs,
         )
 

@@ -59,7 +59,7 @@ def federation_with(tmp_path):
             checkpoint=Checkpoint(tmp_path),
             initial_weights=dict,
             expected={},
-            bench=None,
+            trainer=None,
             faults=faults,
         )
 
@@ -141,7 +141,7 @@ def host_in(folder, kilobytes):
     host = SiteHost(
         method=Hoarder(),
         seed=0,
-        bench=None,
+        trainer=None,
         folder=folder,
         open_data=lambda name: SiteData(name, part, part, part),
         policy=Policy(),

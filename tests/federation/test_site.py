@@ -75,7 +75,7 @@ def make_host(tmp_path):
         host = SiteHost(
             method=Clerk(),
             seed=0,
-            bench=None,
+            trainer=None,
             folder=tmp_path,
             open_data=data_of,
             policy=Policy(kinds=kinds),

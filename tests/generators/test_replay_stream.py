@@ -15,7 +15,7 @@ from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.models import build
 from polyclinic.tasks import Classification, Segmentation, Target
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 from polyclinic.training.optimizer import Optimizer
 
 TARGET = Target(classes=("a", "b"))
@@ -81,15 +81,15 @@ def test_samples_are_new_each_time_and_a_buffer_of_them_is_not(model):
 
 def test_batches_fit_a_workbench_and_train_its_model(model, images):
     net = build("small-cnn", channels=1, outputs=2, size=28)
-    bench = Workbench(net, Classification(), TARGET, Optimizer(batch_size=4))
-    real = bench.batches(Part(images.numpy(), LABELS.numpy()), rng(1))
-    replayed = stream(FromCodes(model, model.encode(images), LABELS), 4, rng(2), task=bench.task)
+    trainer = Trainer(net, Classification(), TARGET, Optimizer(batch_size=4))
+    real = trainer.batches(Part(images.numpy(), LABELS.numpy()), rng(1))
+    replayed = stream(FromCodes(model, model.encode(images), LABELS), 4, rng(2), task=trainer.task)
     batch, targets = next(mixed(real, replayed))
     assert batch.shape == (8, 1, 28, 28)
     assert targets.dtype == torch.int64
     assert batch.dtype == torch.float32
     assert 0 <= batch.min() <= batch.max() <= 1
-    bench.train(mixed(real, replayed), 2, torch.optim.SGD(net.parameters(), 0.01))
+    trainer.train(mixed(real, replayed), 2, torch.optim.SGD(net.parameters(), 0.01))
 
 
 def test_without_replay_the_real_batches_are_untouched():

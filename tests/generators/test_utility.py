@@ -15,18 +15,18 @@ from polyclinic.data.parts import Part
 from polyclinic.generators import GENERATORS, utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 from polyclinic.training.optimizer import Optimizer
 
 TARGET = Target(classes=("dark", "bright"))
 
 
-def bench() -> Workbench:
+def make_trainer() -> Trainer:
     def builder():
         return build("lenet5", channels=1, outputs=2, size=28)
 
     task = TASKS["classification"](name="classification")
-    return Workbench(builder(), task, TARGET, Optimizer(name="adam", lr=0.003, batch_size=8, decay_every=0))
+    return Trainer(builder(), task, TARGET, Optimizer(name="adam", lr=0.003, batch_size=8, decay_every=0))
 
 
 def first_weights() -> dict[str, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_diets_start_alike_and_the_useful_one_is_released():
     marks = {}
     for name, made in (("good", good), ("bad", bad)):
         found = utility.learn_all(
-            bench(), first_weights(), real, made, validation, steps=20, rng=torch.Generator().manual_seed(0)
+            make_trainer(), first_weights(), real, made, validation, steps=20, rng=torch.Generator().manual_seed(0)
         )
         assert set(found) == set(utility.DIETS)
         marks[name] = found
@@ -73,7 +73,7 @@ def test_any_generator_can_be_appraised(name, settings):
     rng = torch.Generator().manual_seed(0)
     model.fit(real.images, real.labels, rng)
     found = utility.appraise(
-        *(model, bench(), first_weights(), real, held_out, part(30, 4)), images=8, steps=3, rng=rng
+        *(model, make_trainer(), first_weights(), real, held_out, part(30, 4)), images=8, steps=3, rng=rng
     )
     assert found["released"] in ("real", "augmented")
     for diet in utility.DIETS:
@@ -96,16 +96,16 @@ def test_the_example_of_the_guide_runs():
 
 
 def test_a_network_is_kept_as_it_was_when_validation_liked_it_best(monkeypatch):
-    workbench, seen = bench(), []
+    trainer, seen = make_trainer(), []
     scores = iter([0.2, 0.9, 0.3, 0.9, 0.1])
 
-    def scripted(bench: Workbench, part: Part) -> float:
-        seen.append(bench.weights())
+    def scripted(trainer: Trainer, part: Part) -> float:
+        seen.append(trainer.weights())
         return next(scores)
 
     monkeypatch.setattr(utility, "score", scripted)
     found = utility.learn(
-        *(workbench, first_weights(), part(9, 1), part(9, 2)), steps=5, rng=torch.Generator().manual_seed(0)
+        *(trainer, first_weights(), part(9, 1), part(9, 2)), steps=5, rng=torch.Generator().manual_seed(0)
     )
     assert found.score == 0.9
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in seen[1].items())
@@ -122,14 +122,14 @@ def test_each_diet_is_what_its_name_says(monkeypatch):
     real, made, validation = part(6, 1), part(4, 3), part(9, 2)
     eaten: list[Part] = []
 
-    def watch(bench, initial, train, held_out, *, steps, rng):
+    def watch(trainer, initial, train, held_out, *, steps, rng):
         assert held_out is validation
         eaten.append(train)
         return utility.Learnt({}, float(torch.rand((), generator=rng)))
 
     monkeypatch.setattr(utility, "learn", watch)
     found = utility.learn_all(
-        *(bench(), first_weights(), real, made, validation), steps=1, rng=torch.Generator().manual_seed(0)
+        *(make_trainer(), first_weights(), real, made, validation), steps=1, rng=torch.Generator().manual_seed(0)
     )
     assert len({learnt.score for learnt in found.values()}) == 1  # all from the same draws
     both = np.concatenate([real.images, made.images])
@@ -141,19 +141,19 @@ def test_each_diet_is_what_its_name_says(monkeypatch):
 def test_test_images_are_not_looked_at_before_the_decision(monkeypatch):
     real, validation, test = part(6, 1), utility.joined(part(9, 2), part(3, 2)), part(12, 4)
     events: list[str] = []
-    workbench = bench()
-    whole = workbench.evaluate
+    trainer = make_trainer()
+    whole = trainer.evaluate
 
     def watch(some: Part, *more: Any) -> Any:
         events.append("validation" if some is validation else "test")
         return whole(some, *more)
 
-    monkeypatch.setattr(workbench, "evaluate", watch)
+    monkeypatch.setattr(trainer, "evaluate", watch)
     decide = utility.gated
     monkeypatch.setattr(utility, "gated", lambda *found: (events.append("decision"), decide(*found))[1])
     model = GENERATORS["gan"](batch_size=4, width=2).build(channels=1, size=28, target=TARGET, seed=0)
     found = utility.appraise(
-        *(model, workbench, first_weights(), real, validation, test),
+        *(model, trainer, first_weights(), real, validation, test),
         images=8,
         steps=3,
         rng=torch.Generator().manual_seed(0),
@@ -167,7 +167,7 @@ def test_test_images_are_not_looked_at_before_the_decision(monkeypatch):
 def test_what_is_known_is_not_trained_again():
     known = {"real": utility.Learnt({"w": torch.zeros(1)}, 0.7)}
     found = utility.learn_all(
-        *(bench(), first_weights(), part(6, 1), part(6, 3), part(6, 2)),
+        *(make_trainer(), first_weights(), part(6, 1), part(6, 3), part(6, 2)),
         steps=2,
         rng=torch.Generator().manual_seed(0),
         known=known,
@@ -176,20 +176,22 @@ def test_what_is_known_is_not_trained_again():
 
 
 def test_subgroups_are_scored_one_by_one():
-    workbench, test = bench(), part(30, 4)
+    trainer, test = make_trainer(), part(30, 4)
     learnt = utility.learn(
-        *(workbench, first_weights(), part(60, 1), part(30, 2)), steps=30, rng=torch.Generator().manual_seed(0)
+        *(trainer, first_weights(), part(60, 1), part(30, 2)), steps=30, rng=torch.Generator().manual_seed(0)
     )
-    workbench.load(learnt.weights)
-    found = utility.by_subgroup(workbench, test)
+    trainer.load(learnt.weights)
+    found = utility.by_subgroup(trainer, test)
     assert set(found) == {"dark", "bright", "glaring"}
-    whole = workbench.task.finish(workbench.evaluate(test))["accuracy"]
+    whole = trainer.task.finish(trainer.evaluate(test))["accuracy"]
     assert np.mean([group["accuracy"] for group in found.values()]) == pytest.approx(whole)
-    assert utility.by_subgroup(workbench, utility.joined(test, test)) == {}
+    assert utility.by_subgroup(trainer, utility.joined(test, test)) == {}
 
 
 def test_without_validation_images_the_last_moment_counts():
     none = utility.some(part(3, 2), np.array([], dtype=int))
-    found = utility.learn(*(bench(), first_weights(), part(9, 1), none), steps=5, rng=torch.Generator().manual_seed(0))
+    found = utility.learn(
+        *(make_trainer(), first_weights(), part(9, 1), none), steps=5, rng=torch.Generator().manual_seed(0)
+    )
     assert found.score == 0.0
     assert any(not torch.equal(found.weights[name], tensor) for name, tensor in first_weights().items())

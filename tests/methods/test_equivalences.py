@@ -113,13 +113,13 @@ def test_cwt_equals_training_on_the_sites_in_turn(tiny_run, tmp_path: Path, cach
     result = tiny_run({"name": "cwt"})
     study = parse_study(_tables_of(result))
     assembly = Assembly(study, prepare(study.data, study.sites, cache=cache), tmp_path)
-    bench = assembly.workbench()
-    model = bench.load(assembly.initial_weights()).train()
+    trainer = assembly.trainer()
+    model = trainer.load(assembly.initial_weights()).train()
     for number in (1, 2):
         for site in assembly.parts.names:
             part = open_site(assembly.parts.folder, site).train
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-            batches = bench.batches(part, torch_rng(study.seed, site, "batches", number))
+            batches = trainer.batches(part, torch_rng(study.seed, site, "batches", number))
             for _ in range(len(part) // 8):
                 images, labels = next(batches)
                 optimizer.zero_grad()

@@ -28,7 +28,7 @@ from polyclinic.runner.release import convergence
 from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 
 TABLES: dict[str, Any] = {
     "data": {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2},
@@ -167,9 +167,9 @@ def test_a_buffer_is_compressed_once_even_where_sites_are_sent_to_disk(go, monke
 def test_what_each_variant_trains_on(go, monkeypatch, name):
     """FedER-B never touches a real image once its generator is trained: its statistics say so, and it is so."""
     trained_on = []
-    batches = Workbench.batches
+    batches = Trainer.batches
     monkeypatch.setattr(
-        Workbench,
+        Trainer,
         "batches",
         lambda self, part, rng: (trained_on.append(type(part.images).__name__), batches(self, part, rng))[1],
     )
@@ -206,7 +206,7 @@ def digest_of_ring_by_hand(study, cache):
 
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, parts.folder)
-    bench, data = assembly.workbench(), {site: open_site(parts.folder, site) for site in parts.names}
+    trainer, data = assembly.trainer(), {site: open_site(parts.folder, site) for site in parts.names}
     models = dict.fromkeys(parts.names, assembly.initial_weights())
     for number in range(study.method.rounds + 1):
         if number:
@@ -214,10 +214,10 @@ def digest_of_ring_by_hand(study, cache):
             models = {successor: models[node] for node, successor in ring}
         for site in parts.names:
             part = data[site].train
-            optimizer = study.optimizer.make(bench.load(models[site]).parameters(), number)
-            batches = bench.batches(part, torch_rng(study.seed, site, "batches", number))
-            bench.train(batches, bench.steps_in(part), optimizer)
-            models[site] = bench.weights()
+            optimizer = study.optimizer.make(trainer.load(models[site]).parameters(), number)
+            batches = trainer.batches(part, torch_rng(study.seed, site, "batches", number))
+            trainer.train(batches, trainer.steps_in(part), optimizer)
+            models[site] = trainer.weights()
     return {f"{site}/{name}": t.tolist() for site in parts.names for name, t in models[site].items()}
 
 

@@ -19,7 +19,7 @@ from polyclinic.methods.shared import synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.runner.predict import load_predictor
 from polyclinic.tasks import Target
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def site_with(**changes):
     }
     given |= {name: changes.pop(name) for name in given if name in changes}
     train = SimpleNamespace(**{name: tensor.numpy() for name, tensor in given.items()})
-    bench = SimpleNamespace(target=Target(("a", "b")), device=torch.device("cpu"), precision="fp32")
+    trainer = SimpleNamespace(target=Target(("a", "b")), device=torch.device("cpu"), precision="fp32")
     settings = {"generator": DCGAN(), "tuning": None, "seed": 0, "name": "west", "round": 0, **changes}
     rng = lambda purpose: torch.Generator().manual_seed(len(purpose))  # noqa: E731
-    return SimpleNamespace(data=SimpleNamespace(train=train), bench=bench, rng=rng, **settings)
+    return SimpleNamespace(data=SimpleNamespace(train=train), trainer=trainer, rng=rng, **settings)
 
 
 def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
@@ -70,7 +70,7 @@ def test_another_study_has_another_generator(change):
 def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
     """Eight images of the node's own at home; what was received besides, in the share that lambda leaves it."""
     sizes = []
-    train = Workbench.train
+    train = Trainer.train
 
     def noted(self, batches, steps, optimizer):
         def watched():
@@ -80,7 +80,7 @@ def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
 
         return train(self, watched(), steps, optimizer)
 
-    monkeypatch.setattr(Workbench, "train", noted)
+    monkeypatch.setattr(Trainer, "train", noted)
     go(method={"real_share": share, "rounds": 1, "local_steps": 3})
     assert sizes == [(8, 8)] * 9 + [(size, size)] * 9  # three nodes, three steps each
 
@@ -96,8 +96,8 @@ def test_images_of_a_buffer_are_augmented_as_real_ones_are(go, monkeypatch):
 def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
     """Also where the buffer is all that a node trains on: a pass is as long as one over its real images."""
     steps = []
-    train = Workbench.train
-    monkeypatch.setattr(Workbench, "train", lambda self, b, count, o: steps.append(count) or train(self, b, count, o))
+    train = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self, b, count, o: steps.append(count) or train(self, b, count, o))
     for buffer in (8, 64):
         go("feder-b", method={"buffer": buffer, "rounds": 1})
     assert steps[:6] == steps[6:]

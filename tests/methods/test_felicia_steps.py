@@ -177,7 +177,7 @@ def test_the_small_wire_tells_the_central_discriminator_nearly_the_same(felicia)
     """What arrives is what was made, but for the steps of a byte; and slopes but for bfloat16."""
     method = felicia(wire="small").method
     made = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    unprotected = SimpleNamespace(bench=SimpleNamespace(privacy=None))
+    unprotected = SimpleNamespace(trainer=SimpleNamespace(privacy=None))
     parcel = method.parcel_of(unprotected, made)
     arrived = _floats(parcel.tensors["images"])
     assert parcel.tensors["images"].dtype == torch.uint8

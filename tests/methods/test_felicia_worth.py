@@ -50,7 +50,7 @@ def scripted(monkeypatch):
     def say(*rounds: dict[str, float]) -> None:
         calls = itertools.count(2)
 
-        def learn_all(bench, initial, *parts, known, **how):
+        def learn_all(trainer, initial, *parts, known, **how):
             number = next(calls) // 2  # two owners in a round
             new = {
                 diet: Learnt({name: torch.full_like(t, k + 10 * number) for name, t in initial.items()}, score)
@@ -102,7 +102,7 @@ def test_of_several_rounds_each_diet_keeps_the_best_and_real_images_are_learnt_o
 
 
 def test_scores_are_of_the_split_that_they_name(felicia, monkeypatch, tmp_path):
-    monkeypatch.setattr(utility, "score", lambda bench, part: float(len(part)))
+    monkeypatch.setattr(utility, "score", lambda trainer, part: float(len(part)))
     result = run(felicia(images=17), tmp_path / "run")
     for site, figures in result["worth"][0]["sites"].items():
         counts = result["data"]["counts"][site]
@@ -128,9 +128,9 @@ def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch
     made = []
     whole = utility.learn_all
 
-    def watch(bench, initial, real, synthetic, validation, **how):
+    def watch(trainer, initial, real, synthetic, validation, **how):
         made.append(synthetic)
-        return whole(bench, initial, real, synthetic, validation, **how)
+        return whole(trainer, initial, real, synthetic, validation, **how)
 
     monkeypatch.setattr(utility, "learn_all", watch)
     run(felicia(images=400), tmp_path / "run")

@@ -173,9 +173,9 @@ def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run):
 
     study = parse_study(_tables(result))
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
-    bench = assembly.workbench()
-    encoder = {n: t for n, t in result.weights().items() if n in bench.split(bench.model)[0].state_dict()}
-    front, rest = bench.split(bench.load({**assembly.initial_weights(), **encoder}))
+    trainer = assembly.trainer()
+    encoder = {n: t for n, t in result.weights().items() if n in trainer.split(trainer.model)[0].state_dict()}
+    front, rest = trainer.split(trainer.load({**assembly.initial_weights(), **encoder}))
     front.eval()
     parts = [open_site(assembly.parts.folder, site).train for site in assembly.parts.names]
     images = torch.from_numpy(np.concatenate([part.images[:] for part in parts])).float().div(255)

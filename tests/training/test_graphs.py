@@ -11,7 +11,7 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import graphs as recorded_gradients
 from polyclinic.training.graphs import RecordedGradients
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 from polyclinic.training.optimizer import Optimizer
 
 
@@ -77,16 +77,16 @@ def test_what_cannot_be_recorded_goes_on_kernel_by_kernel(no_gpu, monkeypatch):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_the_study_says_whether_steps_are_recorded(tiny, graphs, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("polyclinic.runner.assembly.Workbench", lambda *_, **settings: asked.append(settings["graphs"]))
+    monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda *_, **settings: asked.append(settings["graphs"]))
     study = tiny("fedavg", {"engine.graphs": graphs})
-    Assembly(study, prepare(study.data, study.sites), tmp_path).workbench()
+    Assembly(study, prepare(study.data, study.sites), tmp_path).trainer()
     assert asked == [graphs]
 
 
 def test_a_cpu_records_nothing():
     task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
     model = build("small-cnn", channels=1, outputs=task.outputs(target), size=28)
-    assert Workbench(model, task, target, Optimizer(), graphs=True)._recorded is None
+    assert Trainer(model, task, target, Optimizer(), graphs=True)._recorded is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -100,9 +100,9 @@ def test_recorded_training_is_training():
     losses = {}
     for recorded in (False, True):
         optimizer = Optimizer(name="adam", lr=1e-4, batch_size=16)
-        bench = Workbench(builder(), task, target, optimizer, device="cuda", graphs=recorded)
-        model, rng = bench.load(initial_weights(builder, 0)), torch.Generator().manual_seed(0)
+        trainer = Trainer(builder(), task, target, optimizer, device="cuda", graphs=recorded)
+        model, rng = trainer.load(initial_weights(builder, 0)), torch.Generator().manual_seed(0)
         losses[recorded] = [
-            bench.train(bench.batches(part, rng), 4, optimizer.make(model.parameters(), 1)) for _ in range(3)
+            trainer.train(trainer.batches(part, rng), 4, optimizer.make(model.parameters(), 1)) for _ in range(3)
         ]
     assert losses[True] == pytest.approx(losses[False], abs=1e-3)

@@ -1,4 +1,4 @@
-"""The workbench against arithmetic done by hand: batches, augmentation, steps, evaluation, decay, kept optimisers."""
+"""The trainer against arithmetic done by hand: batches, augmentation, steps, evaluation, decay, kept optimisers."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.augmentation import augment
-from polyclinic.training.loop import EVALUATION_BATCH, Workbench
+from polyclinic.training.loop import EVALUATION_BATCH, Trainer
 from polyclinic.training.optimizer import Optimizer
 
 SIZE = 16
@@ -32,13 +32,13 @@ def numbered(count, seed=0):
     return Part(images, np.arange(count, dtype=np.int64) % 2, masks)
 
 
-def bench(task="classification", backbone="small-cnn", **optimizer):
+def make_trainer(task="classification", backbone="small-cnn", **optimizer):
     optimizer = Optimizer(**{"batch_size": 4, "lr": 0.1, **optimizer})
 
     def make():
         return build(backbone, channels=1, outputs=1 if task == "segmentation" else 2, size=SIZE)
 
-    made = Workbench(make(), TASKS[task](name=task), TARGET, optimizer)
+    made = Trainer(make(), TASKS[task](name=task), TARGET, optimizer)
     made.load(initial_weights(make, 0))
     return made
 
@@ -58,10 +58,10 @@ def seen(batches, count):
 @given(count=st.integers(1, 30), size=st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_a_pass_has_floor_of_n_over_b_whole_batches(count, size):
-    workbench, part = bench(batch_size=size), numbered(count)
-    steps = workbench.steps_in(part)
+    trainer, part = make_trainer(batch_size=size), numbered(count)
+    steps = trainer.steps_in(part)
     assert steps == max(1, count // size)
-    batches = workbench.batches(part, rng())
+    batches = trainer.batches(part, rng())
     for _ in range(3):
         one_pass = seen(batches, steps)
         numbers = [n for batch in one_pass for n in batch]
@@ -70,29 +70,29 @@ def test_a_pass_has_floor_of_n_over_b_whole_batches(count, size):
 
 
 def test_each_pass_is_a_new_permutation():
-    batches = bench(batch_size=10).batches(numbered(10), rng())
+    batches = make_trainer(batch_size=10).batches(numbered(10), rng())
     first, second = seen(batches, 1)[0], seen(batches, 1)[0]
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second != list(range(10))
 
 
 def test_images_left_out_of_one_pass_have_their_chance_in_another():
-    batches = bench(batch_size=4).batches(numbered(7), rng())
+    batches = make_trainer(batch_size=4).batches(numbered(7), rng())
     assert {n for batch in seen(batches, 12) for n in batch} == set(range(7))
 
 
 def test_batches_depend_on_the_generator_alone():
     part = numbered(9)
     torch.manual_seed(0)
-    first = seen(bench().batches(part, rng(1)), 5)
+    first = seen(make_trainer().batches(part, rng(1)), 5)
     torch.manual_seed(1)
-    assert seen(bench().batches(part, rng(1)), 5) == first
-    assert seen(bench().batches(part, rng(2)), 5) != first
+    assert seen(make_trainer().batches(part, rng(1)), 5) == first
+    assert seen(make_trainer().batches(part, rng(2)), 5) != first
 
 
 def test_a_batch_holds_images_in_0_to_1_with_their_own_labels():
     part = numbered(8)
-    images, labels = next(bench().batches(part, rng()))
+    images, labels = next(make_trainer().batches(part, rng()))
     for image, label in zip(images, labels, strict=True):
         number = int((image[0, 0, 0] * 255).round())
         assert torch.equal(image, torch.from_numpy(part.images[number]).float() / 255)
@@ -102,10 +102,10 @@ def test_a_batch_holds_images_in_0_to_1_with_their_own_labels():
 @given(count=st.integers(1, 30), size=st.integers(1, 12))
 @settings(max_examples=40, deadline=None)
 def test_one_pass_leaves_no_image_out(count, size):
-    workbench = bench(batch_size=size)
-    batches = list(workbench.one_pass(numbered(count), rng()))
+    trainer = make_trainer(batch_size=size)
+    batches = list(trainer.one_pass(numbered(count), rng()))
     numbers = [n for batch in seen(iter(batches), len(batches)) for n in batch]
-    assert len(batches) == workbench.steps_in(numbered(count))
+    assert len(batches) == trainer.steps_in(numbered(count))
     assert sorted(numbers) == list(range(count))
     assert max(len(b[0]) for b in batches) - min(len(b[0]) for b in batches) <= 1
 
@@ -134,7 +134,7 @@ def test_masks_are_flipped_and_turned_with_their_images(kinds):
 
 
 def test_augmentation_is_drawn_anew_for_each_batch():
-    batches = bench(batch_size=4, augment=("flip",)).batches(numbered(4), rng())
+    batches = make_trainer(batch_size=4, augment=("flip",)).batches(numbered(4), rng())
     patterns = set()
     for images, _ in (next(batches) for _ in range(8)):
         order = images.sum((1, 2, 3)).argsort()
@@ -144,8 +144,8 @@ def test_augmentation_is_drawn_anew_for_each_batch():
 
 def test_a_segmentation_batch_keeps_masks_on_their_images():
     part = numbered(12)
-    workbench = bench("segmentation", "unet", augment=("flip", "turn"), batch_size=6)
-    for images, targets in (next(workbench.batches(part, rng(k))) for k in range(4)):
+    trainer = make_trainer("segmentation", "unet", augment=("flip", "turn"), batch_size=6)
+    for images, targets in (next(trainer.batches(part, rng(k))) for k in range(4)):
         assert torch.equal(targets.bool().reshape(6, SIZE, SIZE), (images[:, 0] * 255).round() > 128)
 
 
@@ -153,13 +153,13 @@ def test_a_segmentation_batch_keeps_masks_on_their_images():
 
 
 def test_training_is_the_bare_loop():
-    part, workbench = numbered(14), bench(momentum=0.9, weight_decay=0.01)
+    part, trainer = numbered(14), make_trainer(momentum=0.9, weight_decay=0.01)
     model = build("small-cnn", channels=1, outputs=2, size=SIZE)
-    model.load_state_dict(workbench.model.state_dict())
+    model.load_state_dict(trainer.model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
     model.train()
     losses = []
-    batches = workbench.batches(part, rng(3))
+    batches = trainer.batches(part, rng(3))
     for _ in range(5):
         images, labels = next(batches)
         optimizer.zero_grad()
@@ -167,34 +167,32 @@ def test_training_is_the_bare_loop():
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    mean = workbench.train(
-        workbench.batches(part, rng(3)), 5, workbench.optimizer.make(workbench.model.parameters(), 1)
-    )
+    mean = trainer.train(trainer.batches(part, rng(3)), 5, trainer.optimizer.make(trainer.model.parameters(), 1))
     assert mean == pytest.approx(sum(losses) / 5, rel=1e-6)
-    for name, tensor in workbench.weights().items():
+    for name, tensor in trainer.weights().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
 def test_class_weights_make_a_weighted_mean():
-    workbench = bench()
+    trainer = make_trainer()
     output, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.5, 0.5]]), torch.tensor([0, 1, 1])
     each = F.cross_entropy(output, labels, reduction="none")
     by_hand = (3 * each[0] + 0.5 * each[1] + 0.5 * each[2]) / 4
-    assert torch.allclose(workbench.loss(output, labels, torch.tensor([3.0, 0.5])), by_hand)
-    assert torch.allclose(workbench.loss(output, labels), each.mean())
+    assert torch.allclose(trainer.loss(output, labels, torch.tensor([3.0, 0.5])), by_hand)
+    assert torch.allclose(trainer.loss(output, labels), each.mean())
 
 
 def test_loading_a_part_leaves_the_rest_and_copies():
-    workbench = bench()
-    before = workbench.weights()
+    trainer = make_trainer()
+    before = trainer.weights()
     mine = {"fc.bias": torch.tensor([1.0, 2.0])}
-    workbench.load(mine)
+    trainer.load(mine)
     mine["fc.bias"].zero_()
-    after = workbench.weights()
+    after = trainer.weights()
     assert after["fc.bias"].tolist() == [1, 2]
     assert all(torch.equal(before[name], after[name]) for name in before if name != "fc.bias")
     after["fc.bias"].zero_()
-    assert workbench.weights()["fc.bias"].tolist() == [1, 2]
+    assert trainer.weights()["fc.bias"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -224,39 +222,39 @@ def test_the_optimiser_is_the_one_that_was_asked_for():
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_a_kept_optimiser_equals_one_that_was_never_put_away(name):
     """Three rounds of two steps with the state put away and taken out again, against six steps in one go."""
-    part, workbench = numbered(40), bench(name=name, keep_state=True, lr=0.01)
-    site = SimpleNamespace(bench=workbench, state=SiteState(), round=0, name="s")
-    batches = workbench.batches(part, rng())
+    part, trainer = numbered(40), make_trainer(name=name, keep_state=True, lr=0.01)
+    site = SimpleNamespace(trainer=trainer, state=SiteState(), round=0, name="s")
+    batches = trainer.batches(part, rng())
     for site.round in (1, 2, 3):
-        optimizer = optimizer_state.start_optimizer(site, workbench.model)
-        workbench.train(batches, 2, optimizer)
+        optimizer = optimizer_state.start_optimizer(site, trainer.model)
+        trainer.train(batches, 2, optimizer)
         optimizer_state.keep_optimizer(site, optimizer)
 
-    straight = bench(name=name, lr=0.01)
+    straight = make_trainer(name=name, lr=0.01)
     straight.train(straight.batches(part, rng()), 6, straight.optimizer.make(straight.model.parameters(), 1))
     for key, tensor in straight.weights().items():
-        assert torch.equal(tensor, workbench.weights()[key]), key
+        assert torch.equal(tensor, trainer.weights()[key]), key
 
 
 def test_an_optimiser_that_is_not_kept_starts_anew():
-    workbench = bench(momentum=0.9)
-    site = SimpleNamespace(bench=workbench, state=SiteState(), round=1, name="s")
+    trainer = make_trainer(momentum=0.9)
+    site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
     for site.round in (1, 2):
-        optimizer = optimizer_state.start_optimizer(site, workbench.model)
+        optimizer = optimizer_state.start_optimizer(site, trainer.model)
         assert not optimizer.state
-        workbench.train(workbench.batches(numbered(8), rng()), 2, optimizer)
+        trainer.train(trainer.batches(numbered(8), rng()), 2, optimizer)
         optimizer_state.keep_optimizer(site, optimizer)
     assert not site.state
 
 
 def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
-    workbench = bench(keep_state=True, lr=1.0, decay=0.1, decay_every=1)
-    site = SimpleNamespace(bench=workbench, state=SiteState(), round=1, name="s")
-    first = optimizer_state.start_optimizer(site, workbench.model)
-    workbench.train(workbench.batches(numbered(8), rng()), 1, first)
+    trainer = make_trainer(keep_state=True, lr=1.0, decay=0.1, decay_every=1)
+    site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
+    first = optimizer_state.start_optimizer(site, trainer.model)
+    trainer.train(trainer.batches(numbered(8), rng()), 1, first)
     optimizer_state.keep_optimizer(site, first)
     site.round = 2
-    second = optimizer_state.start_optimizer(site, workbench.model)
+    second = optimizer_state.start_optimizer(site, trainer.model)
     assert second.param_groups[0]["lr"] == pytest.approx(0.1)
     buffers = [second.state[p]["momentum_buffer"] for p in second.param_groups[0]["params"]]
     kept = [first.state[p]["momentum_buffer"] for p in first.param_groups[0]["params"]]
@@ -267,9 +265,9 @@ def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
 
 
 def test_evaluation_equals_counting_by_hand():
-    part, workbench = numbered(21), bench()
-    sums = workbench.evaluate(part)
-    model = workbench.model.eval()
+    part, trainer = numbered(21), make_trainer()
+    sums = trainer.evaluate(part)
+    model = trainer.model.eval()
     with torch.no_grad():
         output = model(torch.from_numpy(part.images).float() / 255)
     labels = torch.from_numpy(part.labels)
@@ -279,27 +277,27 @@ def test_evaluation_equals_counting_by_hand():
     assert torch.equal(sums["confusion"], confusion)
     assert int(sums["count"]) == 21
     assert float(sums["loss"]) == pytest.approx(float(F.cross_entropy(output, labels, reduction="sum")), rel=1e-5)
-    metrics = workbench.task.finish(sums)
+    metrics = trainer.task.finish(sums)
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
 
 
 def test_evaluation_neither_trains_nor_shuffles():
-    part, workbench = numbered(10), bench(augment=("flip", "turn"))
-    before = workbench.weights()
-    first, second = workbench.evaluate(part), workbench.evaluate(part)
+    part, trainer = numbered(10), make_trainer(augment=("flip", "turn"))
+    before = trainer.weights()
+    first, second = trainer.evaluate(part), trainer.evaluate(part)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in workbench.weights().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.weights().items())
 
 
 def test_large_parts_are_evaluated_in_pieces_that_add_up():
     count = EVALUATION_BATCH + 3
     part = Part(np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2)
-    workbench = bench()
-    sizes = [len(images) for images, _ in workbench.in_order(part)]
+    trainer = make_trainer()
+    sizes = [len(images) for images, _ in trainer.in_order(part)]
     assert sizes == [EVALUATION_BATCH, 3]
-    whole = workbench.evaluate(part)
-    pieces = [workbench.evaluate(Part(part.images[s], part.labels[s])) for s in (slice(0, 100), slice(100, None))]
-    together = workbench.task.add(*pieces)
+    whole = trainer.evaluate(part)
+    pieces = [trainer.evaluate(Part(part.images[s], part.labels[s])) for s in (slice(0, 100), slice(100, None))]
+    together = trainer.task.add(*pieces)
     assert torch.equal(whole["confusion"], together["confusion"])
     assert torch.equal(whole["count"], together["count"])
     assert float(whole["loss"]) == pytest.approx(float(together["loss"]), rel=1e-6)

@@ -17,7 +17,7 @@ from polyclinic.audits.targets import Target, targets
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.errors import BadInput
-from polyclinic.files import write_atomically
+from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.runner.assembly import Assembly, device_of
 from polyclinic.settings import nearest
@@ -178,6 +178,6 @@ def write(folder: Path, report: Mapping[str, Any]) -> None:
 def whole_or_not(path: Path, text: str) -> None:
     """A file that nobody ever sees half written."""
     try:
-        write_atomically(path, text)
+        atomic_write(path, text)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None

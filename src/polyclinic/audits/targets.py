@@ -14,7 +14,7 @@ from polyclinic.audits.open_run import Lines
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.archive import TELLING, Release, releases
+from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, Release, releases
 from polyclinic.federation.leaving.defences import secure_sum
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.settings import nearest
@@ -113,7 +113,7 @@ def targets(
             "--set audit.keep_parcels=1"
         )
     _check_names("--sites", sites, list(kept))
-    _check_names("--kinds", kinds, list(TELLING))
+    _check_names("--kinds", kinds, list(ATTACKABLE_KINDS))
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
     summed = study.audit is not None and study.audit.secure_sum
     groups = sums(wanted, budget) if summed else chosen(wanted, budget, every_site=bool(sites))
@@ -122,7 +122,7 @@ def targets(
         for site, release in group.items():
             check(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
-        allowed = [kind for kind in (kinds or TELLING) if not summed or kind in SUMMED]
+        allowed = [kind for kind in (kinds or ATTACKABLE_KINDS) if not summed or kind in SUMMED]
         found += [Target(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
     if not found:
         raise BadInput(_nothing_left(wanted, kinds))
@@ -143,7 +143,9 @@ def kept_in(folder: Path) -> list[Release]:
 
 
 def _nothing_left(kept: Kept, kinds: tuple[str, ...]) -> str:
-    there = sorted({kind for found in kept.values() for release in found for kind in release.kinds if kind in TELLING})
+    there = sorted(
+        {kind for found in kept.values() for release in found for kind in release.kinds if kind in ATTACKABLE_KINDS}
+    )
     if kinds:
         asked = " or ".join(kinds)
         return f"--kinds: no parcel of kind {asked} is to be attacked; sites kept {', '.join(there)}"

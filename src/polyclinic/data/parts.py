@@ -31,7 +31,7 @@ from polyclinic.data.dataset import Dataset
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.heterogeneity import mean_ks
 from polyclinic.data.names import check_site_names, refuse_unsafe_name
-from polyclinic.data.partitions import Sites, spread
+from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS, patient_groups, split
 from polyclinic.errors import BadInput
@@ -127,7 +127,7 @@ def _name_of(data: Source, sites: Sites) -> str:
 def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progress: Progress | None) -> None:
     dataset = load(data, cache, progress)
     splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed)
-    where = spread(sites, dataset, splits, data.seed)
+    where = assign_to_sites(sites, dataset, splits, data.seed)
     check_site_names(where)
     with complete_or_absent(folder) as scratch:
         for done, (site, parts) in enumerate(where.items(), start=1):

@@ -76,7 +76,7 @@ class Coordination:
         return {"run": self.folder.name, "rounds": self.study.method.rounds, "lost": lost, "last": last}
 
     def _run(self) -> dict[str, Any]:
-        from polyclinic.files import write_atomically
+        from polyclinic.files import atomic_write
         from polyclinic.runner.run import check_same, locked, run_with
 
         study, begun = self.study, self.folder / "study.toml"
@@ -93,9 +93,9 @@ class Coordination:
         patience = Patience(study.engine.deadline, study.engine.silence)
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)
         with locked(self.folder):
-            write_atomically(begun, study.to_toml())
+            atomic_write(begun, study.to_toml())
             values = run_with(assembly, self.engine, Display())
-            write_atomically(self.folder / "result.json", json.dumps(values, indent=2) + "\n")
+            atomic_write(self.folder / "result.json", json.dumps(values, indent=2) + "\n")
         return values
 
     def _make_room(self) -> None:

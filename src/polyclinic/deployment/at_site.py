@@ -27,7 +27,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.files import write_atomically
+from polyclinic.files import atomic_write
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.predict import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
@@ -79,7 +79,7 @@ def deployed_host(told: dict[str, Any]) -> SiteHost:
     parts = Parts(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data)
     assembly.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need
+    atomic_write(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
     host = assembly.host()
     host.keep_model = lambda weights: write_model(assembly, site, weights, preparation)
@@ -94,4 +94,4 @@ def write_model(assembly: Assembly, site: str, weights: Mapping[str, Tensor], pr
     card = card_of(study, assembly.parts.info, backbones, digest_of_weights(weights))
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     content = model_file(tensors, card.model_copy(update=dict(preparation)))
-    write_atomically(assembly.folder / "model.safetensors", content)
+    atomic_write(assembly.folder / "model.safetensors", content)

@@ -15,7 +15,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
 from polyclinic.engines.nvflare.engine import Send
-from polyclinic.engines.nvflare.job import STATUS, plain
+from polyclinic.engines.nvflare.job import STATUS, decode_property
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import end_with_parent, reason_of
 
@@ -27,7 +27,7 @@ class Coordinator:
 
     @collab.main
     def run(self) -> None:
-        order = plain(collab.get_app_prop("order"))
+        order = decode_property(collab.get_app_prop("order"))
         sends = {proxy.name: sender(proxy) for proxy in collab.clients}
         if "assembly" in order:
             from polyclinic.runner.nvflare_simulation import coordinate as coordinate_simulation
@@ -63,7 +63,7 @@ class SiteProgram:
     def start(self) -> None:
         """A site that cannot take part says why when it is called: the others need not stop for it."""
         try:
-            self._relay = relay_for(plain(collab.get_app_prop("order")), collab.site_name)
+            self._relay = relay_for(decode_property(collab.get_app_prop("order")), collab.site_name)
         except Exception as error:
             log.exception("this site cannot take part")
             self._refusal = reason_of(error)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from polyclinic.engines.pool import Lanes, Worker
+from polyclinic.engines.pool import Worker, WorkerPool
 from polyclinic.engines.worker_process import cores, reason_of
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.host import SiteHost
@@ -20,7 +20,7 @@ from polyclinic.federation.state import SitePosition
 PAYS_AFTER = 8.0
 
 
-class InProcess(Lanes):
+class InProcess(WorkerPool):
     """Runs calls one after the other here, or at the same time in worker processes."""
 
     simulation = True

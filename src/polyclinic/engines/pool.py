@@ -13,7 +13,7 @@ from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.state import SitePosition
 
 #: calls a worker may be ahead of whoever takes the answers: enough to keep it busy, few to hold in memory
-AHEAD = 2
+PREFETCH = 2
 
 
 class Worker(Protocol):
@@ -29,7 +29,7 @@ class Worker(Protocol):
         """End it now, whatever it does."""
 
 
-class Lanes:
+class WorkerPool:
     """Runs calls in `lanes` workers, which are started when they are first needed, and anew after they die."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Lanes:
                     begun[lane].append(threads[lane].submit(self._call_worker, lane, waiting[lane].popleft()))
 
             try:
-                for lane in list(waiting) * AHEAD:
+                for lane in list(waiting) * PREFETCH:
                     begin(lane)
                 for call in calls:
                     lane = self._lane(call.site)

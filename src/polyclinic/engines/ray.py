@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from polyclinic.engines.pool import Lanes
+from polyclinic.engines.pool import WorkerPool
 from polyclinic.engines.worker_process import STARTS_WITHIN, WorkerGone, cores, reason_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
@@ -47,7 +47,7 @@ class Share:
         return min(sites, room if self.actors == "auto" else min(self.actors, room))
 
 
-class Ray(Lanes):
+class Ray(WorkerPool):
     """Starts Ray here, or joins the cluster at `address`, and leaves it at the end; takes one that runs as it is."""
 
     simulation = True

@@ -58,7 +58,7 @@ class Interrupted(Exception):  # noqa: N818
 class Federation:
     """The coordinator's view of a run. Build one per run; see `polyclinic.run`.
 
-    `bench` is the coordinator's own workbench, for methods in which it trains as well. `backbones` names the networks
+    `trainer` is the coordinator's own trainer, for methods in which it trains as well. `backbones` names the networks
     of sites that have another one.
     """
 
@@ -71,7 +71,7 @@ class Federation:
         checkpoint: Checkpoint,
         initial_weights: Callable[[], dict[str, Tensor]],
         expected: Mapping[str, Expected],
-        bench: TrainerLike,
+        trainer: TrainerLike,
         faults: Faults | None = None,
         checkpoint_every: int = 1,
         observer: Any = None,
@@ -86,7 +86,7 @@ class Federation:
         self.coverage = Coverage()
         self.failures: list[dict[str, Any]] = []
         self.initial_weights = initial_weights
-        self.bench = bench
+        self.trainer = trainer
         self.backbones = dict(backbones or {})
         self.generator = generator  #: the study's table of that name
         self.observer = observer

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.leaving import key_exchange, transcript
-from polyclinic.federation.leaving.archive import Keeping
+from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.gate import Gate
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
@@ -62,20 +62,20 @@ class SiteHost:
         *,
         method: Any,
         seed: int,
-        bench: TrainerLike,
+        trainer: TrainerLike,
         folder: Path,
         open_data: Callable[[str], SiteData],
         policy: Policy,
         expected: Mapping[str, Expected],
         replay: Any = None,
-        keeping: Keeping | None = None,
+        keeping: ParcelArchive | None = None,
         defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None,
         generator: Any = None,
         tuning: Any = None,
-        benches: Mapping[str, TrainerLike] | None = None,
+        trainers: Mapping[str, TrainerLike] | None = None,
         terms: str = "",
     ) -> None:
-        """`benches`: the workbenches of sites whose network is not that of `bench`; `defend(parcel, received)`: what
+        """`trainers`: the trainers of sites whose network is not that of `trainer`; `defend(parcel, received)`: what
         leaves instead of a parcel; `terms`: what the study says, in any form that is another one if it says anything
         else."""
         self.method = method
@@ -83,8 +83,8 @@ class SiteHost:
         self.keeping, self.defend = keeping, defend
         self.keys = key_exchange.KeyExchange()
         self.seed = seed
-        self.bench = bench
-        self.benches = dict(benches or {})
+        self.trainer = trainer
+        self.trainers = dict(trainers or {})
         self.generator, self.tuning = generator, tuning
         self.terms = terms
         self.keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
@@ -105,8 +105,8 @@ class SiteHost:
         parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
         if self.keeping:
             self.keeping.begins(site, parcels)
-        with _nothing_happened_if_it_fails(site):
-            if site.secret and site.bench.privacy is not None:
+        with _rollback_on_error(site):
+            if site.secret and site.trainer.privacy is not None:
                 transcript.extend(site, self.terms, call, parcels)
             # dropout draws from global state
             gpus = range(torch.cuda.device_count())
@@ -216,13 +216,13 @@ class SiteHost:
             name,
             self.seed,
             data,
-            self.benches.get(name, self.bench),
+            self.trainers.get(name, self.trainer),
             state,
             folder,
             self.replay,
             self.generator,
             self.tuning,
-            (self.bench, *self.benches.values()),
+            (self.trainer, *self.trainers.values()),
             secret=secret,
             keep_model=self.keep_model,
         )
@@ -273,7 +273,7 @@ def _parcels(released: Any) -> tuple[Parcel, ...]:
 
 
 @contextlib.contextmanager
-def _nothing_happened_if_it_fails(site: Site) -> Iterator[None]:
+def _rollback_on_error(site: Site) -> Iterator[None]:
     """A failed operation leaves the site as it was, as if its process had died: no half-made state (or NaN in it)
     may reach the next round."""
     before, changed = dict(site.state), site.state.changed

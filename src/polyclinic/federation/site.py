@@ -25,7 +25,7 @@ class Site:
 
     `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
     state. `folder` is the site's own; what lies there never leaves it. `replay` mixes replayed images into batches.
-    `generator` and `tuning` are the study's tables of that name. `benches` are the workbenches of all networks that
+    `generator` and `tuning` are the study's tables of that name. `trainers` are the trainers of all networks that
     the study's sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
     draw it; a simulated site has none, and its noise is the same in every run. `keep_model` puts a finished model where
     the site's people find it; nobody is there at a simulated site.
@@ -34,13 +34,13 @@ class Site:
     name: str
     seed: int
     data: SiteData
-    bench: TrainerLike
+    trainer: TrainerLike
     state: SiteState
     folder: Path
     replay: Any = None
     generator: Any = None
     tuning: Any = None
-    benches: tuple[TrainerLike, ...] = ()
+    trainers: tuple[TrainerLike, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
@@ -51,13 +51,13 @@ class Site:
         """A generator for this seed, site, purpose and round."""
         return torch_rng(self.seed, self.name, purpose, self.round)
 
-    def bench_for(self, weights: Mapping[str, Tensor]) -> TrainerLike:
-        """The workbench whose network these are whole weights of: the site's own, or that of another site."""
-        for bench in (self.bench, *self.benches):
-            own = bench.model.state_dict()
+    def trainer_for(self, weights: Mapping[str, Tensor]) -> TrainerLike:
+        """The trainer whose network these are whole weights of: the site's own, or that of another site."""
+        for trainer in (self.trainer, *self.trainers):
+            own = trainer.model.state_dict()
             if own.keys() == weights.keys() and all(own[name].shape == weights[name].shape for name in own):
-                return bench
-        return self.bench
+                return trainer
+        return self.trainer
 
     def lasting_rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site and purpose, the same in every round."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from polyclinic.federation.leaving.parcel import unshared
+from polyclinic.federation.leaving.parcel import contiguous_cpu_copies
 from polyclinic.federation.operation import operation as operation
 
 if TYPE_CHECKING:
@@ -80,5 +80,5 @@ def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors so that the file is whole or absent."""
     partial = path.with_suffix(".partial")
-    save_file(unshared(tensors), partial)
+    save_file(contiguous_cpu_copies(tensors), partial)
     partial.replace(path)

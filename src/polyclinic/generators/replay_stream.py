@@ -1,7 +1,7 @@
 """Replayed images as mini-batches: made on the fly, or once into a fixed buffer.
 
 A source says what can be replayed: images of kept codes, new samples, or a buffer of either. `stream` turns any
-source into batches like those of a `Workbench`, treated as real images are (256 grey values, the same augmentation),
+source into batches like those of a `Trainer`, treated as real images are (256 grey values, the same augmentation),
 so that nothing but the generator's own artefacts tells replayed from real.
 """
 

@@ -37,7 +37,7 @@ class Learnt:
 
 
 def learn(
-    bench: TrainerLike,
+    trainer: TrainerLike,
     initial: Mapping[str, Tensor],
     train: Part,
     validation: Part,
@@ -46,13 +46,13 @@ def learn(
     rng: torch.Generator,
 ) -> Learnt:
     """The network after the best of several moments of training; after the last if there are no validation images."""
-    model = bench.load(initial)
-    optimizer = bench.optimizer.make(model.parameters(), 1)
-    batches = bench.batches(train, rng)
+    model = trainer.load(initial)
+    optimizer = trainer.optimizer.make(model.parameters(), 1)
+    batches = trainer.batches(train, rng)
     best: Learnt | None = None
     for some in _even_parts(steps, CHECKS):
-        bench.train(batches, some, optimizer)
-        now = Learnt(bench.weights(), score(bench, validation) if len(validation) else 0.0)
+        trainer.train(batches, some, optimizer)
+        now = Learnt(trainer.weights(), score(trainer, validation) if len(validation) else 0.0)
         if best is None or now.score > best.score or not len(validation):
             best = now
     assert best is not None
@@ -60,7 +60,7 @@ def learn(
 
 
 def learn_all(
-    bench: TrainerLike,
+    trainer: TrainerLike,
     initial: Mapping[str, Tensor],
     real: Part,
     synthetic: Part,
@@ -76,13 +76,13 @@ def learn_all(
     found = dict(known or {})
     for diet, part in parts.items():
         if diet not in found:
-            found[diet] = learn(bench, initial, part, validation, steps=steps, rng=torch_rng(seed))
+            found[diet] = learn(trainer, initial, part, validation, steps=steps, rng=torch_rng(seed))
     return found
 
 
 def appraise(
     model: GeneratorModel,
-    bench: TrainerLike,
+    trainer: TrainerLike,
     initial: Mapping[str, Tensor],
     real: Part,
     validation: Part,
@@ -94,15 +94,15 @@ def appraise(
 ) -> dict[str, Any]:
     """What `images` of a fitted generator are worth: for each diet its `validation` score, and its metrics on real test
     images in all (`test`) and by sub-group (`subgroups`); `released` is the diet that validation images chose."""
-    labels = even_labels(images, bench.target)
+    labels = even_labels(images, trainer.target)
     pixels, known = model.sample(labels, rng).numpy(), labels.numpy().astype(real.labels.dtype)
     made = replace(real, images=pixels, labels=known, masks=None, cases=None, subgroup=None)
-    found = learn_all(bench, initial, real, made, validation, steps=steps, rng=rng)
+    found = learn_all(trainer, initial, real, made, validation, steps=steps, rng=rng)
     marks: dict[str, Any] = {"released": gated(found)}
     for diet, learnt in found.items():
-        bench.load(learnt.weights)
-        metrics = bench.task.finish(bench.evaluate(test))
-        marks[diet] = {"validation": learnt.score, "test": metrics, "subgroups": by_subgroup(bench, test)}
+        trainer.load(learnt.weights)
+        metrics = trainer.task.finish(trainer.evaluate(test))
+        marks[diet] = {"validation": learnt.score, "test": metrics, "subgroups": by_subgroup(trainer, test)}
     return marks
 
 
@@ -116,20 +116,20 @@ def gated(found: Mapping[str, Learnt], margin: float = 0.0) -> str:
     return "augmented" if helped(found, margin) else "real"
 
 
-def score(bench: TrainerLike, part: Part) -> float:
+def score(trainer: TrainerLike, part: Part) -> float:
     """The task's own metric of the network as it stands, signed so that more is better; of two, ties go by the loss."""
-    found = bench.task.finish(bench.evaluate(part))
-    value = found.get("auc", found.get(bench.task.metric, float("nan")))
-    higher = bench.task.better == "higher"
+    found = trainer.task.finish(trainer.evaluate(part))
+    value = found.get("auc", found.get(trainer.task.metric, float("nan")))
+    higher = trainer.task.better == "higher"
     return (value if higher else -value) - 1e-6 * found.get("loss", 0.0)
 
 
-def by_subgroup(bench: TrainerLike, part: Part) -> dict[str, dict[str, float]]:
+def by_subgroup(trainer: TrainerLike, part: Part) -> dict[str, dict[str, float]]:
     """The metrics of the network as it stands on each sub-group of a part; an empty table where there are none."""
     if part.subgroup is None:
         return {}
     groups = {str(name): np.flatnonzero(part.subgroup == name) for name in np.unique(part.subgroup)}
-    return {name: bench.task.finish(bench.evaluate(some(part, index))) for name, index in groups.items()}
+    return {name: trainer.task.finish(trainer.evaluate(some(part, index))) for name, index in groups.items()}
 
 
 def some(part: Part, index: np.ndarray) -> Part:

@@ -47,19 +47,19 @@ class Centralized(Method):
             raise BadInput("method.images: synthetic images have no masks; choose 'real' for segmentation")
 
     def run(self, federation: Federation) -> Weights:
-        bench = federation.bench
+        trainer = federation.trainer
         images = pooling.as_part(federation.once("images", lambda: self.collect(federation)))
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            model = bench.load(state.weights)
+            model = trainer.load(state.weights)
             optimizer = optimizer_state.coordinator_optimizer(federation, state, model.parameters())
-            bench.train(
-                bench.batches(images, federation.rng("batches")),
-                self.steps or bench.steps_in(images),
+            trainer.train(
+                trainer.batches(images, federation.rng("batches")),
+                self.steps or trainer.steps_in(images),
                 optimizer,
             )
             optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
-            state.weights = bench.weights()
+            state.weights = trainer.weights()
             federation.evaluate(state.weights)
         return state.weights
 

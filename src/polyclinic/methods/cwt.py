@@ -53,9 +53,9 @@ class CyclicWeightTransfer(Method):
     def _class_weights(self, site: Site) -> Tensor | None:
         if not self.weighted_loss:
             return None
-        classes = len(site.bench.target.classes)
+        classes = len(site.trainer.target.classes)
         labels = torch.from_numpy(site.data.train.labels.copy())
-        return local_training.class_weights(labels, classes).to(site.bench.device)
+        return local_training.class_weights(labels, classes).to(site.trainer.device)
 
     def privacy_obstacle(self) -> str | None:
         if self.weighted_loss:

@@ -30,7 +30,7 @@ class FedAvgM(FedAvg):
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         mean = averaging.average(replies, self.weighting)
         # batch-norm statistics are averaged, not pushed along: momentum could make a variance negative
-        learned = [name for name, _ in federation.bench.model.named_parameters() if name in mean]
+        learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
         before = getattr(state, "velocity", None) or {name: torch.zeros_like(mean[name]) for name in learned}
         change = {name: state.weights[name] - mean[name] for name in learned}
         state.velocity = {name: self.beta * before[name] + change[name] for name in learned}

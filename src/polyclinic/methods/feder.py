@@ -30,11 +30,11 @@ from polyclinic.federation.state import write_tensors
 from polyclinic.generators import replay_stream
 from polyclinic.methods.shared import local_training, optimizer_state
 from polyclinic.methods.shared import synthetic_buffer as synthesis
-from polyclinic.methods.shared.peers import NodeMethod
+from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
 
 
-class FedER(NodeMethod):
+class FedER(PeerMethod):
     name: Literal["feder"] = "feder"
     buffer: int = Field(512, ge=0, description="synthetic images that a node hands over with its model; 0 for none")
     real_share: float = Field(
@@ -201,30 +201,30 @@ class FedER(NodeMethod):
 
         As many steps as without: floor(|D_k| / b), each on b images of the node's own.
         """
-        bench, own = site.bench, self.own_images(site)
-        steps = self.local_steps or bench.steps_in(site.data.train)
-        model = bench.load(local_training.assemble(site, {}))
+        trainer, own = site.trainer, self.own_images(site)
+        steps = self.local_steps or trainer.steps_in(site.data.train)
+        model = trainer.load(local_training.assemble(site, {}))
         optimizer = optimizer_state.start_optimizer(site, model)
-        bench.train(self.batches(site, own, buffer), steps, optimizer)
+        trainer.train(self.batches(site, own, buffer), steps, optimizer)
         optimizer_state.keep_optimizer(site, optimizer)
-        site.state.put("local", bench.weights())
-        each = min(bench.optimizer.batch_size, len(own))
+        site.state.put("local", trainer.weights())
+        each = min(trainer.optimizer.batch_size, len(own))
         made = self.joined(each) if buffer is not None else 0
         real = steps * each if self.trains_on_real_images else 0
         return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + made) - real}
 
     def batches(self, site: Site, own: Part, buffer: Tensors | None) -> Iterator[Batch]:
-        real = site.bench.batches(own, site.rng("batches"))
-        each = self.joined(min(site.bench.optimizer.batch_size, len(own)))
+        real = site.trainer.batches(own, site.rng("batches"))
+        each = self.joined(min(site.trainer.optimizer.batch_size, len(own)))
         if buffer is None or each == 0:
             return real
         stream = replay_stream.stream(
             cast(replay_stream.Source, replay_stream.Buffer(buffer["images"], buffer["labels"])),
             each,
             site.rng("buffer batches"),
-            task=site.bench.task,
-            augmentation=site.bench.optimizer.augment,
-            device=site.bench.device,
+            task=site.trainer.task,
+            augmentation=site.trainer.optimizer.augment,
+            device=site.trainer.device,
         )
         return replay_stream.mixed(real, stream)
 

@@ -23,7 +23,7 @@ class FedProx(FedAvg):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        start = {name: tensor.to(site.bench.device) for name, tensor in weights.items()}
+        start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
 
         def pull_back(model: nn.Module) -> None:
             # the gradient of the penalty, written out: mu * (w - w_start)

@@ -42,18 +42,18 @@ class FedReplay(Method):
     private_parts: ClassVar[tuple[str, ...]] = ("encoder",)
 
     def run(self, federation: Federation) -> Weights:
-        bench = federation.bench
+        trainer = federation.trainer
         encoder = federation.once("encoder", lambda: self.encoder(federation))
         latents, targets = _pooled(federation.once("latents", lambda: self.collect(federation, encoder)))
         state = federation.state(weights={**federation.initial_weights(), **encoder})
         for _ in federation.rounds(self.rounds, state):
-            rest = bench.split(bench.load(state.weights))[1]
+            rest = trainer.split(trainer.load(state.weights))[1]
             optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
-            size = min(bench.optimizer.batch_size, len(latents))
-            batches = _batches(latents, targets, size, federation.rng("batches"), bench.device)
-            bench.train(batches, len(latents) // size, optimizer, model=rest)
+            size = min(trainer.optimizer.batch_size, len(latents))
+            batches = _batches(latents, targets, size, federation.rng("batches"), trainer.device)
+            trainer.train(batches, len(latents) // size, optimizer, model=rest)
             optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
-            state.weights = {**encoder, **bench.weights(rest)}
+            state.weights = {**encoder, **trainer.weights(rest)}
             federation.evaluate(state.weights)
         return state.weights
 
@@ -94,26 +94,26 @@ class FedReplay(Method):
     @operation("weights")
     def train_encoder(self, site: Site, weights: Weights) -> Parcel:
         """Train the whole network on the task; only the part up to the cut leaves."""
-        bench, part = site.bench, site.data.train
-        model = bench.load(weights)
-        batches = bench.batches(part, site.rng("batches"))
+        trainer, part = site.trainer, site.data.train
+        model = trainer.load(weights)
+        batches = trainer.batches(part, site.rng("batches"))
         for number in range(1, (self.encoder_passes or self.rounds) + 1):
-            optimizer = bench.optimizer.make(model.parameters(), number)
+            optimizer = trainer.optimizer.make(model.parameters(), number)
             if private.is_private(site, "encoder"):
-                private.train(site, bench.steps_in(part), optimizer)
+                private.train(site, trainer.steps_in(part), optimizer)
             else:
-                bench.train(batches, bench.steps_in(part), optimizer)
-        front = bench.weights(bench.split(model)[0])
+                trainer.train(batches, trainer.steps_in(part), optimizer)
+        front = trainer.weights(trainer.split(model)[0])
         return Parcel("weights", front, {"samples": len(part)}, private.record_of(site, "encoder"))
 
     @operation("latents", "labels", "masks")
     @torch.no_grad()
     def give_latents(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
-        bench = site.bench
-        front = bench.split(bench.load(weights))[0].eval()
-        pairs = [(bench.forward(x, front).float().cpu(), y.cpu()) for x, y in bench.in_order(site.data.train)]
+        trainer = site.trainer
+        front = trainer.split(trainer.load(weights))[0].eval()
+        pairs = [(trainer.forward(x, front).float().cpu(), y.cpu()) for x, y in trainer.in_order(site.data.train)]
         latents, targets = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        kind = "masks" if bench.task.dense else "labels"
+        kind = "masks" if trainer.task.dense else "labels"
         return Parcel("latents", shrink(latents, self.latents)), Parcel(kind, {"targets": targets})
 
 

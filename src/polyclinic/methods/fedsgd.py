@@ -52,16 +52,16 @@ class FedSGD(Method):
     @operation("gradients", "statistics")
     def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
-        bench, part = site.bench, site.data.train
-        model = bench.load(weights).train()
+        trainer, part = site.trainer, site.data.train
+        model = trainer.load(weights).train()
         if private.is_private(site, "classifier"):
             return self._private_gradient(site)
         model.zero_grad(set_to_none=True)
         rng = site.rng("batches")
-        batches = bench.one_pass(part, rng) if self.batch == "full" else [next(bench.batches(part, rng))]
+        batches = trainer.one_pass(part, rng) if self.batch == "full" else [next(trainer.batches(part, rng))]
         seen = 0
         for images, targets in batches:
-            (bench.loss(bench.forward(images), targets) * len(images)).backward()
+            (trainer.loss(trainer.forward(images), targets) * len(images)).backward()
             seen += len(images)
         gradients = {n: p.grad.cpu() / seen for n, p in model.named_parameters() if p.grad is not None}
         buffers = {n: b.detach().cpu().clone() for n, b in model.named_buffers()}
@@ -70,7 +70,7 @@ class FedSGD(Method):
 
     def _private_gradient(self, site: Site) -> tuple[Parcel, Parcel]:
         """The same, clipped and noisy; zero once the site's budget is spent. No layer keeps statistics then."""
-        images, size = len(site.data.train), site.bench.optimizer.batch_size
+        images, size = len(site.data.train), site.trainer.optimizer.batch_size
         gradients = private.gradients(site, 1.0 if self.batch == "full" else rate(images, size))
         record, counted = private.record_of(site, "classifier"), {"samples": images}
         return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)

@@ -137,18 +137,18 @@ class Felicia(Worth, CentralTerm):
 
     def central(self, federation: Federation, state: State, fakes: Tensor) -> Central:
         """The central discriminator as it stands; built when the first synthetic images show their shape."""
-        settings, bench = federation.generator, federation.bench
-        network = central_network(settings, fakes.shape, bench.target, len(federation.sites), federation.seed)
+        settings, trainer = federation.generator, federation.trainer
+        network = central_network(settings, fakes.shape, trainer.target, len(federation.sites), federation.seed)
         if state.central:
             network.load_state_dict(dict(state.central))
         central = Central.of(
-            network.to(bench.device),
+            network.to(trainer.device),
             settings.phi,
             self,
             owners=len(federation.sites),
             lr=settings.lr_discriminator or settings.lr,
-            precision=bench.precision,
-            device=str(bench.device),
+            precision=trainer.precision,
+            device=str(trainer.device),
         )
         restore_optimizer(central.optimizer, state.moments)
         return central
@@ -159,7 +159,7 @@ class Felicia(Worth, CentralTerm):
         owner = [
             torch.full((len(some),), federation.sites.index(r.site)) for r, some in zip(replies, images, strict=True)
         ]
-        return torch.cat(images).to(federation.bench.device), torch.cat(owner).to(federation.bench.device)
+        return torch.cat(images).to(federation.trainer.device), torch.cat(owner).to(federation.trainer.device)
 
     def packed_slope(self, slope: Tensor) -> Tensor:
         return slope.cpu() if self.wire == "exact" else slope.to(torch.bfloat16).cpu()
@@ -167,7 +167,7 @@ class Felicia(Worth, CentralTerm):
     def check_generator(self, federation: Federation) -> None:
         if not isinstance(federation.generator, GAN):
             raise BadInput("generator.name: felicia trains GANs; choose one of gan, dcgan, wgan-gp")
-        federation.generator.check_target(federation.bench.target)
+        federation.generator.check_target(federation.trainer.target)
 
     # --- at an owner ------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Felicia(Worth, CentralTerm):
     def go_on(self, site: Site, gradients: Tensors | None = None, last: bool = False) -> Parcel | None:
         """The generator's step for the images sent last, then the discriminator's; the next images."""
         owner: Owner = site.memory["owner"]
-        owner.learn(None if gradients is None else gradients["images"].to(site.bench.device).float())
+        owner.learn(None if gradients is None else gradients["images"].to(site.trainer.device).float())
         if last:
             owner.keep()
             site.memory.clear()
@@ -220,11 +220,11 @@ class Felicia(Worth, CentralTerm):
 
     def received(self, site: Site, central: Tensors | None, owners: int) -> Central:
         """The central discriminator as it came down, for slopes only."""
-        settings, device = gan_settings(site), site.bench.device
-        network = central_network(settings, site.data.train.images.shape, site.bench.target, owners, site.seed)
+        settings, device = gan_settings(site), site.trainer.device
+        network = central_network(settings, site.data.train.images.shape, site.trainer.target, owners, site.seed)
         if central:
             network.load_state_dict(dict(central))
-        where = {"precision": site.bench.precision, "device": str(device)}
+        where = {"precision": site.trainer.precision, "device": str(device)}
         return Central.of(network.to(device), settings.phi, self, owners=owners, lr=settings.lr, **where)
 
     def parcel_of(self, site: Site, images: Tensor) -> Parcel:

@@ -52,8 +52,8 @@ class SplitNN(Method):
 
     def turn(self, federation: Federation, site: str, state) -> Weights | None:
         """The weights after the site's turn, or None if it failed: then the turn counts for nothing."""
-        bench = federation.bench
-        front, rest = bench.split(bench.load(state.weights))
+        trainer = federation.trainer
+        front, rest = trainer.split(trainer.load(state.weights))
         rest.train()
         optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
         begun = federation.ask(site, "begin", weights=_names_of(front, state.weights))
@@ -63,9 +63,9 @@ class SplitNN(Method):
             sent = federation.ask(site, "forward")
             if not sent:
                 return None
-            activations = sent.activations["activations"].to(bench.device).requires_grad_()
+            activations = sent.activations["activations"].to(trainer.device).requires_grad_()
             optimizer.zero_grad(set_to_none=True)
-            bench.loss(bench.forward(activations, rest), _targets(sent).to(bench.device)).backward()
+            trainer.loss(trainer.forward(activations, rest), _targets(sent).to(trainer.device)).backward()
             optimizer.step()
             if not federation.ask(site, "backward", gradients={"activations": activations.grad}):
                 return None
@@ -73,15 +73,15 @@ class SplitNN(Method):
         if not handed_on:
             return None
         optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
-        return {**handed_on.weights, **bench.weights(rest)}
+        return {**handed_on.weights, **trainer.weights(rest)}
 
     @operation("statistics")
     def begin(self, site: Site, weights: Weights) -> Parcel:
         """Take over the front of the network; say how many mini-batches the turn will have."""
-        bench, part = site.bench, site.data.train
-        bench.load(weights)
-        front = copy.deepcopy(bench.split(bench.model)[0]).train()
-        steps = self.local_steps or bench.steps_in(part)
+        trainer, part = site.trainer, site.data.train
+        trainer.load(weights)
+        front = copy.deepcopy(trainer.split(trainer.model)[0]).train()
+        steps = self.local_steps or trainer.steps_in(part)
         site.memory.update(
             front=front,
             optimizer=optimizer_state.start_optimizer(site, front),
@@ -92,22 +92,22 @@ class SplitNN(Method):
     @operation("activations", "labels", "masks")
     def forward(self, site: Site) -> tuple[Parcel, Parcel]:
         images, targets = next(site.memory["batches"])
-        activations = site.bench.forward(images, site.memory["front"])
+        activations = site.trainer.forward(images, site.memory["front"])
         site.memory["activations"] = activations
-        kind = "masks" if site.bench.task.dense else "labels"
+        kind = "masks" if site.trainer.task.dense else "labels"
         return Parcel("activations", {"activations": activations.detach()}), Parcel(kind, {"targets": targets})
 
     @operation()
     def backward(self, site: Site, gradients: Weights) -> None:
         optimizer = site.memory["optimizer"]
         optimizer.zero_grad(set_to_none=True)
-        site.memory.pop("activations").backward(gradients["activations"].to(site.bench.device))
+        site.memory.pop("activations").backward(gradients["activations"].to(site.trainer.device))
         optimizer.step()
 
     @operation("weights")
     def finish(self, site: Site) -> Parcel:
         optimizer_state.keep_optimizer(site, site.memory["optimizer"])
-        weights = site.bench.weights(site.memory["front"])
+        weights = site.trainer.weights(site.memory["front"])
         site.memory.clear()
         return Parcel("weights", weights, {"samples": len(site.data.train)})
 

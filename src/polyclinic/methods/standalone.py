@@ -63,7 +63,7 @@ class Standalone(Method):
 
     @staticmethod
     def _select(site: Site, scored: Parcel | None) -> None:
-        task = site.bench.task
+        task = site.trainer.task
         if scored is None:  # no validation images: the last round is as good a choice as any
             site.state.put("best", site.state.group("local"))
             return

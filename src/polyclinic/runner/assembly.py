@@ -1,4 +1,4 @@
-"""From a study and its sites' parts to the objects that do the work: workbench, host of sites, engine."""
+"""From a study and its sites' parts to the objects that do the work: trainer, host of sites, engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.archive import Keeping
+from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.methods.shared.generative_replay import Replaying
@@ -27,7 +27,7 @@ from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
-from polyclinic.training.loop import Workbench
+from polyclinic.training.loop import Trainer
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class Assembly:
         weights = self._initial if backbone is None else self._initial_of(backbone)
         return {name: tensor.clone() for name, tensor in weights.items()}
 
-    def workbench(self, backbone: str | None = None) -> Workbench:
+    def trainer(self, backbone: str | None = None) -> Trainer:
         """What a site with this network (by default the study's) trains with."""
         study, model = self.study, self.build_model(backbone)
         device = device_of(study.engine.device)
-        return Workbench(
+        return Trainer(
             model,
             study.task,
             self.target,
@@ -115,21 +115,21 @@ class Assembly:
         return Replaying(self.study.replay, self.study.generator) if self.study.replay else None
 
     def host(self) -> SiteHost:
-        benches = {name: self.workbench(name) for name in dict.fromkeys(self.backbones.values())}
+        trainers = {name: self.trainer(name) for name in dict.fromkeys(self.backbones.values())}
         return SiteHost(
             method=self.study.method,
             seed=self.study.seed,
-            bench=self.workbench(),
+            trainer=self.trainer(),
             folder=self.folder,
             open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
             policy=self.policy or Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
             replay=self.replaying,
-            keeping=Keeping(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
+            keeping=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             defend=self.study.defence,
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
-            benches={site: benches[name] for site, name in self.backbones.items()},
+            trainers={site: trainers[name] for site, name in self.backbones.items()},
             terms=self.terms,
         )
 

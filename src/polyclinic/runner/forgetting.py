@@ -38,15 +38,15 @@ def _why_none(serial: bool, method: str, folder: Path) -> str:
 
 
 def _matrix(assembly: Assembly, handovers: Path, split: str) -> dict[str, dict[str, float]]:
-    bench, task = assembly.workbench(), assembly.study.task
+    trainer, task = assembly.trainer(), assembly.study.task
     table: dict[str, dict[str, float]] = {site: {} for site in assembly.parts.names}
     for file in sorted(handovers.glob("*.safetensors")):
         trained_last = file.stem.split("-", 1)[1]
-        bench.load({**bench.initial_local, **load_file(file)})
+        trainer.load({**trainer.initial_local, **load_file(file)})
         for site in table:
             part = getattr(open_site(assembly.parts.folder, site), split)
             if len(part):
-                table[site][trained_last] = task.finish(bench.evaluate(part))[task.metric]
+                table[site][trained_last] = task.finish(trainer.evaluate(part))[task.metric]
     return table
 
 

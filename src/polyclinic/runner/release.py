@@ -26,7 +26,7 @@ def released_models(federation: Federation, recorder: Recorder, last: Weights) -
     if not recorder.has_local or not federation.engine.simulation:  # what stays at a real site nobody else sees
         return {"": dict(selected)}
     group = "best" if recorder.best_round else "local"
-    common = {**federation.bench.initial_local, **selected}
+    common = {**federation.trainer.initial_local, **selected}
     own = {site: _own_part(federation, recorder.folder, site, group) for site in federation.sites}
     # a site that keeps all of its model may have another network than the coordinator
     return {site: part if part and not selected else common | part for site, part in own.items()}

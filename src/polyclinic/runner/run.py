@@ -17,7 +17,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Faults, Federation
-from polyclinic.files import write_atomically
+from polyclinic.files import atomic_write
 from polyclinic.privacy.settings import check_budget
 from polyclinic.runner.assembly import Assembly, device_of
 from polyclinic.runner.predict import card_of, model_file
@@ -57,9 +57,9 @@ def run(
         check_budget(study.privacy, images, study.optimizer.batch_size)
     with locked(folder) as lock, _threads(study.engine.threads):
         check_same_images(folder, parts.info["digests"])
-        write_atomically(folder / "study.toml", study.to_toml())
+        atomic_write(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, lock, display)
-        write_atomically(finished, json.dumps(values, indent=2) + "\n")
+        atomic_write(finished, json.dumps(values, indent=2) + "\n")
     display.finished(values)
     return Result(folder, values)
 
@@ -100,7 +100,7 @@ def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
     """A run goes on with the images it was begun with: note their digests, or BadInput if they are others now."""
     file = folder / "images.json"
     if not file.exists():
-        write_atomically(file, json.dumps(digests, indent=1) + "\n")
+        atomic_write(file, json.dumps(digests, indent=1) + "\n")
     elif json.loads(file.read_text(encoding="utf-8")) != digests:
         raise BadInput(
             f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
@@ -118,8 +118,8 @@ def _carry_out(assembly: Assembly, lock: int, display: Display) -> dict[str, Any
 def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, Any]:
     """Run a study with an engine: writes the run folder but for `result.json`, whose content it returns."""
     study, folder, parts = assembly.study, assembly.folder, assembly.parts
-    bench = assembly.workbench()
-    recorder = Recorder(study, folder, has_local=bool(bench.local_names), display=display)
+    trainer = assembly.trainer()
+    recorder = Recorder(study, folder, has_local=bool(trainer.local_names), display=display)
     federation = Federation(
         engine=engine,
         sites=parts.names,
@@ -127,7 +127,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         checkpoint=Checkpoint(folder / "checkpoint"),
         initial_weights=assembly.initial_weights,
         expected=assembly.expected,
-        bench=bench,
+        trainer=trainer,
         faults=Faults(study.engine.on_failure, study.engine.quorum),
         checkpoint_every=study.engine.checkpoint_every,
         observer=recorder,
@@ -145,17 +145,17 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
         federation.save()
         models = released_models(federation, recorder, last)
-        metrics = final_metrics(federation, study, models, bool(bench.local_names))
+        metrics = final_metrics(federation, study, models, bool(trainer.local_names))
         metrics |= study.method.more_metrics(federation, models)
         if not engine.simulation:
-            own = whose_part(study, bool(bench.local_names))
+            own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
     finally:
         engine.close()
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
     card = card_of(study, parts.info, backbones, digest_of_weights(tensors))
-    write_atomically(folder / "model.safetensors", model_file(tensors, card))
+    atomic_write(folder / "model.safetensors", model_file(tensors, card))
     timing = {
         "seconds": round(time.perf_counter() - started, 3),
         "rounds_seconds": round(recorder.seconds, 3),

@@ -58,7 +58,7 @@ class Evaluation(Settings):
     )
 
 
-class EngineTable(Settings):
+class EngineSettings(Settings):
     """The `[engine]` table: where the work runs, and what happens when a site fails."""
 
     name: Literal["in-process", "ray", "nvflare"] = Field("in-process", description="what carries calls to sites")
@@ -101,7 +101,7 @@ class EngineTable(Settings):
         return value
 
 
-class PolicyTable(Settings):
+class PolicySettings(Settings):
     """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
 
     kinds: tuple[Literal[*KINDS], ...] = Field(KINDS, description="kinds of parcel that may leave a site")  # type: ignore[valid-type]
@@ -124,8 +124,8 @@ class Study(Settings):
     defence: Defence | None = None
     audit: Audit | None = None
     evaluation: Evaluation = Field(default_factory=Evaluation)
-    engine: EngineTable = Field(default_factory=EngineTable)
-    policy: PolicyTable = Field(default_factory=PolicyTable)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    policy: PolicySettings = Field(default_factory=PolicySettings)
 
     @model_validator(mode="before")
     @classmethod
@@ -186,8 +186,8 @@ PLAIN: dict[str, type[Settings]] = {
     "defence": Defence,
     "audit": Audit,
     "evaluation": Evaluation,
-    "engine": EngineTable,
-    "policy": PolicyTable,
+    "engine": EngineSettings,
+    "policy": PolicySettings,
 }
 
 

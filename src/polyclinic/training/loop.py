@@ -1,4 +1,4 @@
-"""The workbench: what any site (or a coordinator with images of its own) trains and evaluates with.
+"""The trainer: what any site (or a coordinator with images of its own) trains and evaluates with.
 
 It holds one model per process, into which weights are loaded before each piece of work, and knows the study's
 task, optimiser and device. It knows nothing of sites or methods.
@@ -30,7 +30,7 @@ from polyclinic.training.optimizer import Optimizer
 EVALUATION_BATCH = 256
 
 
-class Workbench:
+class Trainer:
     """One model, and the ways to load, train and evaluate it.
 
     `local_names` are the weights that stay at each site (batch-norm statistics, say); `initial` gives their values
@@ -152,7 +152,7 @@ class Workbench:
     ) -> float:
         """Take `steps` optimiser steps; the mean loss over them. `correct` may change gradients before a step.
 
-        `model` is another network than the workbench's own, such as a part of it.
+        `model` is another network than the trainer's own, such as a part of it.
         """
         model = (model or self.model).train()
         total = torch.zeros((), device=self.device)

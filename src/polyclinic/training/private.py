@@ -1,6 +1,6 @@
 """Private training at a site: its account, its draws, and the records of what it releases.
 
-Written against a site's interface (`federation.site.Site`) and its workbench; the parts are those of `[privacy] on`.
+Written against a site's interface (`federation.site.Site`) and its trainer; the parts are those of `[privacy] on`.
 Opacus is imported when it is needed: it takes a second, and most studies do without.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from polyclinic.federation.leaving.transcript import trail_of
+from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.privacy.site_account import Account
@@ -30,7 +30,7 @@ STATE = "privacy"
 
 def is_private(site: Site, part: str) -> bool:
     """Whether the study has the site train this part with differential privacy."""
-    return site.bench.privacy is not None and part in site.bench.privacy.on
+    return site.trainer.privacy is not None and part in site.trainer.privacy.on
 
 
 def account_of(site: Site) -> Account:
@@ -76,7 +76,7 @@ def descend(
         noise=privacy.noise,
         clip=privacy.clip,
         expected=rate * len(site.data.train) + joined,
-        draw=dp_sgd.noise_from(site.bench.device, *address, "noise"),
+        draw=dp_sgd.noise_from(site.trainer.device, *address, "noise"),
         correct=correct,
     )
     site.state.put(STATE, account.tensors())
@@ -90,21 +90,21 @@ def train(
     *,
     correct: Callable[[nn.Module], None] | None = None,
 ) -> int:
-    """Private steps of the workbench's network on the task; how many were taken.
+    """Private steps of the trainer's network on the task; how many were taken.
 
     Replayed images join each batch where the study replays. Arithmetic is float32: a norm that was rounded to
     bfloat16 would bound nothing.
     """
-    bench, part, replay = site.bench, site.data.train, site.replay
+    trainer, part, replay = site.trainer, site.data.train, site.replay
     turns = site.rng("augmentation")
     return descend(
         site,
-        bench.model,
-        lambda images, targets: bench.task.losses(bench.model(images), targets, bench.target),
-        lambda index: bench.batch(part, index, turns),
+        trainer.model,
+        lambda images, targets: trainer.task.losses(trainer.model(images), targets, trainer.target),
+        lambda index: trainer.batch(part, index, turns),
         steps,
         optimizer,
-        batch_size=bench.optimizer.batch_size,
+        batch_size=trainer.optimizer.batch_size,
         join=(lambda real: replay.mix(site, real)) if replay else None,
         joined=replay.joined(site) if replay else 0,
         correct=correct,
@@ -133,31 +133,31 @@ def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
 
 
 def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
-    """One private gradient of the workbench's network, by name; zero if the budget does not allow it any more.
+    """One private gradient of the trainer's network, by name; zero if the budget does not allow it any more.
 
     With a sampling rate of 1 all images take part, which no sampling makes more private.
     """
     from polyclinic.privacy import dp_sgd
 
-    bench, part, privacy, account = site.bench, site.data.train, _privacy(site), account_of(site)
+    trainer, part, privacy, account = site.trainer, site.data.train, _privacy(site), account_of(site)
     if not account.left(privacy.target_epsilon, privacy.noise, sampling_rate, 1):
-        return {name: torch.zeros_like(weight, device="cpu") for name, weight in bench.model.named_parameters()}
+        return {name: torch.zeros_like(weight, device="cpu") for name, weight in trainer.model.named_parameters()}
     address = _address(site, account)
     _enter(site, account, privacy.noise, sampling_rate, 1)
     index = next(dp_sgd.poisson(len(part), sampling_rate, numpy_rng(*address, "images")))
     turns = site.rng("augmentation")
-    pieces = (bench.batch(part, some, turns) for some in index.split(dp_sgd.MOST_ROWS))
-    draw = dp_sgd.noise_from(bench.device, *address, "noise")
+    pieces = (trainer.batch(part, some, turns) for some in index.split(dp_sgd.MOST_ROWS))
+    draw = dp_sgd.noise_from(trainer.device, *address, "noise")
     with dp_sgd.private_gradients(
-        bench.model,
-        torch.optim.SGD(bench.model.parameters(), lr=0.0),
+        trainer.model,
+        torch.optim.SGD(trainer.model.parameters(), lr=0.0),
         noise=privacy.noise,
         clip=privacy.clip,
         expected=sampling_rate * len(part),
         draw=draw,
     ) as put_gradients:
-        put_gradients(lambda x, y: bench.task.losses(bench.model(x), y, bench.target), pieces)
-        found = {n: p.grad.cpu().clone() for n, p in bench.model.named_parameters() if p.grad is not None}
+        put_gradients(lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target), pieces)
+        found = {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
     site.state.put(STATE, account.tensors())
     return found
 
@@ -167,7 +167,7 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
 
 def record_of(site: Site, *parts: str) -> dict[str, Any] | None:
     """The record of a parcel that holds these parts and nothing else; None if it is not covered."""
-    if site.bench.privacy is None or not covered_parts(site.bench.privacy.on, parts):
+    if site.trainer.privacy is None or not covered_parts(site.trainer.privacy.on, parts):
         return None
     limits = [CODES] if {"generator", "encoder"} & set(parts) else []
     return _record(site, names(parts), [*limits, *_limits(site)])
@@ -196,19 +196,19 @@ def _limits(site: Site) -> list[str]:
 
 
 def _privacy(site: Site) -> Privacy:
-    assert site.bench.privacy is not None, "ask is_private first"
-    return site.bench.privacy
+    assert site.trainer.privacy is not None, "ask is_private first"
+    return site.trainer.privacy
 
 
 def _address(site: Site, account: Account) -> tuple[str | int, ...]:
     """Never the same twice: noise that is used again can be taken off by subtraction. A deployed site, which may be put
     back, draws by all that it was asked."""
     where = (site.seed, site.secret, site.name, "privacy", site.round, account.steps)
-    return (*where, trail_of(site.state)) if site.secret else where
+    return (*where, transcript_of(site.state)) if site.secret else where
 
 
 def _enter(site: Site, account: Account, noise: float, sampling_rate: float, steps: int) -> None:
     """Enter steps that are about to be taken, and name what comes out of them."""
     account.add(noise, sampling_rate, steps)
     if steps and site.secret:
-        account.trained = seed_of(trail_of(site.state), account.steps)
+        account.trained = seed_of(transcript_of(site.state), account.steps)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.federation.leaving.archive import Keeping, releases
+from polyclinic.federation.leaving.archive import ParcelArchive, releases
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
@@ -74,11 +74,11 @@ def test_received_weights_and_used_images_explain_the_update(tiny, undisturbed):
     (release,) = kept(result.folder)
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
     part = open_site(assembly.parts.folder, "site-1").train
-    bench = assembly.workbench()
-    model = bench.load(release.received("weights")).train()
+    trainer = assembly.trainer()
+    model = trainer.load(release.received("weights")).train()
     (index,) = release.used
-    images, targets = bench.batch(part, index, torch.Generator())
-    bench.loss(bench.forward(images), targets).backward()
+    images, targets = trainer.batch(part, index, torch.Generator())
+    trainer.loss(trainer.forward(images), targets).backward()
     for name, parameter in model.named_parameters():
         stepped = parameter.detach() - study.optimizer.lr * parameter.grad
         torch.testing.assert_close(stepped, release.parcel("weights").tensors[name])
@@ -108,7 +108,7 @@ def test_an_interrupted_run_keeps_the_same(tiny, undisturbed, tmp_path, method, 
 def test_the_choice_does_not_depend_on_the_order_of_arrival(found):
     """However often releases come again, what is left is the first, the last and the lots of the rest."""
     notes = [(str(n), {"round": r, "step": s, "priority": p}) for n, (r, s, p) in enumerate(sorted(found))]
-    keeping = Keeping(2, 0)
+    keeping = ParcelArchive(2, 0)
     at_once = keeping._chosen(notes)
     left: list = []
     for one in notes:

@@ -82,7 +82,7 @@ def make(tmp_path):
         host = SiteHost(
             method=Courier(),
             seed=0,
-            bench=None,
+            trainer=None,
             folder=tmp_path,
             open_data=data_of,
             policy=Policy(kinds=KINDS),
@@ -95,7 +95,7 @@ def make(tmp_path):
             checkpoint=Checkpoint(tmp_path / "checkpoint"),
             initial_weights=dict,
             expected={"weights": Expected.like("weights", {"w": SECRET})},
-            bench=None,
+            trainer=None,
         )
         federation.round = 3
         return federation

@@ -27,10 +27,10 @@ PARTITIONS: dict[str, type[Sites]] = {
     "subgroup-bias": SubgroupBias,
 }
 
-__all__ = ["PARTITIONS", "Plan", "Sites", "spread"]
+__all__ = ["PARTITIONS", "Plan", "Sites", "assign_to_sites"]
 
 
-def spread(
+def assign_to_sites(
     sites: Sites, dataset: Dataset, splits: Mapping[str, np.ndarray], seed: int
 ) -> dict[str, dict[str, np.ndarray]]:
     """Indices into `dataset` of each site's part of each split: `result[site][split]`, sites in order.

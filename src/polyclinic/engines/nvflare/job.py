@@ -29,7 +29,7 @@ def write_job(folder: Path, name: str, *, order: dict[str, Any], least: int) -> 
     """A job folder `folder`/`name`; `order` goes to the coordinator and to every site, `least` sites must be there."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
-    properties = {"order": armoured(order)}
+    properties = {"order": encode_property(order)}
     meta = {"name": name, "resource_spec": {}, "min_clients": least, "deploy_map": {"app": ["@ALL"]}}
     controller = {"server_obj_id": "program", "props": properties, "sync_task_timeout": JOIN}
     server = {"workflows": [{"id": "controller", "path": CLASSES[0], "args": controller}]}
@@ -43,13 +43,13 @@ def write_job(folder: Path, name: str, *, order: dict[str, Any], least: int) -> 
     return folder / name
 
 
-def armoured(order: dict[str, Any]) -> str:
+def encode_property(order: dict[str, Any]) -> str:
     """Plain values as letters and digits: NVFlare takes braces in a setting for names of variables."""
     return base64.b64encode(json.dumps(order).encode()).decode()
 
 
-def plain(text: str) -> dict[str, Any]:
-    """What `armoured` was given."""
+def decode_property(text: str) -> dict[str, Any]:
+    """What `encode_property` was given."""
     return json.loads(base64.b64decode(text))
 
 

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyclinic.federation.leaving.parcel import Parcel, decode, unshared
+from polyclinic.federation.leaving.parcel import Parcel, contiguous_cpu_copies, decode
 from polyclinic.randomness import seed_of
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from polyclinic.federation.site import Site
 
 #: kinds of parcel that are made of images and can be attacked
-TELLING = ("weights", "gradients", "activations", "latents", "codes", "generator", "synthetic-images")
+ATTACKABLE_KINDS = ("weights", "gradients", "activations", "latents", "codes", "generator", "synthetic-images")
 #: kinds that are kept where they leave together with one of these
-BESIDE = ("labels", "masks", "statistics")
+COMPANION_KINDS = ("labels", "masks", "statistics")
 
 
-class Keeping:
+class ParcelArchive:
     """Watches the operations of the sites of one process. `random`: releases kept besides the first and the last."""
 
     def __init__(self, random: int, seed: int) -> None:
@@ -47,14 +47,14 @@ class Keeping:
     def begins(self, site: Site, received: Mapping[str, Parcel]) -> None:
         """Tell before an operation what the site has received for it."""
         self._received.setdefault(site.name, {}).update(received)
-        site.bench.used = []
+        site.trainer.used = []
 
     def released(self, site: Site, call: Call, parcels: Sequence[Parcel]) -> None:
         """Tell after the gate has let these parcels out."""
-        used, site.bench.used = site.bench.used or [], None
-        if any(parcel.kind in TELLING for parcel in parcels):
+        used, site.trainer.used = site.trainer.used or [], None
+        if any(parcel.kind in ATTACKABLE_KINDS for parcel in parcels):
             step = self._step(call)
-            wanted = [parcel for parcel in parcels if parcel.kind in TELLING + BESIDE]
+            wanted = [parcel for parcel in parcels if parcel.kind in ATTACKABLE_KINDS + COMPANION_KINDS]
             self._keep(site, call, step, wanted, used)
         if not site.memory:  # in the middle of a turn, what came at its beginning still counts
             self._received.pop(site.name, None)
@@ -170,6 +170,6 @@ def _write(
     context = {f"received/{name}/{key}": t for name, parcel in received.items() for key, t in parcel.tensors.items()}
     context["used"] = torch.cat([*used, torch.zeros(0, dtype=torch.int64)])
     context["used_in_batch"] = torch.tensor([len(index) for index in used], dtype=torch.int64)
-    write_tensors(partial / "context.safetensors", unshared(context))
+    write_tensors(partial / "context.safetensors", contiguous_cpu_copies(context))
     (partial / "note.json").write_text(json.dumps(note), encoding="utf-8")
     partial.replace(folder)

@@ -146,7 +146,7 @@ class Parcel:
             header["compressed"] = {name: list(images.shape) for name, images in packed.items()}
         text = json.dumps(header, sort_keys=True, allow_nan=False)
         travelling = {**self.tensors, **{name: image_codec.pack(images) for name, images in packed.items()}}
-        return save(unshared(travelling), {_METADATA_KEY: text})
+        return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: text})
 
     @cached_property
     def digest(self) -> str:
@@ -210,7 +210,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
     seen: set[int] = set()
     result = {}

@@ -29,12 +29,12 @@ def extend(site: Site, terms: str, call: Call, received: Mapping[str, Parcel]) -
     """Enter a call, with what came along (opened, where it was sealed). `terms`: what the study says."""
     asked = [call.operation, call.round, call.to, dict(call.arguments)]
     digests = {name: parcel.digest for name, parcel in received.items()}
-    text = json.dumps([trail_of(site.state), terms, _images_of(site), asked, digests], sort_keys=True)
+    text = json.dumps([transcript_of(site.state), terms, _images_of(site), asked, digests], sort_keys=True)
     digest = bytearray(hashlib.sha256(text.encode()).digest())
     site.state[NAME] = torch.frombuffer(digest, dtype=torch.uint8)
 
 
-def trail_of(state: SiteState) -> str:
+def transcript_of(state: SiteState) -> str:
     """The digest of all calls up to now; empty before the first one, and at a site that keeps no trail."""
     return state[NAME].numpy().tobytes().hex() if NAME in state else ""
 

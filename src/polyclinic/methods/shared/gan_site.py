@@ -40,11 +40,11 @@ class Owner:
         part = site.data.train
         rng = site.rng(purpose)
         self.batches = RealBatches(self.model, np.asarray(part.images), np.asarray(part.labels), rng)
-        self.dice = Dice(rng, site.bench.device)
+        self.dice = Dice(rng, site.trainer.device)
         # PrivGAN's code: in every step all generators get the same noise
         self.noise = self.dice
         if shared_noise:
-            self.noise = Dice(torch_rng(site.seed, "noise", purpose, site.round), site.bench.device)
+            self.noise = Dice(torch_rng(site.seed, "noise", purpose, site.round), site.trainer.device)
         self.private = at_site.is_private(site, "generator")
         self.fake: Tensor | None = None
         self.wanted = torch.empty(0)
@@ -125,10 +125,10 @@ def model_of(site: Site) -> GANModel:
     model = gan_settings(site).build(
         channels=channels,
         size=size,
-        target=site.bench.target,
+        target=site.trainer.target,
         seed=site.seed,
-        device=str(site.bench.device),
-        precision="fp32" if at_site.is_private(site, "generator") else site.bench.precision,
+        device=str(site.trainer.device),
+        precision="fp32" if at_site.is_private(site, "generator") else site.trainer.precision,
     )
     known: Mapping[str, Tensor] = site.state.group(NETWORKS)
     if known:

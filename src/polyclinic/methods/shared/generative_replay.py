@@ -99,7 +99,7 @@ class Replaying:
         usages = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
         found = {name: torch.stack([usage[name] for usage in usages]).mean() for name in usages[0]}
         # one site's probe tells enough: every site replays the same images; but it tells about real ones as well
-        probing = self.settings.probe and federation.bench.privacy is None
+        probing = self.settings.probe and federation.trainer.privacy is None
         probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
         return {**found, **(probed.metrics if probed else {})}
 
@@ -165,7 +165,7 @@ class Replaying:
     def probe_replay(self, site: Site) -> Parcel:
         """How well a probe tells real from replayed images, and which site made a replayed one."""
         model, shares = self.kept(site)
-        rng, device = site.rng("probe"), str(site.bench.device)
+        rng, device = site.rng("probe"), str(site.trainer.device)
         paired = self.settings.codes != "prior"
         told = probe.real_or_replayed(*self.real_and_replayed(site, model), rng, paired=paired, device=device)
         return _metrics({"real_or_replayed_auc": told["auc"], **self._which_site(model, shares, rng, device)})
@@ -194,22 +194,22 @@ class Replaying:
 
     def mix(self, site: Site, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Each mini-batch of real images with a replayed one behind it."""
-        bench, size = site.bench, self.joined(site)
+        trainer, size = site.trainer, self.joined(site)
         if size == 0:
             return batches
         stream = replay_stream.stream(
             self.replayed(site),
             size,
             site.rng("replay"),
-            task=bench.task,
-            augmentation=bench.optimizer.augment,
-            device=bench.device,
+            task=trainer.task,
+            augmentation=trainer.optimizer.augment,
+            device=trainer.device,
         )
         return replay_stream.mixed(batches, stream)
 
     def joined(self, site: Site) -> int:
         """How many replayed images a mini-batch has."""
-        return round(self.settings.ratio * min(site.bench.optimizer.batch_size, len(site.data.train)))
+        return round(self.settings.ratio * min(site.trainer.optimizer.batch_size, len(site.data.train)))
 
     def replayed(self, site: Site) -> replay_stream.Source:
         """What the site replays; put together once, and kept while the site is open."""
@@ -239,7 +239,7 @@ class Replaying:
 
     def share(self, site: Site, model: CodedModel) -> Share:
         part = site.data.train
-        masks = torch.from_numpy(part.masks[:].copy()) if site.bench.task.dense and part.masks is not None else None
+        masks = torch.from_numpy(part.masks[:].copy()) if site.trainer.task.dense and part.masks is not None else None
         return Share(model.encode(part.images[:]), torch.from_numpy(part.labels[:].copy()), masks)
 
     @staticmethod
@@ -250,14 +250,14 @@ class Replaying:
     def model(self, site: Site, state: Tensors | None) -> GeneratorModel:
         """The study's generator at a site, in a given state or as it is in the beginning."""
         channels, size, _ = site.data.train.images.shape[1:]
-        bench = site.bench
+        trainer = site.trainer
         model = self.generator.build(
             channels=channels,
             size=size,
-            target=bench.target,
+            target=trainer.target,
             seed=site.seed,
-            device=str(bench.device),
-            precision="fp32" if at_site.is_private(site, "generator") else bench.precision,
+            device=str(trainer.device),
+            precision="fp32" if at_site.is_private(site, "generator") else trainer.precision,
         )
         if state:
             model.load(state)

@@ -24,7 +24,7 @@ def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Te
     if own == "none":
         return dict(weights)
     kept = site.state.group("best" if own == "best" else "local")
-    return {**site.bench.initial_local, **weights, **kept}
+    return {**site.trainer.initial_local, **weights, **kept}
 
 
 def train(
@@ -40,27 +40,29 @@ def train(
 
     What stays at the site goes into its state; the rest is the parcel of weights.
     """
-    bench = site.bench
+    trainer = site.trainer
     part = part or site.data.train
-    steps = steps or bench.steps_in(part)
-    model = bench.load(assemble(site, weights))
+    steps = steps or trainer.steps_in(part)
+    model = trainer.load(assemble(site, weights))
     optimizer = start_optimizer(site, model)
     told: dict[str, float] = {}
     if private.is_private(site, "classifier"):
         steps = private.train(site, steps, optimizer, correct=correct)  # its loss would tell about the images
     else:
-        told["loss"] = bench.train(batches(site, part), steps, optimizer, class_weights=class_weights, correct=correct)
+        told["loss"] = trainer.train(
+            batches(site, part), steps, optimizer, class_weights=class_weights, correct=correct
+        )
     keep_optimizer(site, optimizer)
-    trained = bench.weights()
-    if bench.local_names:
-        site.state.put("local", {name: trained.pop(name) for name in sorted(bench.local_names)})
+    trained = trainer.weights()
+    if trainer.local_names:
+        site.state.put("local", {name: trained.pop(name) for name in sorted(trainer.local_names)})
     counted = {"samples": len(part), "steps": steps, **told}
     return Parcel("weights", trained, counted, private.record_of(site, "classifier"))
 
 
 def batches(site: Site, part: Part) -> Iterator[Batch]:
     """Mini-batches of the site's images for this round, joined by replayed ones where the study replays."""
-    real = site.bench.batches(part, site.rng("batches"))
+    real = site.trainer.batches(part, site.rng("batches"))
     return site.replay.mix(site, real) if site.replay else real
 
 

@@ -88,9 +88,9 @@ class Method(Settings):
         part = getattr(site.data, split)
         if len(part) == 0:
             return None
-        bench = site.bench_for(weights) if weights and own == "none" else site.bench
-        bench.load(local_training.assemble(site, weights or {}, own))
-        return Parcel("metrics", bench.evaluate(part), privacy=private.record_of_scores(site, split))
+        trainer = site.trainer_for(weights) if weights and own == "none" else site.trainer
+        trainer.load(local_training.assemble(site, weights or {}, own))
+        return Parcel("metrics", trainer.evaluate(part), privacy=private.record_of_scores(site, split))
 
     @operation()
     def keep_model(

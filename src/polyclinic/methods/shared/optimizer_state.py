@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def start_optimizer(site: Site, model: nn.Module) -> torch.optim.Optimizer:
     """A fresh optimiser for the site's round, with the state of its last one where that is kept."""
-    optimizer = site.bench.optimizer.make(model.parameters(), site.round)
-    if site.bench.optimizer.keep_state:
+    optimizer = site.trainer.optimizer.make(model.parameters(), site.round)
+    if site.trainer.optimizer.keep_state:
         restore_optimizer(optimizer, site.state.group("optimizer"))
     return optimizer
 
 
 def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer) -> None:
-    if site.bench.optimizer.keep_state:
+    if site.trainer.optimizer.keep_state:
         site.state.put("optimizer", optimizer_tensors(optimizer))
 
 
@@ -32,14 +32,14 @@ def coordinator_optimizer(
     federation: Federation, state: State, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The same for a coordinator that trains; its optimiser's state is kept in the method's."""
-    optimizer = federation.bench.optimizer.make(iter(parameters), federation.round)
-    if federation.bench.optimizer.keep_state:
+    optimizer = federation.trainer.optimizer.make(iter(parameters), federation.round)
+    if federation.trainer.optimizer.keep_state:
         restore_optimizer(optimizer, getattr(state, "optimizer", {}))
     return optimizer
 
 
 def keep_coordinator_optimizer(federation: Federation, state: State, optimizer: torch.optim.Optimizer) -> None:
-    if federation.bench.optimizer.keep_state:
+    if federation.trainer.optimizer.keep_state:
         state.optimizer = optimizer_tensors(optimizer)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polyclinic.models import Backbone
 
 
-class NodeMethod(Method):
+class PeerMethod(Method):
     mixes_backbones: ClassVar[bool] = True
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
@@ -41,7 +41,7 @@ class NodeMethod(Method):
             f"model_{place}": Parcel("weights", weights) for place, weights in enumerate(models.values())
         }
         replies = federation.ask_all("evaluate_together", counted=False, **parcels)
-        task = federation.bench.task
+        task = federation.trainer.task
         sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels}
         if not sums:
             return {}
@@ -61,19 +61,19 @@ class NodeMethod(Method):
 def together(site: Site, part: Any, models: list[Weights]) -> dict[str, Tensor]:
     """Additive sums of the task's metrics for the ensemble: the mean of probabilities, or of predicted values."""
     outputs = [_outputs(site, part, weights) for weights in models]
-    bench = site.bench
-    mean = mean_prediction(torch.stack(outputs), values=bench.target.label_range is not None)
-    batches = list(bench.in_order(part))
+    trainer = site.trainer
+    mean = mean_prediction(torch.stack(outputs), values=trainer.target.label_range is not None)
+    batches = list(trainer.in_order(part))
     targets = torch.cat([target.cpu() for _, target in batches])
-    observed = bench.task.observe(mean, targets, bench.target)
+    observed = trainer.task.observe(mean, targets, trainer.target)
     cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
-    return bench.task.sums(observed.cpu(), targets, cases, bench.target)
+    return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
 
 
 def _outputs(site: Site, part: Any, weights: Weights) -> Tensor:
-    bench = site.bench_for(weights)
-    bench.load(weights).eval()
-    return torch.cat([bench.forward(images).float().cpu() for images, _ in bench.in_order(part)])
+    trainer = site.trainer_for(weights)
+    trainer.load(weights).eval()
+    return torch.cat([trainer.forward(images).float().cpu() for images, _ in trainer.in_order(part)])
 
 
 def mean_prediction(outputs: Tensor, *, values: bool) -> Tensor:

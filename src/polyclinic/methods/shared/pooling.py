@@ -38,7 +38,7 @@ def parcels_of(pooled: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def as_part(pooled: Mapping[str, Tensor]) -> Part:
-    """Pooled tensors as a part that a workbench can train on."""
+    """Pooled tensors as a part that a trainer can train on."""
     return Part(**{name: tensor.numpy() for name, tensor in pooled.items()})
 
 

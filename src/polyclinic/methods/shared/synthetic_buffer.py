@@ -71,7 +71,7 @@ def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
 
 def fingerprint(site: Site) -> str:
     """Of everything that a trained generator depends on."""
-    part, bench = site.data.train, site.bench
+    part, trainer = site.data.train, site.trainer
     images = hashlib.sha256(np.ascontiguousarray(part.images).data)
     images.update(np.ascontiguousarray(part.labels).data)
     return digest_of(
@@ -80,7 +80,7 @@ def fingerprint(site: Site) -> str:
             "tuning": site.tuning.model_dump(mode="json") if site.tuning else None,
             "images": images.hexdigest(),
             "draws": [site.seed, site.name, site.round],
-            "device": [bench.device.type, bench.precision, torch.__version__, torch.get_num_threads()],
+            "device": [trainer.device.type, trainer.precision, torch.__version__, torch.get_num_threads()],
             "code": code_digest(Path(private_tuning.__file__).parent.glob("*.py")),
         }
     )
@@ -93,10 +93,10 @@ def untrained(site: Site) -> GeneratorModel:
     return site.generator.build(
         channels=channels,
         size=size,
-        target=site.bench.target,
+        target=site.trainer.target,
         seed=site.seed,
-        device=str(site.bench.device),
-        precision=site.bench.precision,
+        device=str(site.trainer.device),
+        precision=site.trainer.precision,
     )
 
 
@@ -111,7 +111,7 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
 
 def draw_buffer(site: Site, model: GeneratorModel, count: int) -> dict[str, Tensor]:
     """`images` uint8 [N, C, H, W] and `labels` [N], drawn once; also the site's contact sheet."""
-    labels = uniform_labels(count, site.data.train.labels, site.bench.target, site.rng("buffer labels"))
+    labels = uniform_labels(count, site.data.train.labels, site.trainer.target, site.rng("buffer labels"))
     buffer = {"images": model.sample(labels, site.rng("buffer")), "labels": labels}
     if count:
         _draw_sheet(site, buffer)
@@ -148,7 +148,7 @@ def own_parcel(site: Site) -> Parcel:
 
 
 def as_part(buffer: Tensors) -> Part:
-    """A buffer as something that a workbench can train on."""
+    """A buffer as something that a trainer can train on."""
     return Part(buffer["images"].numpy(), buffer["labels"].numpy())
 
 

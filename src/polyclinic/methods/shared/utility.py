@@ -96,7 +96,7 @@ class Worth(Method):
         """Test metrics of one network, pooled over sites, and of each sub-group."""
         if not weights:
             return {}
-        task = federation.bench.task
+        task = federation.trainer.task
         sums: dict[str, dict[str, dict[str, Tensor]]] = {}
         for reply in federation.ask_all("mark", counted=False, weights=weights):
             for name, value in reply.metrics.items():
@@ -127,7 +127,7 @@ class Worth(Method):
     def make_part(self, site: Site) -> Part:
         """Synthetic images with labels drawn alike from the classes that the site has."""
         own = site.data.train
-        labels = uniform_labels(self.images or len(own), own.labels, site.bench.target, site.rng("synthetic labels"))
+        labels = uniform_labels(self.images or len(own), own.labels, site.trainer.target, site.rng("synthetic labels"))
         made = model_of(site).sample(labels, site.rng("synthetic"))
         return Part(made.numpy(), labels.numpy())
 
@@ -135,8 +135,8 @@ class Worth(Method):
         """Networks for all diets; of each, the one of this or an earlier moment that validation likes best."""
         before = {diet: kept for diet in DIETS if (kept := _kept(site.state, diet)) is not None}
         now = utility.learn_all(
-            site.bench,
-            site.bench.initial_local,
+            site.trainer,
+            site.trainer.initial_local,
             site.data.train,
             made,
             site.data.validation,
@@ -153,8 +153,8 @@ class Worth(Method):
     @staticmethod
     def test_score(site: Site, learnt: Learnt) -> float:
         """For curves along training; nothing is chosen by it."""
-        site.bench.load(learnt.weights)
-        return utility.score(site.bench, site.data.test) if len(site.data.test) else float("nan")
+        site.trainer.load(learnt.weights)
+        return utility.score(site.trainer, site.data.test) if len(site.data.test) else float("nan")
 
     @operation("metrics")
     def mark(self, site: Site, weights: Weights) -> Parcel | None:
@@ -162,11 +162,11 @@ class Worth(Method):
         part = site.data.test
         if len(part) == 0:
             return None
-        site.bench.load(weights)
-        sums = {f"/{name}": value for name, value in site.bench.evaluate(part).items()}
+        site.trainer.load(weights)
+        sums = {f"/{name}": value for name, value in site.trainer.evaluate(part).items()}
         for group in np.unique(part.subgroup) if part.subgroup is not None else []:
             own = utility.some(part, np.flatnonzero(part.subgroup == group))
-            sums |= {f"{group}/{name}": value for name, value in site.bench.evaluate(own).items()}
+            sums |= {f"{group}/{name}": value for name, value in site.trainer.evaluate(own).items()}
         return Parcel("metrics", sums)
 
     @operation("metrics")
@@ -200,7 +200,7 @@ def cover(site: Site, made: Part) -> dict[str, float]:
 def draw_sheet(site: Site, made: Part) -> None:
     """Real and synthetic images of each class, in the owner's own folder."""
     rows: dict[str, Tensor] = {}
-    names = site.bench.target.classes or ("",)
+    names = site.trainer.target.classes or ("",)
     for number, name in enumerate(names[:5]):
         for kind, part in (("real", site.data.train), ("synthetic", made)):
             chosen = np.flatnonzero(part.labels == number)[:SHOWN] if names != ("",) else np.arange(SHOWN)
