@@ -146,7 +146,7 @@ def train(
 
 def _pace(owners: Owners, step: int, seconds: float) -> dict[str, Any]:
     images = step * owners.settings.batch_size
-    recorded = owners.recorded is not None and owners.recorded.play is not None
+    recorded = owners.recorded is not None and bool(owners.recorded.graphed.graphs)
     return {
         "steps": step,
         "images_per_owner": images,

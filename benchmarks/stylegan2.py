@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from polyclinic.generators.stylegan2.graphs import WARM_UP
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.stylegan2.training import R1_EVERY, Steps
 from polyclinic.tasks import Target
+from polyclinic.training.graphs import WARM_UP
 
 #: precision, whether steps are recorded, whether networks are compiled
 CASES = {

@@ -1,49 +1,120 @@
-"""Gradients of a recorded batch are the gradients of the batch."""
+"""CUDA graphs: a replayed call does what the function does, and one policy holds for all users.
+
+Without a GPU a pretended one records (`pretended_gpu`); with one, `benchmarks/graphs.py` checks all four users.
+"""
+
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from pretended_gpu import Nothing, Stream
+from pretended_gpu import BrokenGraph, Nothing, Stream, pretend_gpu
 
 from polyclinic.data.parts import Part, prepare
 from polyclinic.models import build, initial_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import graphs as recorded_gradients
-from polyclinic.training.graphs import RecordedGradients
+from polyclinic.training import graphs
+from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients
 from polyclinic.training.loop import Trainer
 from polyclinic.training.optimizer import Optimizer
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
-    """A stand-in for a GPU: what is recorded is a call, and a replay repeats it into the same tensors."""
+def gpu(monkeypatch):
+    pretend_gpu(monkeypatch)
 
-    class Graph:
+
+@pytest.fixture
+def broken_gpu(monkeypatch):
+    pretend_gpu(monkeypatch, BrokenGraph)
+
+
+def test_every_call_does_the_work_once(gpu):
+    seen = []
+
+    def double(x):
+        seen.append(x.tolist())
+        return 2 * x
+
+    graphed = GraphedFunction(double, "doubling")
+    outputs = [graphed(torch.full((2,), value)).tolist() for value in range(WARM_UP + 3)]
+    assert seen == [[value] * 2 for value in range(WARM_UP + 3)]
+    assert outputs == [[2 * value] * 2 for value in range(WARM_UP + 3)]
+    assert len(graphed.graphs) == 1
+
+
+def test_a_replay_overwrites_the_output_of_the_one_before(gpu):
+    graphed = GraphedFunction(lambda x: x + 1, "adding")
+    for _ in range(WARM_UP):
+        graphed(torch.zeros(1))
+    first = graphed(torch.ones(1))
+    assert graphed(torch.full((1,), 7.0)) is first
+    assert first.item() == 8
+
+
+def test_inputs_of_every_shape_and_type_have_a_graph_of_their_own(gpu):
+    graphed = GraphedFunction(lambda x: x.sum(), "adding up")
+    for _ in range(WARM_UP):
+        graphed(torch.ones(2))
+        graphed(torch.ones(3))
+    assert graphed.graphs == {}
+    assert graphed(torch.ones(2)).item() == 2
+    assert graphed(torch.ones(3)).item() == 3
+    assert graphed(torch.ones(2, dtype=torch.long)).dtype == torch.long  # its first call: an ordinary one
+    assert len(graphed.graphs) == 2
+
+
+def test_what_cuda_cannot_record_goes_on_with_ordinary_calls_and_one_warning(broken_gpu):
+    graphed = GraphedFunction(lambda x: x + 1, "the attack")
+    for value in range(WARM_UP):
+        graphed(torch.full((1,), value))
+    with pytest.warns(UserWarning, match=r"^the attack runs without a CUDA graph, more slowly: operation not"):
+        assert graphed(torch.full((1,), 5)).item() == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [graphed(torch.full((n + 1,), n)).tolist() for n in range(6)] == [[n + 1] * (n + 1) for n in range(6)]
+
+
+def test_one_recording_at_a_time_with_the_functions_generators(monkeypatch):
+    """What the real `Graph` asks of torch: its generators are registered, the lock is held, nothing runs twice."""
+    asked = []
+
+    class FakeGraph:
+        def register_generator_state(self, rng):
+            asked.append(rng)
+
         def replay(self):
-            recording = self.recording
-            kept = recording.gradients
-            recording.loss.copy_(recording.of.gradients(recording.images, recording.targets))
-            for place, one in zip(kept, recording.parameters, strict=True):
-                place.copy_(one.grad)
+            asked.append("replay")
 
-    made = recorded_gradients.Recording.__init__
+    def fake_recording(graph, stream, capture_error_mode):
+        asked.append((stream, capture_error_mode))
+        return Nothing()
 
-    def noted(self, of, images, targets):
-        made(self, of, images, targets)
-        self.of, self.graph.recording = of, self
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", fake_recording)
+    monkeypatch.setattr(torch.cuda, "stream", Nothing)
+    rng, stream, given, locked = torch.Generator(), Stream(), torch.ones(2), []
+    of = GraphedFunction(lambda x: locked.append(graphs._RECORDING.locked()), "a step", rngs=[rng], stream=stream)
+    graph = graphs.Graph(of, (given,))
+    assert asked == [rng, (stream, "thread_local")]
+    assert locked == [True]
+    assert not graphs._RECORDING.locked()
+    given.fill_(7)
+    assert graph.inputs[0].tolist() == [1, 1]  # a copy
+    graph.replay((given,))
+    assert graph.inputs[0].tolist() == [7, 7]
+    assert asked[2:] == ["replay"]
 
-    for name, stand_in in (("CUDAGraph", Graph), ("graph", Nothing), ("stream", Nothing), ("Stream", Stream)):
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(recorded_gradients.Recording, "__init__", noted)
+
+# --- a trainer's passes -----------------------------------------------------------------------------------
 
 
-def test_gradients_are_those_of_the_batch_whatever_its_shape(no_gpu):
+def test_gradients_are_those_of_the_batch_whatever_its_shape(gpu):
     model = torch.nn.Linear(3, 2)
-    learn = RecordedGradients(model, lambda x, y: (model(x) - y).square().mean())
+    learn = GraphedGradients(model, lambda x, y: (model(x) - y).square().mean())
     rng = torch.Generator().manual_seed(0)
-    for count in (4, 4, 4, 5, 4, 5, 5, 5, 4):  # some called aside, some recorded, some replayed
+    for count in (4, 4, 4, 5, 4, 5, 5, 5, 4, 5):  # some ordinary calls, some recorded, some replayed
         x, y = torch.randn(count, 3, generator=rng), torch.randn(count, 2, generator=rng)
         model.zero_grad(set_to_none=True)  # as an optimiser does it
         loss = float(learn(x, y))
@@ -53,29 +124,23 @@ def test_gradients_are_those_of_the_batch_whatever_its_shape(no_gpu):
         assert torch.allclose(found, torch.autograd.grad(wanted, model.weight)[0])
         with torch.no_grad():
             model.weight -= 0.1 * found
-    assert len(learn.recordings) == 2
+    assert len(learn.passes.graphs) == 2
 
 
-def test_what_cannot_be_recorded_goes_on_kernel_by_kernel(no_gpu, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(recorded_gradients.Recording, "__init__", fails)
+def test_gradients_without_a_graph_are_the_same(broken_gpu):
     model = torch.nn.Linear(3, 2)
-    learn = RecordedGradients(model, lambda x, y: (model(x) - y).square().mean())
+    learn = GraphedGradients(model, lambda x, y: (model(x) - y).square().mean())
     x, y = torch.ones(4, 3), torch.zeros(4, 2)
     wanted = torch.autograd.grad((model(x) - y).square().mean(), model.weight)[0]
-    for _ in range(recorded_gradients.WARM_UP):
+    for _ in range(WARM_UP):
         learn(x, y)
-    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step cannot be recorded \(operation not"):
+    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step runs without a CUDA graph"):
         learn(x, y)
-    assert torch.equal(model.weight.grad, wanted)
-    learn(x, y)  # and says it once
     assert torch.equal(model.weight.grad, wanted)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_the_study_says_whether_steps_are_recorded(tiny, graphs, monkeypatch, tmp_path):
+def test_the_study_says_whether_steps_are_graphs(tiny, graphs, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda *_, **settings: asked.append(settings["graphs"]))
     study = tiny("fedavg", {"engine.graphs": graphs})
@@ -86,11 +151,11 @@ def test_the_study_says_whether_steps_are_recorded(tiny, graphs, monkeypatch, tm
 def test_a_cpu_records_nothing():
     task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
     model = build("small-cnn", channels=1, outputs=task.outputs(target), size=28)
-    assert Trainer(model, task, target, Optimizer(), graphs=True)._recorded is None
+    assert Trainer(model, task, target, Optimizer(), graphs=True)._graphed is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_recorded_training_is_training():
+def test_training_with_graphs_is_training():
     task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
     part = Part(np.random.default_rng(0).integers(0, 256, (64, 1, 32, 32), dtype=np.uint8), np.arange(64) % 2)
 
@@ -98,11 +163,11 @@ def test_recorded_training_is_training():
         return build("resnet18", channels=1, outputs=task.outputs(target), size=32, norm="batch")
 
     losses = {}
-    for recorded in (False, True):
+    for graphed in (False, True):
         optimizer = Optimizer(name="adam", lr=1e-4, batch_size=16)
-        trainer = Trainer(builder(), task, target, optimizer, device="cuda", graphs=recorded)
+        trainer = Trainer(builder(), task, target, optimizer, device="cuda", graphs=graphed)
         model, rng = trainer.load(initial_weights(builder, 0)), torch.Generator().manual_seed(0)
-        losses[recorded] = [
+        losses[graphed] = [
             trainer.train(trainer.batches(part, rng), 4, optimizer.make(model.parameters(), 1)) for _ in range(3)
         ]
     assert losses[True] == pytest.approx(losses[False], abs=1e-3)

@@ -1,87 +1,134 @@
-"""A batch's loss and gradients on a GPU, recorded once for a shape and replayed: small networks wait for Python.
+"""CUDA graphs: record a function's GPU kernels once for each shape of its inputs, then launch them all at once.
 
-Only forward and backward pass are recorded. Optimisers, which are made anew in every round, take their steps as ever.
+Small networks spend most of their time on kernel launches from Python; a CUDA graph avoids them. All users (training
+steps, GAN steps, iterations of an attack) share one policy: `WARM_UP` ordinary calls first, one recording at a time
+in a process, and ordinary calls for ever, with one warning, where CUDA cannot record the function.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-#: batches of a shape before the recording, on the stream of the recording: libraries choose their algorithms
-WARM_UP = 2
+#: ordinary calls with inputs of a shape before they are recorded: libraries choose kernels, optimisers make their state
+WARM_UP = 3
+#: CUDA allows one recording at a time in a process, and networks may learn in several threads
+_RECORDING = threading.Lock()
 
 #: images and targets to the loss
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class RecordedGradients:
-    """`loss(images, targets)` and its gradients in the parameters of `model`, whose addresses must stay.
+class GraphedFunction:
+    """`function(*inputs)` on a GPU, replayed as a CUDA graph after `WARM_UP` calls with inputs of the same shapes.
 
-    Each call does the work once, whether it is done for the first time, recorded or replayed. The model must be in the
-    mode for training. A loss that asks the GPU for a number cannot be recorded: then all goes on kernel by kernel, and
-    a warning says why.
+    Every call does the work exactly once, whether it is an ordinary call or a replay. The output of a replay is
+    overwritten by the next one. The function must take the same decisions at every call and read no number from the
+    GPU; networks and optimisers that it changes must keep their tensors. `name` says in the warning what is slower;
+    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        rngs: Sequence[torch.Generator] = (),
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        self.function, self.name, self.rngs = function, name, list(rngs)
+        self.stream = stream or torch.cuda.Stream()
+        self.calls: Counter[tuple] = Counter()
+        self.graphs: dict[tuple, Graph] = {}
+        self.failed = False
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        shapes = tuple((one.shape, one.dtype) for one in inputs)
+        if shapes not in self.graphs:
+            self.calls[shapes] += 1
+            if self.failed or self.calls[shapes] <= WARM_UP or not self._record(shapes, inputs):
+                return self._call(inputs)
+        return self.graphs[shapes].replay(inputs)
+
+    def _call(self, inputs: tuple[Tensor, ...]) -> Any:
+        """An ordinary call, on the stream that is used for recording."""
+        now = torch.cuda.current_stream()
+        self.stream.wait_stream(now)
+        with torch.cuda.stream(self.stream):
+            output = self.function(*inputs)
+        now.wait_stream(self.stream)
+        return output
+
+    def _record(self, shapes: tuple, inputs: tuple[Tensor, ...]) -> bool:
+        try:
+            self.graphs[shapes] = Graph(self, inputs)
+        except RuntimeError as error:
+            self.failed = True
+            _leave_recording(self.rngs)
+            warnings.warn(f"{self.name} runs without a CUDA graph, more slowly: {error}", stacklevel=3)
+        return not self.failed
+
+
+class Graph:
+    """A function's CUDA graph for inputs of one shape. Recording it runs nothing: the work is done by `replay`."""
+
+    def __init__(self, of: GraphedFunction, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = tuple(one.clone() for one in inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        for rng in of.rngs:
+            self.graph.register_generator_state(rng)
+        # the outer `stream` brings the caller's stream back when a recording fails: `graph` alone does not
+        with (
+            _RECORDING,
+            torch.cuda.stream(of.stream),
+            torch.cuda.graph(self.graph, stream=of.stream, capture_error_mode="thread_local"),
+        ):
+            self.output = of.function(*self.inputs)
+
+    def replay(self, inputs: tuple[Tensor, ...]) -> Any:
+        for kept, new in zip(self.inputs, inputs, strict=True):
+            kept.copy_(new)
+        self.graph.replay()
+        return self.output
+
+
+def _leave_recording(rngs: Sequence[torch.Generator]) -> None:
+    """A failed recording leaves its generators in recording mode, in which they refuse ordinary draws: give each a
+    copy of its state, which is not in that mode. The next numbers are those that were due before the recording."""
+    default = torch.cuda.default_generators[torch.cuda.current_device()]
+    for rng in [default, *rngs]:
+        rng.graphsafe_set_state(rng.clone_state())
+
+
+class GraphedGradients:
+    """`loss(images, targets)` and its gradients w.r.t. the parameters of `model`, as CUDA graphs by shape of a batch.
+
+    The model must be in training mode, and its parameters must stay where they are. Optimisers, which are made anew in
+    every round, take their steps outside.
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.parameters = [one for one in model.parameters() if one.requires_grad]
         self.loss = loss
-        self.stream = torch.cuda.Stream()
-        self.seen: dict[tuple, int] = {}
-        self.recordings: dict[tuple, Recording] = {}
-        self.gave_up = False
+        self.passes = GraphedFunction(self._passes, "engine.graphs: a training step")
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        shape = (images.shape, targets.shape, targets.dtype)
-        if shape not in self.recordings:
-            self.seen[shape] = self.seen.get(shape, 0) + 1
-            if self.gave_up or self.seen[shape] <= WARM_UP or not self._record(shape, images, targets):
-                return self._aside(images, targets)
-        return self.recordings[shape].replay(images, targets)
+        """The loss; its gradients are left in the parameters' `grad`."""
+        loss, gradients = self.passes(images, targets)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return loss
 
-    def _record(self, shape: tuple, images: Tensor, targets: Tensor) -> bool:
-        try:
-            self.recordings[shape] = Recording(self, images, targets)
-        except RuntimeError as error:
-            self.gave_up = True
-            warnings.warn(f"engine.graphs: a training step cannot be recorded ({error})", stacklevel=2)
-        return not self.gave_up
-
-    def gradients(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Forward and backward pass, as they are recorded."""
+    def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """Forward and backward pass. Gradients get new tensors, which lie in the memory of the graph."""
         for one in self.parameters:
             one.grad = None
         loss = self.loss(images, targets)
         loss.backward()
-        return loss.detach()
-
-    def _aside(self, images: Tensor, targets: Tensor) -> Tensor:
-        now = torch.cuda.current_stream()
-        self.stream.wait_stream(now)
-        with torch.cuda.stream(self.stream):
-            loss = self.gradients(images, targets)
-        now.wait_stream(self.stream)
-        return loss
-
-
-class Recording:
-    """The passes of batches of one shape."""
-
-    def __init__(self, of: RecordedGradients, images: Tensor, targets: Tensor) -> None:
-        self.parameters = of.parameters
-        self.images, self.targets = images.clone(), targets.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=of.stream):
-            self.loss = of.gradients(self.images, self.targets)
-        self.gradients = [one.grad for one in self.parameters]
-
-    def replay(self, images: Tensor, targets: Tensor) -> Tensor:
-        self.images.copy_(images)
-        self.targets.copy_(targets)
-        self.graph.replay()
-        for one, gradient in zip(self.parameters, self.gradients, strict=True):
-            one.grad = gradient
-        return self.loss
+        return loss.detach(), [one.grad for one in self.parameters]

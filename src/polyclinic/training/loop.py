@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
-from polyclinic.training.graphs import RecordedGradients
+from polyclinic.training.graphs import GraphedGradients
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
@@ -52,7 +52,7 @@ class Trainer:
         privacy: Privacy | None = None,
         graphs: bool = False,
     ) -> None:
-        """With `graphs`, passes of a batch on a GPU are recorded and replayed (`RecordedGradients`)."""
+        """With `graphs`, passes of a batch on a GPU are replayed as CUDA graphs (`GraphedGradients`)."""
         self.device = torch.device(device)
         self.channels_last = self.device.type == "cuda"
         self.model = model.to(self.device)
@@ -66,7 +66,7 @@ class Trainer:
         self.cut = cut
         #: indices of the images of every batch, while somebody wants to know
         self.used: list[Tensor] | None = None
-        self._recorded = self._recorder() if graphs and self.device.type == "cuda" else None
+        self._graphed = self._graphed_gradients() if graphs and self.device.type == "cuda" else None
         self.local_names = local_names
         self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
 
@@ -168,8 +168,8 @@ class Trainer:
 
     def _learner(self, model: nn.Module, class_weights: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the loss of a batch and leaves its gradients in the model."""
-        if self._recorded is not None and model is self.model and class_weights is None:
-            return self._recorded
+        if self._graphed is not None and model is self.model and class_weights is None:
+            return self._graphed
 
         def learn(images: Tensor, targets: Tensor) -> Tensor:
             loss = self.loss(self.forward(images, model), targets, class_weights)
@@ -178,8 +178,8 @@ class Trainer:
 
         return learn
 
-    def _recorder(self) -> RecordedGradients:
-        return RecordedGradients(self.model, lambda images, targets: self.loss(self.forward(images), targets))
+    def _graphed_gradients(self) -> GraphedGradients:
+        return GraphedGradients(self.model, lambda images, targets: self.loss(self.forward(images), targets))
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():

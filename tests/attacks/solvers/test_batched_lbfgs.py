@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pretended_gpu import pretend_gpu
 from torch import Tensor
 
 from polyclinic.attacks.solvers.lbfgs import LBFGS, Memory
@@ -165,3 +166,15 @@ def test_the_best_point_is_the_one_of_lowest_loss():
 def test_torchs_short_steps_are_refused():
     with pytest.raises(ValueError, match="inner >= 4"):
         LBFGS(torch.zeros(1, 2), inner=3)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_iterations_as_cuda_graphs_are_the_iterations(steps, monkeypatch):
+    """On a pretended GPU; a step is up to 20 iterations, and targets finish at different ones."""
+    problem, start = valleys()
+    plain = search(problem, LBFGS(start, lr=0.5, steps=steps))
+    pretend_gpu(monkeypatch)
+    monkeypatch.setattr("polyclinic.attacks.solvers.search.on_gpu", lambda tensor: True)
+    graphed = search(problem, LBFGS(start, lr=0.5, steps=steps))
+    for name in ("point", "loss", "evaluations", "converged", "diverged"):
+        assert torch.equal(getattr(graphed, name), getattr(plain, name)), name

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from pretended_gpu import BrokenGraph, PretendedGraph, pretend_gpu
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.gan.central import CentralTerm
 from polyclinic.generators.gan.model import GAN
 from polyclinic.generators.gan.owners import Federated, Images, Owners
-from polyclinic.generators.gan.recorded import WARM_UP, Recorded, Tape
+from polyclinic.generators.gan.recorded import Recorded, Tape
 from polyclinic.generators.gan.trainer import Dice, StackDice
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
+from polyclinic.training.graphs import WARM_UP
 
 CPU = torch.device("cpu")
 TWO = Target(classes=("dark", "bright"))
@@ -25,44 +25,18 @@ def dice(seed: int = 0) -> Dice:
     return Dice(torch.Generator().manual_seed(seed), CPU)
 
 
-class Played(Recorded):
-    """Plays a step by computing it again from the kept draws, as a graph would."""
-
-    def aside(self, step: Callable[[], dict]) -> dict:
-        return step()
-
-    def record(self) -> Callable[[], None]:
-        return lambda: self.told.update(self.step(*self.tapes))
-
-
-class Broken(Played):
-    def record(self) -> Callable[[], None]:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-
 def draw_some(own: Dice, coin: Dice) -> dict[str, torch.Tensor]:
     noise = own.normal(3) + own.uniform(3)
     return {"sum": (noise * coin.below(5, 3)).clone()}
 
 
-@pytest.mark.parametrize("kind", [Played, Broken])
-def test_a_recorded_step_draws_the_same_numbers_in_the_same_order(kind, recwarn):
-    recorded, plain = kind(draw_some, (dice(1), dice(2))), (dice(1), dice(2))
+@pytest.mark.parametrize("graph", [PretendedGraph, BrokenGraph])
+def test_a_recorded_step_draws_the_same_numbers_in_the_same_order(graph, monkeypatch, recwarn):
+    pretend_gpu(monkeypatch, graph)
+    recorded, plain = Recorded(draw_some, (dice(1), dice(2))), (dice(1), dice(2))
     for call in range(WARM_UP + 3):
-        if kind is Broken and call == WARM_UP:
-            draw_some(*plain)  # the failed recording had drawn its numbers already
         assert torch.equal(recorded()["sum"], draw_some(*plain)["sum"].clone()), call
-    assert len(recwarn) == (kind is Broken)
-
-
-def test_a_failed_recording_says_why_and_goes_on():
-    recorded = Broken(draw_some, (dice(1), dice(2)))
-    for _ in range(WARM_UP):
-        recorded()
-    with pytest.warns(UserWarning, match="not recorded as a CUDA graph: operation not permitted"):
-        first = recorded()["sum"]
-    assert recorded.failed
-    assert not torch.equal(first, recorded()["sum"])
+    assert len(recwarn) == (graph is BrokenGraph)
 
 
 def test_a_tape_gives_the_same_tensors_again():
@@ -70,6 +44,7 @@ def test_a_tape_gives_the_same_tensors_again():
     kept = [tape.normal(2), tape.uniform(2), tape.below(7, 2)]
     before = [one.clone() for one in kept]
     tape.renew()
+    tape.rewind()
     again = [tape.normal(2), tape.uniform(2), tape.below(7, 2)]
     assert all(a is b for a, b in zip(kept, again, strict=True))
     assert not torch.equal(before[0], again[0])
@@ -99,19 +74,20 @@ def owners(recordable: bool = False, **changes) -> Owners:
     built = Owners(chosen, term, federations, TWO)
     if recordable:  # what `recorded=True` does, with a count on the device and a recording that a CPU can play
         built.duel.taken = torch.zeros(())
-        built.recorded = Played(built._step, (built.dice, built.coin))
+        built.recorded = Recorded(built._step, (built.dice, built.coin))
     return built
 
 
 @pytest.mark.parametrize("changes", [{}, {"frozen": 2, "warm_up": 1}])
-def test_recorded_owners_learn_the_same(changes):
+def test_recorded_owners_learn_the_same(changes, monkeypatch):
+    pretend_gpu(monkeypatch)
     plain, recorded = owners(**changes), owners(recordable=True, **changes)
     for _ in range(WARM_UP + 4):
         plain.step()
         told = recorded.step()
     assert set(told) == {"discriminator", "generator", "recognised"}
     assert recorded.recorded is not None
-    assert recorded.recorded.play is not None
+    assert recorded.recorded.graphed.graphs
     for member in range(len(plain.names)):
         theirs = recorded.pairs.state(member)
         for name, tensor in plain.pairs.state(member).items():
@@ -119,14 +95,15 @@ def test_recorded_owners_learn_the_same(changes):
             assert torch.allclose(theirs[name], tensor, atol=1e-6 if name.startswith("average") else 0, rtol=0), name
 
 
-def test_recording_waits_until_steps_are_alike():
+def test_recording_waits_until_steps_are_alike(monkeypatch):
+    pretend_gpu(monkeypatch)
     recorded = owners(recordable=True, frozen=2)
     for _ in range(2):
         recorded.step()
     assert recorded.recorded is not None
-    assert recorded.recorded.calls == 0
+    assert recorded.recorded.graphed.calls.total() == 0
     recorded.step()
-    assert recorded.recorded.calls == 1
+    assert recorded.recorded.graphed.calls.total() == 1
 
 
 def test_only_a_gpu_records():

@@ -6,13 +6,13 @@ import collections
 
 import pytest
 import torch
-from pretended_gpu import Nothing, Stream
+from pretended_gpu import pretend_gpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyclinic.generators.stylegan2 import graphs as stylegan2_graphs
 from polyclinic.generators.stylegan2 import training
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.tasks import Target
+from polyclinic.training.graphs import WARM_UP
 
 
 def stepping(device="cpu", **settings):
@@ -55,31 +55,20 @@ def test_a_step_fetches_no_number_from_the_cpu_and_asks_the_gpu_for_none(monkeyp
     assert counted.calls["_local_scalar_dense"] == asked
 
 
-def test_inputs_of_another_shape_are_worked_on_without_a_recording(monkeypatch):
-    """A stand-in for a GPU: what is recorded is a call, and a replay repeats it."""
-    recorded = []
-
-    class Graph:
-        def register_generator_state(self, rng): ...
-
-        def replay(self):
-            recorded.append(work.function(*work.inputs))
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", Nothing)
-    monkeypatch.setattr(torch.cuda, "stream", Nothing)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    seen = []
-    work = stylegan2_graphs.Recorded(lambda x: seen.append(x.tolist()), torch.Generator(), Stream())
-    for value in range(stylegan2_graphs.WARM_UP):
-        work(torch.full((2,), value))
-    assert (seen, recorded) == ([[0, 0], [1, 1]], [])
-    work(torch.tensor([5, 6]))  # recorded, and replayed with what was given
-    assert seen[2:] == [[5, 6], [5, 6]]
-    work(torch.tensor([7, 8]))
-    work(torch.tensor([9]))
-    assert seen[4:] == [[7, 8], [9]]
-    assert len(recorded) == 2
+def test_steps_with_graphs_are_the_steps_to_the_last_bit(monkeypatch):
+    """On a pretended GPU: the numbers drawn, the order of the steps, the regularisers between them."""
+    plain, graphed = stepping(), stepping()
+    pretend_gpu(monkeypatch)
+    graphed._stream = torch.cuda.Stream()
+    for name in ("_even_out", "_tell_apart", "_flatten"):
+        setattr(graphed, name, graphed._graphed(getattr(graphed, name)))
+    for _ in range(WARM_UP + 3):
+        plain.step()
+        graphed.step()
+        assert torch.equal(graphed.loss, plain.loss)
+    assert graphed._learners[None].graphs
+    theirs = graphed.networks.state_dict()
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in plain.networks.state_dict().items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

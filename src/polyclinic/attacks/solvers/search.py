@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from polyclinic.training.graphs import GraphedFunction
+
 LOOK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
 LEAVE_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew
-WARM_UP = 3  # iterations that CUDA needs to see before it can record one
 
 
 class Minimised(Protocol):
@@ -91,6 +91,10 @@ def tensor_cores(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
+def on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
 class _Batch:
     """The targets that are still searched for, the best point of each, and one iteration of all."""
 
@@ -121,30 +125,12 @@ class _Batch:
     def run(self, graphs: bool) -> None:
         """Iterate until so many targets have finished that the rest should go on without them."""
         enough = LEAVE_AT.get(self.best.device.type, 1 / 2) * len(self.best)
-        on_gpu = self.best.is_cuda
-        iterate = self._recorded() if on_gpu and graphs else self.iterate
+        gpu = on_gpu(self.best)
+        iterate = GraphedFunction(self.iterate, "the attack") if gpu and graphs else self.iterate
         while int(self.optimizer.active.sum()) > enough:
-            for _ in range(min(LOOK_EVERY if on_gpu else 1, self.optimizer.limit - self.iterations)):
+            for _ in range(min(LOOK_EVERY if gpu else 1, self.optimizer.limit - self.iterations)):
                 iterate()
                 self.iterations += 1
-
-    def _recorded(self) -> Callable[[], None]:
-        """The iteration as a CUDA graph; as it was, with a warning, where CUDA cannot record it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):  # these are iterations like all others
-                self.iterate()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.iterations += WARM_UP
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                self.iterate()
-        except RuntimeError as error:
-            warnings.warn(f"the attack runs without a CUDA graph, more slowly: {error}", stacklevel=2)
-            return self.iterate
-        return graph.replay
 
     def keep(self, rows: Tensor) -> None:
         self.objective = self.objective.keep(rows)

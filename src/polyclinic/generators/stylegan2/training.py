@@ -1,7 +1,7 @@
 """How StyleGAN2 learns: the logistic loss, regularisers that act only now and then, averaged weights, and ADA.
 
 Gradients of regularisers need second derivatives, so they are taken of the plain networks; the main steps may use
-compiled ones. On a GPU each kind of step is recorded and replayed, so nothing here asks the GPU for a number.
+compiled ones. On a GPU each kind of step is a CUDA graph, so nothing here asks the GPU for a number.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from polyclinic.generators.gan.trainer import Dice
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.discriminator import GROUP
-from polyclinic.generators.stylegan2.graphs import Recorded
 from polyclinic.generators.stylegan2.networks import StyleGenerator
+from polyclinic.training.graphs import GraphedFunction
 
 if TYPE_CHECKING:
     from polyclinic.generators.private_tuning import ExtraLoss
@@ -69,10 +69,14 @@ class Steps:
         self._stream = torch.cuda.Stream(self.device) if settings.graphs and self.device.type == "cuda" else None
         if self._stream is not None:
             for name in ("_even_out", "_tell_apart", "_flatten"):
-                setattr(self, name, self._recorded(getattr(self, name)))
+                setattr(self, name, self._graphed(getattr(self, name)))
 
-    def _recorded(self, function: Callable) -> Callable:
-        return function if self._stream is None else Recorded(function, self.dice.rng, self._stream)
+    def _graphed(self, function: Callable) -> Callable:
+        if self._stream is None:
+            return function
+        return GraphedFunction(
+            function, "generator.graphs: a step of StyleGAN2", rngs=[self.dice.rng], stream=self._stream
+        )
 
     # --- one step -------------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class Steps:
         """One step of generator and discriminator, their regularisers where they are due."""
         real, labels = next(self.batches)
         if extra not in self._learners:
-            self._learners[extra] = self._recorded(functools.partial(self._learn, extra=extra))
+            self._learners[extra] = self._graphed(functools.partial(self._learn, extra=extra))
         self.loss = self._learners[extra](real, labels)
         if self.settings.path_weight and self.taken % PATH_EVERY == 0:
             self._even_out(labels)
