@@ -15,8 +15,9 @@ from polyclinic.data.own_images import own_data
 from polyclinic.data.parts import Parts, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import LedgerBroken, verify
+from polyclinic.formats import check_run_format
 from polyclinic.runner.assembly import Assembly
-from polyclinic.study import Study, load_study
+from polyclinic.study import Study, load_run_study, load_study
 
 #: what left each site, by the lines of its ledger
 Lines = dict[str, list[dict[str, Any]]]
@@ -24,6 +25,7 @@ Lines = dict[str, list[dict[str, Any]]]
 
 def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = None) -> tuple[Assembly, Lines]:
     """All that an audit of a run needs; `study` is a file that takes the place of the study beside the run."""
+    check_run_format(folder)
     kit = kit_of(folder)
     found = load_study(study) if study else study_of(folder, kit)
     lines = lines_of(folder)
@@ -45,7 +47,7 @@ def kit_of(folder: Path) -> Path | None:
 
 def study_of(folder: Path, kit: Path | None) -> Study:
     if (folder / "study.toml").exists():
-        return load_study(folder / "study.toml")
+        return load_run_study(folder)
     if kit is None or not folder.is_dir():
         raise BadInput(
             f"{folder}: is not a run folder; name one that `polyclinic run` wrote, or KIT/runs/NAME at a site"

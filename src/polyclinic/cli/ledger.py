@@ -16,7 +16,9 @@ def ledger(
 ) -> None:
     """Verify the ledgers of a run and show what left each site."""
     from polyclinic.federation.leaving.ledger import LedgerBroken, verify
+    from polyclinic.formats import check_run_format
 
+    check_run_format(run)
     files = [run] if run.is_file() else sorted((run / "ledger").glob("*.jsonl"))
     if not files:
         raise BadInput(f"{run}: holds no ledger; name a run folder or a ledger file")

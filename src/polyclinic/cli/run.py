@@ -54,7 +54,7 @@ def run(
 
 def read_study(path: Path | None, sets: list[str], begun: Path | None = None):
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
-    from polyclinic.study import load_study
+    from polyclinic.study import load_run_study, load_study
     from polyclinic.study.reading import default_path
 
     if path is not None:
@@ -62,5 +62,5 @@ def read_study(path: Path | None, sets: list[str], begun: Path | None = None):
     if begun is not None:
         if not (begun / "study.toml").exists():
             raise BadInput(f"--out {begun}: holds no run to resume; leave out --resume to begin one")
-        return load_study(begun / "study.toml", sets)
+        return load_run_study(begun, sets)
     return load_study(default_path(), sets)

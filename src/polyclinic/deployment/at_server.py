@@ -23,7 +23,7 @@ from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display
-from polyclinic.study import Study, load_study, parse_study
+from polyclinic.study import Study, load_run_study, parse_study
 
 #: what a run folder at the server holds that its owner need not fetch
 NOT_FETCHED = shutil.ignore_patterns("checkpoint", ".lock", "*.partial")
@@ -77,6 +77,7 @@ class Coordination:
 
     def _run(self) -> dict[str, Any]:
         from polyclinic.files import atomic_write
+        from polyclinic.formats import write_run_format
         from polyclinic.runner.run import check_same, locked, run_with
 
         study, begun = self.study, self.folder / "study.toml"
@@ -85,7 +86,7 @@ class Coordination:
         if begun.exists() and not self.resume:
             raise BadInput(f"--name {self.folder.name}: holds a run already; add --resume, or take another name")
         if begun.exists():
-            check_same(load_study(begun), study, self.folder)
+            check_same(load_run_study(self.folder), study, self.folder)
         names = study.sites.site_names()
         torch.set_num_threads(study.engine.threads)
         assembly = Assembly(study, Parts(self.folder, names, study.data.info(names)), self.folder)
@@ -93,6 +94,7 @@ class Coordination:
         patience = Patience(study.engine.deadline, study.engine.silence)
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)
         with locked(self.folder):
+            write_run_format(self.folder)
             atomic_write(begun, study.to_toml())
             values = run_with(assembly, self.engine, Display())
             atomic_write(self.folder / "result.json", json.dumps(values, indent=2) + "\n")

@@ -28,6 +28,7 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.files import atomic_write
+from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.predict import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
@@ -79,6 +80,7 @@ def deployed_host(told: dict[str, Any]) -> SiteHost:
     parts = Parts(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data)
     assembly.folder.mkdir(parents=True, exist_ok=True)
+    write_run_format(assembly.folder)
     atomic_write(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
     host = assembly.host()

@@ -136,7 +136,7 @@ class Assembly:
     @property
     def terms(self) -> str:
         """What the study says about results: all of it, but for the engine."""
-        tables = {name: table for name, table in self.study.as_tables().items() if name != "engine"}
+        tables = {name: table for name, table in self.study.as_tables().items() if name not in ("format", "engine")}
         return json.dumps(tables, sort_keys=True)
 
     @cached_property

@@ -136,14 +136,14 @@ def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[En
 def check_folders(planned: list[Entry], out: Path) -> None:
     """BadInput before any work if a folder holds a run of another study."""
     from polyclinic.runner.run import check_same
-    from polyclinic.study import load_study
+    from polyclinic.study import load_run_study
 
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out}: is a file; name a folder")
     for entry in planned:
         begun = entry.folder / "study.toml"
         if begun.exists():
-            check_same(load_study(begun), entry.study, entry.folder)
+            check_same(load_run_study(entry.folder), entry.study, entry.folder)
 
 
 def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:

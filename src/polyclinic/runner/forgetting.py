@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.runner.assembly import Assembly
-from polyclinic.study import load_study
+from polyclinic.study import load_run_study
 
 
 def matrices(folder: Path, split: str = "train") -> dict[str, Any]:
     """For each kept round, `table[data site][site that has just trained]` of the task's main metric."""
     if not (folder / "study.toml").exists():
         raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
-    study = load_study(folder / "study.toml")
+    study = load_run_study(folder)
     kept = sorted((folder / "handovers").glob("round-*"), key=lambda path: int(path.name.split("-")[1]))
     if not kept:
         raise BadInput(_why_none(study.method.serial, study.method.name, folder))

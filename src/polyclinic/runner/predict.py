@@ -6,6 +6,7 @@ prepare an image as the training images were. Nothing of the data is needed to p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
+from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
 from polyclinic.models import Backbone, build
 from polyclinic.settings import Settings
 from polyclinic.study import Study
@@ -37,6 +39,7 @@ BATCH = 64
 class Card(Settings):
     """What a model file says about itself."""
 
+    format: int = RUN_FORMAT
     backbones: dict[str, str] = Field(description="the network of each site; one for all sites stands under ''")
     norm: str
     channels: Literal[1, 3]
@@ -152,6 +155,8 @@ class Predictor:
 
 def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = False) -> Predictor:
     """The model of a run folder or of a `model.safetensors`; where each site has one, a site's or all together."""
+    if path.is_dir():
+        check_run_format(path)
     file = path / "model.safetensors" if path.is_dir() else path
     card, tensors = _read_file(file)
     names = list(card.backbones)
@@ -187,10 +192,19 @@ def _read_file(file: Path) -> tuple[Card, dict[str, Tensor]]:
             text = (opened.metadata() or {}).get(CARD)
             if text is None:
                 raise BadInput(f"{file}: does not say what network it is of; name a model that polyclinic run wrote")
+            check_format(_format_of(text), RUN_FORMAT, str(file))
             return TypeAdapter(Card).validate_json(text), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{file}: is damaged or not a model of polyclinic ({reason}); fetch it again") from None
+
+
+def _format_of(card: str) -> object:
+    """The format number in a card; 1 where there is none, or where what is written is no card at all."""
+    try:
+        return json.loads(card).get("format", 1)
+    except (ValueError, AttributeError):
+        return 1
 
 
 def _model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:

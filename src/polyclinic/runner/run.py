@@ -18,16 +18,24 @@ from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Faults, Federation
 from polyclinic.files import atomic_write
+from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
 from polyclinic.runner.assembly import Assembly, device_of
 from polyclinic.runner.predict import card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.result import Result, result_of
-from polyclinic.study import Study, load_study
+from polyclinic.study import Study, load_run_study
 
 #: what a run killed at its very beginning may leave in its folder
-BEFORE_THE_STUDY = {".lock", "images.json", "images.json.partial", "study.toml.partial"}
+BEFORE_THE_STUDY = {
+    ".lock",
+    "format.json",
+    "format.json.partial",
+    "images.json",
+    "images.json.partial",
+    "study.toml.partial",
+}
 
 
 def run(
@@ -56,6 +64,7 @@ def run(
         images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
         check_budget(study.privacy, images, study.optimizer.batch_size)
     with locked(folder) as lock, _threads(study.engine.threads):
+        write_run_format(folder)
         check_same_images(folder, parts.info["digests"])
         atomic_write(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, lock, display)
@@ -68,7 +77,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
     if study is None:
         if not resume or out is None:
             raise BadInput("study: give one, or the folder of a run to resume")
-        study = load_study(Path(out) / "study.toml")
+        study = load_run_study(Path(out))
     folder = Path(out) if out is not None else Path("runs") / f"{study.method.name}-seed{study.seed}"
     begun = folder / "study.toml"
     if folder.exists() and not folder.is_dir():
@@ -78,7 +87,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
     if folder.is_dir() and not begun.exists() and {path.name for path in folder.iterdir()} - BEFORE_THE_STUDY:
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():
-        check_same(load_study(begun), study, folder)
+        check_same(load_run_study(folder), study, folder)
     return study, folder
 
 

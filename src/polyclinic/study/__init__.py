@@ -4,7 +4,7 @@ study = load_study(Path("study.toml"), ["method.rounds=5"])
 study = Study(data={"source": "fundus-phantom"}, sites={"partition": "iid", "count": 4}, method={"name": "cwt"})
 """
 
-from polyclinic.study.reading import load_study
+from polyclinic.study.reading import load_run_study, load_study
 from polyclinic.study.tables import Study, parse_study
 
-__all__ = ["Study", "load_study", "parse_study"]
+__all__ = ["Study", "load_run_study", "load_study", "parse_study"]

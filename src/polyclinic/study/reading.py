@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 from polyclinic.errors import BadInput
+from polyclinic.formats import check_run_format
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.tables import Study, parse_study
 
@@ -21,6 +22,12 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
     return parse_study(_changed(tables, parse_sets(sets or [])))
+
+
+def load_run_study(folder: Path, sets: list[str] | None = None) -> Study:
+    """The study that a run folder was begun with; BadInput if the folder is of a newer format."""
+    check_run_format(folder)
+    return load_study(folder / "study.toml", sets)
 
 
 def default_path() -> Path:

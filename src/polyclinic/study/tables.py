@@ -14,6 +14,7 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.parcel import KINDS
+from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning, can_tune
@@ -110,6 +111,7 @@ class PolicySettings(Settings):
 class Study(Settings):
     """The validated description of one experiment. Same study and same seed: same result, bit for bit."""
 
+    format: int = Field(STUDY_FORMAT, ge=1, le=STUDY_FORMAT, description="format of this file")
     seed: int = Field(0, ge=0, description="seed of everything but the data's split and partition")
     data: SerializeAsAny[Source]
     sites: SerializeAsAny[Sites]
@@ -193,6 +195,7 @@ PLAIN: dict[str, type[Settings]] = {
 
 def parse_study(tables: Mapping[str, Any]) -> Study:
     """A study from plain tables; BadInput with a sentence for every field at fault."""
+    check_format(tables.get("format", 1), STUDY_FORMAT, "format")  # first: a newer study may have tables unknown here
     unknown = [name for name in tables if name not in Study.model_fields]
     missing = [name for name in ("data", "sites", "method") if name not in tables]
     if unknown:

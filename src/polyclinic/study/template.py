@@ -26,8 +26,9 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
     chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
     chosen["generator"] = "dcgan" if _method(method).needs_generator() else "vqvae2"
     needless = _needless(method)
-    seed = Study.model_fields["seed"]
-    blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`.", *_setting("seed", seed, 0)]
+    blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`."]
+    for name in ("format", "seed"):
+        blocks += _setting(name, Study.model_fields[name], Study.model_fields[name].default)
     for table in Study.model_fields:
         if table in VARIANTS:
             registry, key = VARIANTS[table]

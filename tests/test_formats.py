@@ -1,0 +1,168 @@
+"""Format numbers: run folders of the first format are read by every command, newer ones are refused with the cure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from recorded_digests import RECORDED, versions
+from run_folders import ledgers
+from safetensors.torch import load_file
+
+from polyclinic.cli import run_app
+from polyclinic.errors import BadInput
+from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
+from polyclinic.runner.run import run
+from polyclinic.study import load_study, parse_study
+
+KEPT = Path(__file__).parent / "data" / "run_format_1"
+
+
+@pytest.fixture(params=["as it was written", "from before there were numbers"])
+def kept(request, tmp_path, monkeypatch):
+    """A copy of the run folders of format 1, in the working folder."""
+    shutil.copytree(KEPT, tmp_path / "kept")
+    monkeypatch.chdir(tmp_path / "kept")
+    if request.param == "from before there were numbers":
+        for name in ("finished", "interrupted"):
+            Path(name, "format.json").unlink()
+            study = Path(name, "study.toml")
+            study.write_text(study.read_text().replace("format = 1\n", ""))
+    return tmp_path / "kept"
+
+
+def fails_with(capsys, arguments: list[str]) -> str:
+    assert run_app(arguments) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.count("\n") == 1
+    return sentence
+
+
+# --- the kept folders -----------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_weights(kept):
+    assert run_app(["run", "--resume", "--out", "interrupted", "--quiet"]) == 0
+    undisturbed = run(load_study(Path("interrupted", "study.toml")), "undisturbed")
+    resumed, expected = load_file("interrupted/model.safetensors"), undisturbed.weights()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(resumed[name], tensor, rtol=1e-4, atol=1e-6)
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    if all(recorded[name] == version for name, version in versions().items()):  # another torch may round otherwise
+        assert (
+            json.loads(Path("interrupted/result.json").read_text())["weights_sha256"] == undisturbed["weights_sha256"]
+        )
+        assert ledgers(Path("interrupted")) == ledgers(undisturbed.folder)
+    assert json.loads(Path("interrupted/format.json").read_text())["format"] == RUN_FORMAT
+
+
+def test_a_finished_run_is_not_run_again(kept, capsys):
+    before = Path("finished/result.json").read_text()
+    assert run_app(["run", "--resume", "--out", "finished", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(before)
+
+
+def test_audit(kept):
+    assert run_app(["audit", "finished", "--quiet"]) == 0
+    report = json.loads(Path("finished/audit.json").read_text())
+    assert report["complete"]
+    assert {parcel["kind"] for parcel in report["parcels"]} == {"weights"}
+
+
+def test_predict(kept, capsys):
+    Image.new("L", (16, 16), 128).save("grey.png")
+    assert run_app(["predict", "finished", "grey.png", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["class"] in ("0", "1")
+
+
+def test_ledger(kept, capsys):
+    assert run_app(["ledger", "finished", "--lines"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("train") == 2
+    assert printed.count("weights") == 2
+
+
+def test_forgetting(kept):
+    assert run_app(["forgetting", "finished", "--quiet"]) == 0
+    rounds = json.loads(Path("finished/forgetting.json").read_text())["rounds"]
+    assert rounds["1"].keys() == {"site-1", "site-2"}
+
+
+def test_compare(kept):
+    Path("all").mkdir()
+    shutil.copytree("finished", "all/cwt-seed0")
+    command = ["compare", "finished/study.toml", "--methods", "cwt", "--seeds", "1", "--out", "all", "--quiet"]
+    assert run_app(command) == 0
+    (row,) = json.loads(Path("all/comparison.json").read_text())["rows"]
+    assert row["weights_sha256"] == json.loads(Path("finished/result.json").read_text())["weights_sha256"]
+    assert not Path("all/studies").exists()  # nothing was run again
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--resume", "--out", "finished"],
+        ["run", "--resume", "--out", "interrupted"],
+        ["audit", "finished"],
+        ["predict", "finished", "images.npz"],
+        ["ledger", "finished"],
+        ["forgetting", "finished"],
+        ["compare", "finished/study.toml", "--methods", "cwt", "--seeds", "1", "--out", "."],
+    ],
+    ids=" ".join,
+)
+def test_every_command_refuses_a_newer_run_folder_with_the_cure(arguments, tmp_path, monkeypatch, capsys):
+    shutil.copytree(KEPT, tmp_path / "kept")
+    monkeypatch.chdir(tmp_path / "kept")
+    shutil.copytree("finished", "cwt-seed0")
+    for name in ("finished", "interrupted", "cwt-seed0"):
+        Path(name, "format.json").write_text('{"format": 2, "polyclinic": "0.9.0"}')
+    sentence = fails_with(capsys, arguments)
+    assert "format.json: has format 2" in sentence
+    assert "install polyclinic 0.9.0 or newer" in sentence
+
+
+def test_a_newer_study_is_refused_before_its_tables_are_looked_at(tmp_path, capsys):
+    file = tmp_path / "study.toml"
+    file.write_text('format = 2\n[hospital]\nname = "a table of tomorrow"\n')
+    assert "format: has format 2" in fails_with(capsys, ["study", "check", str(file)])
+
+
+def test_a_newer_model_file_is_refused_away_from_its_folder(tmp_path, capsys):
+    content = (KEPT / "finished" / "model.safetensors").read_bytes()
+    assert content.count(rb"{\"format\":1,") == 1
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content.replace(rb"{\"format\":1,", rb"{\"format\":7,"))
+    assert "has format 7" in fails_with(capsys, ["predict", str(file), "image.png"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '"1"', "{"])
+def test_a_damaged_format_file_is_named(text, tmp_path):
+    (tmp_path / "format.json").write_text(text)
+    with pytest.raises(BadInput, match=r"format\.json: is damaged"):
+        check_run_format(tmp_path)
+
+
+@pytest.mark.parametrize("found", [0, -1, "1", True, None, 1.0])
+def test_a_format_is_a_whole_number(found):
+    with pytest.raises(BadInput, match="whole number"):
+        check_format(found, 1, "format")
+
+
+# --- what is written ------------------------------------------------------------------------------------
+
+
+def test_studies_say_their_format(tmp_path, capsys, tiny):
+    assert run_app(["study", "new", "-"]) == 0
+    assert "\nformat = 1\n" in capsys.readouterr().out.split("[data]")[0]
+    study = tiny("fedavg")
+    assert study.to_toml().startswith("format = 1\n")
+    without = {name: table for name, table in study.as_tables().items() if name != "format"}
+    assert parse_study(without) == study
