@@ -82,12 +82,12 @@ def variations(study: Study) -> dict[str, Study]:
     plain = parse_study({**tables, "audit": {**tables.get("audit", {}), "keep_parcels": 0, "secure_sum": False}})
     wanted = (study.audit or Audit()).defences
     found = {"no defence": plain}
-    if "classifier" in study.method.private_parts:  # its sites release updates
+    if "classifier" in study.method.traits.private_parts:  # its sites release updates
         for name in wanted:
             found |= {title: plain.with_settings(settings) for title, settings in _on_updates(name, study).items()}
         if "clip-and-noise" in wanted:
             found |= _private(plain, privacy)
-    if "deeper-cut" in wanted and study.method.needs_cut:
+    if "deeper-cut" in wanted and study.method.traits.needs_cut:
         every = cuts(study.model.backbone)
         deeper = every[every.index(study.cut) + 1 :] if study.cut in every else ()
         found |= {f"cut at {cut}": plain.with_settings({"model.cut": cut}) for cut in deeper}
@@ -97,7 +97,7 @@ def variations(study: Study) -> dict[str, Study]:
 
 
 def _on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
-    if name == "secure-sum" and study.method.serial:
+    if name == "secure-sum" and study.method.traits.serial:
         return {}  # one site after the other: there is nothing to add up
     return ON_UPDATES.get(name, {})
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,7 @@ class SiteHost:
             with seeded(self.seed, call.site, call.operation, call.round, gpus=gpus):
                 payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
                 released = _parcels(work(site, **payload))
+            check_private(site, call.operation, released)
             if self.defend:
                 released = tuple(self.defend(parcel, parcels) for parcel in released)
             return Reply(call.site, self._release(site, call, declared, released))
@@ -253,6 +254,19 @@ def cohort(data: SiteData, split: str) -> int:
     """Patients in a split of a site's images, or images where nobody knows whose they are."""
     part = getattr(data, split)
     return len(part) if part.cases is None else len(set(part.cases.tolist()))
+
+
+def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> None:
+    """LookupError if an operation releases updates trained without differential privacy where the study wants it."""
+    privacy = site.trainer.privacy if site.trainer else None
+    if privacy is None or "classifier" not in privacy.on:
+        return
+    for parcel in released:
+        if parcel.kind in ("weights", "gradients") and parcel.privacy is None:
+            raise LookupError(
+                f"'{operation}' trained {parcel.kind} without differential privacy, which privacy.on = 'classifier' "
+                "asks for; the method must train with local_training.train, or take 'classifier' out of its traits"
+            )
 
 
 def secret_in(folder: Path) -> str:

@@ -17,6 +17,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import optimizer_state, pooling, synthetic_buffer
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 
 
 class Centralized(Method):
@@ -30,8 +31,7 @@ class Centralized(Method):
     steps: int | None = Field(None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
-    simulation_only: ClassVar[bool] = True
-    allows_local_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_parts=())
 
     def privacy_obstacle(self) -> str | None:
         return (

@@ -19,6 +19,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 
 
 class CyclicWeightTransfer(Method):
@@ -31,9 +32,7 @@ class CyclicWeightTransfer(Method):
     )
 
     summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
-    takes_replay: ClassVar[bool] = True
-    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
-    serial: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(serial=True, takes_replay=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -14,6 +14,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, local_training
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 
 
 class FedAvg(Method):
@@ -25,9 +26,8 @@ class FedAvg(Method):
         "samples", description="how sites count in the mean: by their number of images, or all alike"
     )
 
-    takes_replay: ClassVar[bool] = True
-    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
+    traits: ClassVar[Traits] = Traits(takes_replay=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import norm_names
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ class FedBN(FedAvg):
     name: Literal["fedbn"] = "fedbn"  # type: ignore[assignment]
 
     summary: ClassVar[str] = "FedAvg that leaves batch-norm layers at the sites"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, batch_norm="local")
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         return frozenset(norm_names(model))

@@ -12,6 +12,7 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, cast
 
 import torch
@@ -32,6 +33,7 @@ from polyclinic.methods.shared import local_training, optimizer_state
 from polyclinic.methods.shared import synthetic_buffer as synthesis
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
+from polyclinic.methods.shared.traits import Traits
 
 
 class FedER(PeerMethod):
@@ -54,7 +56,7 @@ class FedER(PeerMethod):
     )
 
     summary: ClassVar[str] = "models go from node to node with buffers of synthetic images"
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
+    traits: ClassVar[Traits] = replace(PeerMethod.traits, tasks=("classification", "regression"))
     hands_over_models: ClassVar[bool] = True
     trains_on_real_images: ClassVar[bool] = True
 

@@ -23,6 +23,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import optimizer_state
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
 
 
@@ -37,9 +38,7 @@ class FedReplay(Method):
     latents: Literal["fp32", "fp16", "int8"] = Field("fp32", description="how latents travel")
 
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
-    allows_local_norm: ClassVar[bool] = False
-    needs_cut: ClassVar[bool] = True
-    private_parts: ClassVar[tuple[str, ...]] = ("encoder",)
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_parts=("encoder",), needs_cut=True)
 
     def run(self, federation: Federation) -> Weights:
         trainer = federation.trainer

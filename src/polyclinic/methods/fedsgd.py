@@ -13,6 +13,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, optimizer_state
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 from polyclinic.privacy.epsilon import rate
 from polyclinic.training import private
 
@@ -27,8 +28,7 @@ class FedSGD(Method):
     )
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
-    allows_local_norm: ClassVar[bool] = False
-    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
+    traits: ClassVar[Traits] = Traits(batch_norm="average")
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -63,7 +63,6 @@ class Felicia(Worth, CentralTerm):
     shared_noise: bool = Field(False, description="all generators get the same noise in a step, as in PrivGAN's code")
 
     summary: ClassVar[str] = "owners' GANs, joined by a central discriminator that sees synthetic images only"
-    private_parts: ClassVar[tuple[str, ...]] = ("generator",)
 
     # --- the coordinator --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, optimizer_state
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 
 
 class SplitNN(Method):
@@ -28,10 +29,9 @@ class SplitNN(Method):
     )
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
-    takes_replay: ClassVar[bool] = True
-    serial: ClassVar[bool] = True
-    allows_local_norm: ClassVar[bool] = False
-    needs_cut: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        serial=True, batch_norm="average", private_parts=(), takes_replay=True, needs_cut=True
+    )
 
     def privacy_obstacle(self) -> str | None:
         return (

@@ -13,6 +13,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
@@ -25,8 +26,7 @@ class Standalone(Method):
     )
 
     summary: ClassVar[str] = "every site trains alone"
-    mixes_backbones: ClassVar[bool] = True
-    private_parts: ClassVar[tuple[str, ...]] = ("classifier",)
+    traits: ClassVar[Traits] = Traits(mixes_backbones=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state()

@@ -21,7 +21,7 @@ def matrices(folder: Path, split: str = "train") -> dict[str, Any]:
     study = load_run_study(folder)
     kept = sorted((folder / "handovers").glob("round-*"), key=lambda path: int(path.name.split("-")[1]))
     if not kept:
-        raise BadInput(_why_none(study.method.serial, study.method.name, folder))
+        raise BadInput(_why_none(study.method.traits.serial, study.method.name, folder))
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
     return {
         "metric": study.task.metric,

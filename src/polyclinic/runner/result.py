@@ -57,7 +57,7 @@ def result_of(
         "metrics": metrics,
         "model": "one of each site" if "" not in models else "one for all sites",
         "selected": {"by": study.evaluation.select, "round": recorder.best_round or federation.round},
-        "batch_norm": study.model.batch_norm if study.method.name != "fedbn" else "local",
+        "batch_norm": "local" if study.method.traits.batch_norm == "local" else study.model.batch_norm,
         "heterogeneity": {"mean_ks": parts.info["mean_ks"]},
         "communication": federation.communication.summary(federation.sites),
         "privacy": summary(federation.coverage.records, federation.coverage.uncovered),

@@ -24,8 +24,8 @@ def check_task(study: Study) -> None:
     if task not in study.data.tasks:
         can = ", ".join(study.data.tasks)
         raise BadInput(f"task.name: '{study.data.source}' has no labels for {task}; it is for {can}")
-    if task not in method.tasks:
-        raise BadInput(f"task.name: method '{method.name}' is for {', '.join(method.tasks)}, not {task}")
+    if task not in method.traits.tasks:
+        raise BadInput(f"task.name: method '{method.name}' is for {', '.join(method.traits.tasks)}, not {task}")
     if study.model.backbone not in BACKBONES:
         hint = nearest(study.model.backbone, list(BACKBONES))
         raise BadInput(
@@ -35,8 +35,8 @@ def check_task(study: Study) -> None:
         fitting = ", ".join(name for name, kind in BACKBONES.items() if kind.dense == study.task.dense)
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {fitting}")
     for site, backbone in study.model.backbones.items():
-        if not method.mixes_backbones:
-            can = ", ".join(name for name, kind in METHODS.items() if kind.mixes_backbones)
+        if not method.traits.mixes_backbones:
+            can = ", ".join(name for name, kind in METHODS.items() if kind.traits.mixes_backbones)
             raise BadInput(
                 f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
             )
@@ -52,13 +52,13 @@ def check_model(study: Study) -> None:
     cuts = _cuts(model.backbone)
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
-    if model.batch_norm == "local" and not method.allows_local_norm:
+    if model.batch_norm == "local" and method.traits.batch_norm == "average":
         raise BadInput(f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'")
-    if method.name == "fedbn" and not norm_names(
+    if method.traits.batch_norm == "local" and not norm_names(
         build(model.backbone, channels=1, outputs=2, size=64, norm=model.norm)
     ):
         raise BadInput(
-            f"method.name: fedbn keeps batch-norm layers at the sites, and {model.backbone} with "
+            f"method.name: {method.name} keeps batch-norm layers at the sites, and {model.backbone} with "
             f"model.norm = '{model.norm}' has none; choose a backbone with batch norm"
         )
 
@@ -67,8 +67,8 @@ def check_replay(study: Study) -> None:
     """BadInput if the study replays and cannot."""
     if study.replay is None:
         return
-    if not study.method.takes_replay:
-        can = ", ".join(name for name, method in METHODS.items() if method.takes_replay)
+    if not study.method.traits.takes_replay:
+        can = ", ".join(name for name, method in METHODS.items() if method.traits.takes_replay)
         raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
     if study.replay.codes != "prior" and not study.generator.has_codes:
         raise BadInput(
@@ -87,7 +87,7 @@ def check_tuning(study: Study) -> None:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
     if study.tuning is None or not study.tuning.on:
         return
-    if not study.method.needs_generator() or not study.method.tunes_generator:
+    if not study.method.needs_generator() or not study.method.traits.tunes_generator:
         raise BadInput(f"tuning: '{study.method.name}' trains no generator that way; take the table out")
     if not can_tune(study.generator):
         raise BadInput(f"tuning: '{study.generator.name}' is no GAN; set tuning.on = false, or choose a GAN")
@@ -97,7 +97,7 @@ def check_privacy(study: Study) -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:
         return
-    parts = [*study.method.private_parts]
+    parts = [*study.method.traits.private_parts]
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
     with torch.device("meta"):  # its layers are looked at, its weights are not needed

@@ -140,7 +140,7 @@ class Study(Settings):
         method = tables.get("method")
         if isinstance(method, Method) and method.needs_generator():
             tables.setdefault("generator", DCGAN())
-            if method.tunes_generator and can_tune(tables["generator"]):
+            if method.traits.tunes_generator and can_tune(tables["generator"]):
                 tables.setdefault("tuning", PrivateTuning())
         return tables
 
@@ -168,7 +168,7 @@ class Study(Settings):
     def cut(self) -> str | None:
         """Where the network is split: `model.cut`, or the backbone's first cut if a method needs one."""
         cuts = _cuts(self.model.backbone)
-        return self.model.cut or (cuts[0] if self.method.needs_cut else None)
+        return self.model.cut or (cuts[0] if self.method.traits.needs_cut else None)
 
 
 #: tables that come in variants: their registry, and the field that names the variant

@@ -48,7 +48,7 @@ def _needless(method: str) -> set[str]:
     chosen = _method(method)
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
     if chosen.needs_generator():
-        return optional - {"tuning"} if chosen.tunes_generator else optional
+        return optional - {"tuning"} if chosen.traits.tunes_generator else optional
     return optional - {"replay"} if chosen.replays else optional | {"generator"}
 
 

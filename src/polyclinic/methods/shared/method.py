@@ -13,6 +13,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import statistics_names
 from polyclinic.settings import Settings
 from polyclinic.training import private
@@ -29,26 +30,10 @@ class Method(Settings):
 
     #: one sentence for lists and tables
     summary: ClassVar[str]
-    #: pools images at the coordinator, which no deployed site allows
-    simulation_only: ClassVar[bool] = False
-    #: sites take turns, so that `polyclinic forgetting` has hand-overs to show
-    serial: ClassVar[bool] = False
-    #: tasks the method can do
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
-    #: whether batch-norm statistics may stay at the sites
-    allows_local_norm: ClassVar[bool] = True
-    #: trains at the sites on `local.batches`, so that `[replay]` can join replayed images to them
-    takes_replay: ClassVar[bool] = False
+    #: what it can do and what it needs
+    traits: ClassVar[Traits] = Traits()
     #: replays even where the study has no table `[replay]`
     replays: ClassVar[bool] = False
-    #: what its sites can train with differential privacy: classifier (the network of any task), encoder
-    private_parts: ClassVar[tuple[str, ...]] = ()
-    #: whether sites may have different networks (`model.backbones`)
-    mixes_backbones: ClassVar[bool] = False
-    #: trains its generator in the phases of `[tuning]`, where it trains one
-    tunes_generator: ClassVar[bool] = True
-    #: whether it cuts the network and so needs `model.cut`
-    needs_cut: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, federation: Federation) -> Weights:

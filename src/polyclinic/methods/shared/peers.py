@@ -18,13 +18,14 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
 
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
 
 
 class PeerMethod(Method):
-    mixes_backbones: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_parts=())
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """All of them: each node has a model of its own."""

@@ -28,6 +28,7 @@ from polyclinic.generators.utility import DIETS, Learnt
 from polyclinic.methods.shared.gan_site import model_of
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
+from polyclinic.methods.shared.traits import Traits
 from polyclinic.metrics import coverage
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class Worth(Method):
         description="which network an owner releases: the one that validation chooses, or always that of one diet",
     )
 
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
-    tunes_generator: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(
+        tasks=("classification", "regression"), private_parts=("generator",), tunes_generator=False
+    )
 
     def needs_generator(self) -> bool:
         return True

@@ -1,0 +1,33 @@
+"""Traits: what a method can do and what it needs, for the checks of a study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The defaults hold for a method whose sites train with `local_training.train`; a method states what differs.
+
+    A subclass starts from its parent's: `traits = replace(FedAvg.traits, serial=True)`.
+    """
+
+    #: tasks the method can do
+    tasks: tuple[str, ...] = ("classification", "regression", "segmentation")
+    #: sites take turns, so that `polyclinic forgetting` has hand-overs to show
+    serial: bool = False
+    #: batch-norm layers are averaged or stay at the sites as `model.batch_norm` says, or always the one or the other
+    batch_norm: Literal["as the study says", "average", "local"] = "as the study says"
+    #: what its sites can train with differential privacy (`privacy.on`), besides a generator that they replay:
+    #: classifier (the network of any task), encoder, generator. A site does not release weights or gradients that were
+    #: trained without, where the study wants them private (`federation/host.py`)
+    private_parts: tuple[str, ...] = ("classifier",)
+    #: its sites train on `replayed=self.replayed(site)`, so that a table [replay] can join replayed images
+    takes_replay: bool = False
+    #: sites may have different networks (`model.backbones`)
+    mixes_backbones: bool = False
+    #: trains its generator in the phases of [tuning], where it trains one
+    tunes_generator: bool = True
+    #: cuts the network, and so needs `model.cut`
+    needs_cut: bool = False
