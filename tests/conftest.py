@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from json_schemas import assert_valid
 
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
@@ -64,6 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Study], R
         key = json.dumps(study.as_tables(), sort_keys=True)
         if key not in done:
             done[key] = run(study, tmp_path_factory.mktemp("undisturbed") / study.method.name)
+            assert_valid(done[key].folder)
         return done[key]
 
     return result_of

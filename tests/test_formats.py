@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from json_schemas import assert_valid
 from PIL import Image
 from recorded_digests import RECORDED, versions
 from run_folders import ledgers
@@ -68,6 +69,7 @@ def test_a_finished_run_is_not_run_again(kept, capsys):
 
 def test_audit(kept):
     assert run_app(["audit", "finished", "--quiet"]) == 0
+    assert_valid(Path("finished"))
     report = json.loads(Path("finished/audit.json").read_text())
     assert report["complete"]
     assert {parcel["kind"] for parcel in report["parcels"]} == {"weights"}
@@ -97,6 +99,7 @@ def test_compare(kept):
     shutil.copytree("finished", "all/cwt-seed0")
     command = ["compare", "finished/study.toml", "--methods", "cwt", "--seeds", "1", "--out", "all", "--quiet"]
     assert run_app(command) == 0
+    assert_valid(Path("all"))
     (row,) = json.loads(Path("all/comparison.json").read_text())["rows"]
     assert row["weights_sha256"] == json.loads(Path("finished/result.json").read_text())["weights_sha256"]
     assert not Path("all/studies").exists()  # nothing was run again

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_schemas import assert_valid
 
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
@@ -59,6 +60,8 @@ def tiny_run(tmp_path: Path, cache: Path) -> Callable[..., Result]:
     count = iter(range(1000))
 
     def go(method: dict[str, Any], **changes: dict[str, Any]) -> Result:
-        return run(tiny_study(method, **changes), tmp_path / str(next(count)), cache=cache)
+        result = run(tiny_study(method, **changes), tmp_path / str(next(count)), cache=cache)
+        assert_valid(result.folder)
+        return result
 
     return go
