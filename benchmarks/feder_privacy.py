@@ -27,8 +27,6 @@ from polyclinic.data.datasets import SOURCES
 from polyclinic.data.parts import Part
 from polyclinic.generators import GENERATORS, private_tuning
 from polyclinic.generators.base import GeneratorModel
-from polyclinic.generators.gan.model import GANModel
-from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.private_tuning import Meter, PrivateTuning, fit
 from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.stylegan2.model import StyleGAN2Model
@@ -131,35 +129,12 @@ def train(
 # --- projection ---------------------------------------------------------------------------------------
 
 
-def space_of(model: GeneratorModel) -> GaussianSpace:
-    """Where images of the generator are searched: z of a DCGAN, w of StyleGAN2 with its noise maps frozen."""
-    if isinstance(model, StyleGAN2Model):
-        average = model.average.eval().requires_grad_(False)
-        noises = model.fixed_noises()
-        # styles have no label: the mapping network has put it in
-        drawn = _styles(model)
-        return GaussianSpace(lambda w, labels: model.images_of(w, noises), model.settings.latent, drawn)
-    assert isinstance(model, GANModel)
-    average = model.networks["average"].eval().requires_grad_(False)
-    return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, model.settings.latent)
-
-
-def _styles(model: StyleGAN2Model):
-    def mapped(points: Tensor) -> Tensor:
-        classes = max(1, len(model.target.classes))
-        labels = torch.arange(len(points), device=model.device) % classes
-        with torch.no_grad():
-            return model.average.mapping(points.to(model.device), labels)
-
-    return mapped
-
-
 def project(model: GeneratorModel, images: Tensor, labels: Tensor, options: argparse.Namespace) -> Projected:
     """As the attack does it, from the same starting points for every generator."""
     attack = Projection(iterations=options.iterations, conditional=not isinstance(model, StyleGAN2Model), at_once=100)
     distance = perceptual_distance(device=options.device)
     known = labels if attack.conditional else None
-    return attack.run(space_of(model), images, distance, labels=known, seed=options.seed, device=options.device)
+    return attack.run(model.latent_space(), images, distance, labels=known, seed=options.seed, device=options.device)
 
 
 def compared(projected: dict[str, Projected], phases: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.projection import Projected, Projection, Projections
 from polyclinic.errors import BadInput
-from polyclinic.generators.latent_space import CodeSpace, GaussianSpace, vqvae2_space
+from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
@@ -180,7 +180,7 @@ def test_a_point_stands_for_the_nearest_codes_and_gradients_pass():
 def test_the_codes_of_a_vqvae2():
     settings = VQVAE2(width=8, code_width=4, top_codes=16, bottom_codes=16, blocks=0, prior_epochs=0)
     model = settings.build(channels=1, size=32, target=Target(classes=("a", "b")), seed=1)
-    space = vqvae2_space(model)
+    space = model.latent_space()
     points = space.draw(2, torch_rng("projection", "vqvae2"))
     top, bottom = space.codes(points)
     made = (space.images(points, None).clamp(0, 1) * 255).round().to(torch.uint8)

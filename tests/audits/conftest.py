@@ -3,7 +3,7 @@
 import pytest
 
 from polyclinic.study import audit_settings as settings
-from polyclinic.study.audit_settings import Budget
+from polyclinic.study.audit_settings import Effort
 
 FEW = {
     "sites": 1, "releases": 1, "images": 4, "update_steps": 3, "latent_steps": 3, "projected": 4, "projection_steps": 1,
@@ -16,6 +16,6 @@ def hurry(monkeypatch: pytest.MonkeyPatch):
     """`hurry(images=2)`: from now on the budget "quick" is very small, but for these changes."""
 
     def change(**changes: int) -> None:
-        monkeypatch.setitem(settings.BUDGETS, "quick", Budget(**{**FEW, **changes}))
+        monkeypatch.setitem(settings.EFFORTS, "quick", Effort(**{**FEW, **changes}))
 
     return change

@@ -143,8 +143,8 @@ def test_sealed_parcels_are_audited_at_their_sender(audited):
 
 
 def test_latents_of_a_shallow_cut_leak_and_labels_are_named(tiny, undisturbed, tmp_path, monkeypatch):
-    more = dataclasses.replace(settings.BUDGETS["quick"], latent_steps=250)
-    monkeypatch.setitem(settings.BUDGETS, "quick", more)
+    more = dataclasses.replace(settings.EFFORTS["quick"], latent_steps=250)
+    monkeypatch.setitem(settings.EFFORTS, "quick", more)
     done = undisturbed(tiny("fedreplay", SMALL, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run", kinds=["latents"])
@@ -223,7 +223,7 @@ def seen_and_truth(tiny, undisturbed, changes=None):
     study = tiny("fedavg", {**SMALL, "optimizer.batch_size": 2, **(changes or {})}, rounds=1, local_steps=2)
     folder = undisturbed(study).folder
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
-    tools = Tools(assembly, study.audit.threat, settings.BUDGETS["quick"], Pixels(), 0, "cpu")
+    tools = Tools(assembly, study.audit.threat, settings.EFFORTS["quick"], Pixels(), 0, "cpu")
     (release,) = releases(folder / "sites" / "site-1" / "kept")
     data = open_site(assembly.parts.folder, "site-1")
     return Seen.of("site-1", release, 0, tools), release, data
@@ -237,7 +237,7 @@ def shuffled(data: SiteData) -> SiteData:
 
 def test_the_truth_enters_the_scoring_alone(tiny, undisturbed):
     seen, release, data = seen_and_truth(tiny, undisturbed)
-    found = [attack_updates.inverted(seen, Truth(release.used, some, 0)) for some in (data, shuffled(data))]
+    found = [attack_updates.invert_gradients(seen, Truth(release.used, some, 0)) for some in (data, shuffled(data))]
     first, second = (one.draw.__self__ for one in found if isinstance(one, Finding))
     assert torch.equal(first.found, second.found)
     assert not torch.equal(first.truth, second.truth)

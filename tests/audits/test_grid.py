@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from polyclinic.audits.audit import audit
-from polyclinic.audits.grid import grid, numbers_at, variations
-from polyclinic.audits.targets import joined, mean_of
+from polyclinic.audits.grid import grid, merge_overlapping, variations
+from polyclinic.audits.parcels import join_sites, mean_of
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.archive import releases
@@ -42,7 +42,7 @@ def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed)
     kept = [releases(folder / "sites" / site / "kept")[0] for site in ("site-1", "site-2")]
     mean = mean_of([release.parcel("gradients") for release in kept])
     parts = prepare(study.data, study.sites)
-    together = joined([open_site(parts.folder, name) for name in parts.names])
+    together = join_sites([open_site(parts.folder, name) for name in parts.names])
     assert len(together.train) == sum(len(open_site(parts.folder, name).train) for name in parts.names)
     from polyclinic.runner.assembly import Assembly
 
@@ -113,6 +113,6 @@ def test_a_grid_has_utility_and_leakage_of_each(tiny, undisturbed, tmp_path):
 
 def test_points_that_cover_each_other_share_one_text():
     places = [(0.0, 0.5), (10.0, 0.9), (0.1, 0.501), (0.1, 0.9)]
-    assert numbers_at(places, [1, 2, 3, 5]) == [("1,3", 0.0, 0.5), ("2", 10.0, 0.9), ("5", 0.1, 0.9)]
-    assert numbers_at([], []) == []
-    assert numbers_at([(1.0, 1.0)], [4]) == [("4", 1.0, 1.0)]
+    assert merge_overlapping(places, [1, 2, 3, 5]) == [("1,3", 0.0, 0.5), ("2", 10.0, 0.9), ("5", 0.1, 0.9)]
+    assert merge_overlapping([], []) == []
+    assert merge_overlapping([(1.0, 1.0)], [4]) == [("4", 1.0, 1.0)]

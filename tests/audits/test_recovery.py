@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.audits.recovery import best_guess, recovery, told_apart
+from polyclinic.audits.recovery import best_guess, identify_unordered, recovery
 from polyclinic.randomness import torch_rng
 
 
@@ -49,7 +49,7 @@ def test_images_that_came_back_too_bright_are_told_although_not_recovered():
     bright = (mean + 0.5 * (TRUTH - mean) + 0.35).clamp(0, 1)
     found = recovery(bright, TRUTH, HELD_OUT, in_order=True)
     assert int(found.recovered.sum()) < 8
-    assert found.told.count >= 7
+    assert found.identified.count >= 7
     assert found.verdict().leak
 
 
@@ -78,7 +78,7 @@ def test_the_guess_is_the_nearest_held_out_image_or_their_mean():
 def test_found_images_that_share_one_neighbour_are_one_case_not_eight():
     """Eight copies of one picture all lie closer to the same set: by chance in half of the cases."""
     same = pictures(1, "alone").expand(8, -1, -1, -1)
-    told = told_apart(same, pictures(40, "candidates"), HELD_OUT)
+    told = identify_unordered(same, pictures(40, "candidates"), HELD_OUT)
     assert told.chance > 0.1
 
 

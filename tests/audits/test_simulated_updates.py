@@ -8,14 +8,14 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.networks import ready
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation
 from polyclinic.audits import attack_updates
-from polyclinic.audits.attack_split_weights import is_front, moved_by
+from polyclinic.audits.attack_split_weights import is_front, loss_with_gradients
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.leaving.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.models import split
 from polyclinic.runner.assembly import Assembly
-from polyclinic.study.audit_settings import BUDGETS, Audit
+from polyclinic.study.audit_settings import EFFORTS, Audit
 
 KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "optimizer.batch_size": 2, "optimizer.momentum": 0.0}
 
@@ -24,7 +24,7 @@ def kept(study, undisturbed, operation: str) -> tuple[Seen, Release, Truth]:
     """The first release of an operation, as an attacker sees it and with what only the site knows."""
     folder = undisturbed(study).folder
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
-    tools = Tools(assembly, study.audit.threat, BUDGETS["quick"], Pixels(), 0, "cpu")
+    tools = Tools(assembly, study.audit.threat, EFFORTS["quick"], Pixels(), 0, "cpu")
     found = [one for one in releases(folder / "sites" / "site-1" / "kept") if one.operation == operation]
     data = tools.data_of("site-1")
     return Seen.of("site-1", found[0], 0, tools), found[0], Truth(found[0].used, data, 0)
@@ -56,7 +56,9 @@ def test_fronts(tiny, undisturbed):
     assert is_front(seen)
     front, _ = split(seen.network, study.cut)
     names = [name for name, _ in front.named_parameters()]
-    simulation = Simulation(ready(front), moved_by, names=names, training=LocalTraining(study.optimizer.lr_in(1)))
+    simulation = Simulation(
+        ready(front), loss_with_gradients, names=names, training=LocalTraining(study.optimizer.lr_in(1))
+    )
     images, sent = truth.images(torch.cat(truth.batches)), release.received("gradients")["activations"]
     assert unexplained(simulation, seen, images, sent) < 1e-6
     assert unexplained(simulation, seen, images.flip(0), sent) > 0.01

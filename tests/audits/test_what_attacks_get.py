@@ -14,19 +14,19 @@ from polyclinic.attacks.gradient_inversion.networks import ready
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.audits import attack_latents, attack_split_weights, attack_synthetic, attack_updates
 from polyclinic.audits.audit import audit
+from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.recovery import Told, recovery
-from polyclinic.audits.targets import Target
+from polyclinic.audits.recovery import Identified, recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.leaving.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import audit_settings as settings
-from polyclinic.study.audit_settings import Audit, Budget
+from polyclinic.study.audit_settings import Audit, Effort
 
 KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4, "optimizer.batch_size": 2}
-FEW = Budget(
+FEW = Effort(
     sites=1, releases=1, images=4, update_steps=1, latent_steps=1, projected=4, projection_steps=1, candidates=20
 )
 DCGAN = {
@@ -119,7 +119,7 @@ def test_a_defence_that_the_attack_does_not_know_is_said(opened):
 
 def test_a_sum_is_scored_with_every_sites_own_images(opened):
     tools, (first, second) = opened("fedavg", {"audit.secure_sum": True}, local_steps=1)
-    target = Target({"site-1": first[0], "site-2": second[0]}, 0)
+    target = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0)
     seen, truth = target.seen(tools), target.truth(tools)
     parts = [
         Truth(release.used, tools.data_of(site), 0) for site, release in (("site-1", first[0]), ("site-2", second[0]))
@@ -133,7 +133,7 @@ def test_a_sum_is_scored_with_every_sites_own_images(opened):
 def test_a_sum_of_gradients_is_over_every_sites_batch(opened):
     tools, (first, second) = opened("fedsgd", {"audit.secure_sum": True}, batch="mini")
     alone, _ = of_site(tools, first[0])
-    summed = Target({"site-1": first[0], "site-2": second[0]}, 0).seen(tools)
+    summed = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0).seen(tools)
     assert (attack_updates.Plan(alone).images, attack_updates.Plan(summed).images) == (2, 4)
     assert attack_updates.Plan(summed).exact
 
@@ -156,12 +156,12 @@ def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(ope
         given.append((chosen.label, knowledge.labels))
         return NotTried("gradient-inversion", "caught")
 
-    monkeypatch.setattr(attack_split_weights, "searched", caught)
+    monkeypatch.setattr(attack_split_weights, "invert_and_score", caught)
     for steps in (1, 2):
         changes = {"model.backbone": "small-cnn", "optimizer.momentum": 0.0}
         tools, (kept, _) = opened("splitnn", changes, local_steps=steps)
         (release,) = [one for one in kept if one.operation == "finish"]
-        attack_split_weights.front_inverted(*of_site(tools, release))
+        attack_split_weights.invert_front(*of_site(tools, release))
         if steps == 1:
             assert torch.equal(given[0][1][0], release.received("gradients")["activations"])
     assert [label for label, _ in given] == ["known", "joint"]
@@ -174,7 +174,7 @@ def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(ope
 def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
     for method, changes, attack, kind in (
         ("fedreplay", {}, attack_latents.attack, "latents"),
-        ("cwt-replay", VQVAE2, attack_synthetic.of_codes, "codes"),
+        ("cwt-replay", VQVAE2, attack_synthetic.attack_codes, "codes"),
     ):
         tools, (kept, _) = opened(method, changes)
         release = next(one for one in kept if kind in one.kinds)
@@ -203,9 +203,9 @@ def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_th
     [
         ("fedreplay", {}, attack_latents.attack, "latents", Capability.LATENTS),
         ("fedreplay", {}, attack_latents.attack, "latents", Capability.BATCH_NORM_STATISTICS),
-        ("cwt-replay", VQVAE2, attack_synthetic.of_codes, "codes", Capability.GENERATOR),
-        ("fedavg-replay", DCGAN, attack_synthetic.of_generator, "generator", Capability.GENERATOR),
-        ("fedavg-replay", DCGAN, attack_synthetic.of_generator, "generator", Capability.SYNTHETIC_IMAGES),
+        ("cwt-replay", VQVAE2, attack_synthetic.attack_codes, "codes", Capability.GENERATOR),
+        ("fedavg-replay", DCGAN, attack_synthetic.attack_generator, "generator", Capability.GENERATOR),
+        ("fedavg-replay", DCGAN, attack_synthetic.attack_generator, "generator", Capability.SYNTHETIC_IMAGES),
     ],
 )
 def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, capability):
@@ -242,7 +242,7 @@ def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
 
 
 def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setitem(settings.BUDGETS, "quick", FEW)
+    monkeypatch.setitem(settings.EFFORTS, "quick", FEW)
     done = undisturbed(tiny("fedreplay", KEPT, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run", kinds=["latents"], features="efficientnet-lite0")
@@ -267,7 +267,7 @@ def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
 
 @pytest.mark.parametrize(("chance", "significant"), [(0.0009, True), (0.002, False)])
 def test_one_in_a_thousand_is_the_limit_of_chance(chance: float, significant: bool):
-    assert Told(5, 8, chance).significant == significant
+    assert Identified(5, 8, chance).significant == significant
 
 
 def test_a_perceptual_distance_of_reconstructions_is_zero_for_the_images_themselves():

@@ -10,7 +10,7 @@ import pytest
 from polyclinic.audits import audit
 from polyclinic.cli import run_app
 from polyclinic.study import audit_settings as settings
-from polyclinic.study.audit_settings import Budget
+from polyclinic.study.audit_settings import Effort
 
 STUDY = """
 [data]
@@ -39,10 +39,10 @@ workers = 1
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    few = Budget(
+    few = Effort(
         sites=1, releases=1, images=2, update_steps=2, latent_steps=2, projected=4, projection_steps=1, candidates=20
     )
-    monkeypatch.setitem(settings.BUDGETS, "quick", few)
+    monkeypatch.setitem(settings.EFFORTS, "quick", few)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
     return tmp_path
@@ -98,7 +98,7 @@ def test_flags_that_a_grid_does_not_have_are_refused(here, capsys):
 
 def test_an_interrupted_audit_says_what_there_is(here, capsys, monkeypatch):
     assert run_app(["run", "study.toml", "--set", "audit.keep_parcels=0", "--out", "out", "--quiet"]) == 0
-    attack_one, done = audit.one, []
+    attack_one, done = audit.audit_parcel, []
 
     def stop_at_the_second(*given):
         if done:
@@ -106,7 +106,7 @@ def test_an_interrupted_audit_says_what_there_is(here, capsys, monkeypatch):
         done.append(attack_one(*given))
         return done[0]
 
-    monkeypatch.setattr(audit, "one", stop_at_the_second)
+    monkeypatch.setattr(audit, "audit_parcel", stop_at_the_second)
     both = ["audit", "out", "--sites", "site-1,site-2", "--quiet"]
     assert run_app(both) == 1
     assert capsys.readouterr().err == "interrupted; what was found so far is in out/audit.json\n"

@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.verdicts import counted
+from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.errors import BadInput
 from polyclinic.models import split
@@ -16,7 +16,7 @@ from polyclinic.models import split
 
 def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     """Search for images with the latents that were sent; they keep their order, so each has its own true image."""
-    settings = LatentInversion(iterations=seen.tools.budget.latent_steps)
+    settings = LatentInversion(iterations=seen.tools.effort.latent_steps)
     cut = seen.tools.assembly.study.cut
     if cut is None or not seen.received("weights"):
         return [NotTried(settings.name, "the encoder that the site computed with is not known")]
@@ -38,7 +38,7 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     result = recovery(
         found.images[:count],
         truth.images(own[:count]),
-        truth.held_out(tools.budget.candidates)[0].float() / 255,
+        truth.held_out(tools.effort.candidates)[0].float() / 255,
         in_order=True,
         augmentation=tools.assembly.study.optimizer.augment if seen.kind == "activations" else (),
         distance=tools.distance,
@@ -49,7 +49,7 @@ def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
 
 def rows_to_attack(seen: Seen, latents: Tensor, together: bool) -> Tensor:
     """A whole batch where its images share statistics; else the first few."""
-    count = len(latents) if together else min(len(latents), 4 * seen.tools.budget.images)
+    count = len(latents) if together else min(len(latents), 4 * seen.tools.effort.images)
     return torch.arange(count)
 
 
@@ -59,5 +59,5 @@ def _mixes(front: nn.Module) -> bool:
 
 def _assumed(seen: Seen, cut: str) -> list[str]:
     if seen.kind == "activations" and seen.step > 0:
-        return [f"the encoder (up to {cut}) is the one of the beginning of the turn, {counted(seen.step, 'step')} ago"]
+        return [f"the encoder (up to {cut}) is the one of the beginning of the turn, {count_of(seen.step, 'step')} ago"]
     return [f"the encoder (up to {cut}) is the one that the site computed with"]

@@ -16,12 +16,8 @@ from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, GeneratorModel
-from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.labels import even_labels
-from polyclinic.generators.latent_space import LatentSpace, gan_space, stylegan2_space, vqvae2_space
 from polyclinic.generators.site_codes import from_groups
-from polyclinic.generators.stylegan2.model import StyleGAN2Model
-from polyclinic.generators.vqvae2.model import VQVAE2Model
 from polyclinic.metrics.image_sets import ORIENTATIONS
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
@@ -31,13 +27,13 @@ Results = list[Finding | NotTried]
 VALUES = 8  # labels to choose from, where they are values and none is known
 
 
-def of_synthetic_images(seen: Seen, truth: Truth) -> Results:
-    """Made images as they were sent."""
+def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
+    """Attack synthetic images as they were sent."""
     shape = seen.tools.image_shape
-    made = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == shape]
-    if not made:
+    images = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == shape]
+    if not images:
         return [NotTried("copies", "the parcel holds no images of the study's size")]
-    return of_made_images(seen, truth, as_bytes(torch.cat(made)))
+    return attack_images(seen, truth, as_bytes(torch.cat(images)))
 
 
 def as_bytes(images: Tensor) -> Tensor:
@@ -45,18 +41,18 @@ def as_bytes(images: Tensor) -> Tensor:
     return images if images.dtype == torch.uint8 else (images.float().clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def of_generator(seen: Seen, truth: Truth) -> Results:
-    """What a receiver of the generator can make with it, and how near it comes to members and to others."""
-    model = model_with(seen, seen.parcel.tensors)
+def attack_generator(seen: Seen, truth: Truth) -> Results:
+    """Attack what the receiver can sample from a generator, and search its latent space for training images."""
+    model = load_generator(seen, seen.parcel.tensors)
     if isinstance(model, NotTried):
         return [model]
-    return [*of_samples(seen, truth, model), projected(seen, truth, model)]
+    return [*attack_samples(seen, truth, model), attack_by_projection(seen, truth, model)]
 
 
-def of_codes(seen: Seen, truth: Truth) -> Results:
-    """Codes of real images: whoever has the decoder looks at them."""
+def attack_codes(seen: Seen, truth: Truth) -> Results:
+    """Decode codes of real images with the decoder that was sent, and attack the decoded images."""
     sent = seen.beside("generator")
-    model = model_with(seen, sent.tensors if sent else seen.received("generator"))
+    model = load_generator(seen, sent.tensors if sent else seen.received("generator"))
     labels = seen.beside("labels")
     if isinstance(model, NotTried) or not isinstance(model, CodedModel) or labels is None:
         return [model if isinstance(model, NotTried) else NotTried("decoding", "no decoder of these codes is known")]
@@ -66,13 +62,14 @@ def of_codes(seen: Seen, truth: Truth) -> Results:
     if share is None:
         return [NotTried("decoding", "the codes are of other sites' images")]
     decoded = model.decode(share.codes)
-    return [shown_by(decoded, seen, truth), *of_made_images(seen, truth, decoded)]
+    return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
 
 
-def shown_by(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
+def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
+    """How close decoded images are to the site's own; codes keep the order of the images."""
     tools = seen.tools
-    count = min(len(decoded), tools.budget.candidates)
-    found, others = decoded[:count].float() / 255, truth.held_out(tools.budget.candidates)[0].float() / 255
+    count = min(len(decoded), tools.effort.candidates)
+    found, others = decoded[:count].float() / 255, truth.held_out(tools.effort.candidates)[0].float() / 255
     result = recovery(
         found, truth.images(torch.arange(count)), others, in_order=True, distance=tools.distance, device=tools.device
     )
@@ -80,33 +77,34 @@ def shown_by(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
     return Finding("decoding", f"{has}order of the images.", result.verdict(), draw=result.draw)
 
 
-# --- what is done with made images --------------------------------------------------------------------
+# --- attacks on synthetic images ----------------------------------------------------------------------
 
 
-def of_samples(seen: Seen, truth: Truth, model: GeneratorModel) -> Results:
-    labels = even_labels(seen.tools.budget.candidates, model.target)
+def attack_samples(seen: Seen, truth: Truth, model: GeneratorModel) -> Results:
+    """Sample from a generator, and attack the samples."""
+    labels = even_labels(seen.tools.effort.candidates, model.target)
     try:
         made = model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
     except BadInput:
         return [NotTried("copies", "the generator was sent without what draws samples")]
-    return of_made_images(seen, truth, made)
+    return attack_images(seen, truth, made)
 
 
-def of_made_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
-    """Copies among made images, and membership by the nearest one."""
-    count, distance = seen.tools.budget.candidates, seen.tools.distance
+def attack_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
+    """Search synthetic images for copies, and infer membership from the nearest one."""
+    count, distance = seen.tools.effort.candidates, seen.tools.distance
     members, others = truth.members(count)[0], truth.held_out(count)[0]
     if min(len(members), len(others)) < FEWEST:
         why = f"{len(members)} training and {len(others)} held-out images are fewer than {FEWEST}"
         return [NotTried("copies", why), NotTried("nearest-synthetic", why)]
     made = made[torch.randperm(len(made), generator=torch_rng(seen.tools.seed, "audit", "made"))[:count]]
     return [
-        copied(seen, made, members, others, CopySearch(), distance),
-        nearest(seen, made, members, others, NearestSynthetic(), distance),
+        search_copies(seen, made, members, others, CopySearch(), distance),
+        nearest_membership(seen, made, members, others, NearestSynthetic(), distance),
     ]
 
 
-def copied(
+def search_copies(
     seen: Seen, made: Tensor, members: Tensor, others: Tensor, search: CopySearch, distance: Distance
 ) -> Finding | NotTried:
     if refused := not_granted(search, seen):
@@ -133,7 +131,7 @@ def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) 
     )
 
 
-def nearest(
+def nearest_membership(
     seen: Seen, made: Tensor, members: Tensor, others: Tensor, attack: NearestSynthetic, distance: Distance
 ) -> Finding | NotTried:
     if refused := not_granted(attack, seen):
@@ -146,20 +144,20 @@ def nearest(
     return Finding(attack.name, found.threat_model, found.verdict(), draw=draw)
 
 
-def projected(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
+def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
     """The closest images that the generator can make to members and to held-out images."""
-    space, budget, tools = space_of(model), seen.tools.budget, seen.tools
-    conditional = isinstance(model, GANModel)
+    space, effort, tools = model.latent_space(), seen.tools.effort, seen.tools
+    conditional = space is not None and space.labelled
     known = conditional and Capability.CANDIDATE_LABELS in tools.threat.granted
     attack = Projection(
-        iterations=budget.projection_steps, conditional=conditional, guessed=not known, at_once=budget.projected
+        iterations=effort.projection_steps, conditional=conditional, guessed=not known, at_once=effort.projected
     )
     if space is None:
         return NotTried(attack.name, "this generator names no space to search in")
     if refused := not_granted(attack, seen):
         return refused
-    members, labels = truth.members(budget.projected)
-    others, other_labels = truth.held_out(budget.projected)
+    members, labels = truth.members(effort.projected)
+    others, other_labels = truth.held_out(effort.projected)
     if min(len(members), len(others)) < 2:
         return NotTried(attack.name, "the site has no held-out images to compare with")
     found = attack.compare(
@@ -180,10 +178,10 @@ def projected(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotT
     return Finding(attack.name, found.threat_model, found.verdict(), draw=draw)
 
 
-# --- small things -------------------------------------------------------------------------------------
+# --- building blocks ----------------------------------------------------------------------------------
 
 
-def model_with(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | NotTried:
+def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | NotTried:
     """The study's generator in the state that was sent."""
     tools = seen.tools
     channels, size, _ = tools.image_shape
@@ -195,18 +193,6 @@ def model_with(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | NotT
     except BadInput as error:
         return NotTried("projection", f"the state cannot be loaded: {error}")
     return model
-
-
-def space_of(model: GeneratorModel) -> LatentSpace | None:
-    """What the generator makes images from. One with a space of its own offers it as `latent_space()`."""
-    if isinstance(model, VQVAE2Model):
-        return vqvae2_space(model)
-    if isinstance(model, StyleGAN2Model):
-        return stylegan2_space(model)
-    if isinstance(model, GANModel):
-        return gan_space(model)
-    offered = getattr(model, "latent_space", None)
-    return offered() if callable(offered) else None
 
 
 def not_granted(attack: Attack, seen: Seen) -> NotTried | None:

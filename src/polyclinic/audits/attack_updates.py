@@ -11,53 +11,56 @@ from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInve
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.membership.attacks import LossThreshold
-from polyclinic.audits.attack_split_weights import front_inverted, is_front
+from polyclinic.attacks.membership.scores import Scorer
+from polyclinic.audits.attack_split_weights import invert_front, is_front
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.run_inversion import searched
-from polyclinic.audits.verdicts import counted
+from polyclinic.audits.run_inversion import invert_and_score
+from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.models import Backbone
 
 
 def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    found = [inverted(seen, truth)]
-    return [*found, told_by_loss(seen, truth)] if seen.kind == "weights" else found
+    found = [invert_gradients(seen, truth)]
+    return [*found, loss_membership(seen, truth)] if seen.kind == "weights" else found
 
 
 # --- gradient inversion -------------------------------------------------------------------------------
 
 
-def inverted(seen: Seen, truth: Truth) -> Finding | NotTried:
+def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     """Search for images whose update is the one that was sent."""
     name = "gradient-inversion"
     if is_front(seen):
-        return front_inverted(seen, truth)
+        return invert_front(seen, truth)
     own = dict(seen.network.named_parameters()).keys() - seen.received("weights").keys()
     if own and seen.round > 1:  # in the first round what a site keeps to itself is as all sites start
         return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = Plan(seen)
-    return searched(seen, truth, plan.settings(), plan.knowledge(truth), plan.assumed)
+    return invert_and_score(seen, truth, plan.settings(), plan.knowledge(truth), plan.assumed)
 
 
 class Plan:
-    """How an update is attacked: as it was made where it is small, else as one step on a few images."""
+    """How to attack an update: as it was computed where it is small (`exact`), else as one step on a few images."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
-        optimizer, told = seen.tools.assembly.study.optimizer, seen.parcel.metadata
-        self.samples = int(told.get("samples", optimizer.batch_size))
+        optimizer, metadata = seen.tools.assembly.study.optimizer, seen.parcel.metadata
+        self.samples = int(metadata.get("samples", optimizer.batch_size))
         size = min(optimizer.batch_size, self.samples)
-        self.steps = int(told.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
+        self.steps = int(metadata.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
         self.images = self._images_of_gradient() if seen.kind == "gradients" else size * self.steps
         self.sgd = optimizer.name == "sgd" or seen.kind == "gradients"  # whose steps are the coordinator's
-        # what momentum a site has kept from earlier rounds nobody else knows
-        self.rolling = bool(optimizer.keep_state and optimizer.momentum and seen.round > 1 and seen.kind == "weights")
-        # several sites' steps are no steps after each other; their gradients are one gradient
-        as_made = self.sgd and not self.rolling and (seen.kind == "gradients" or seen.sites == 1)
-        self.exact = as_made and self.images <= seen.tools.budget.images
-        self.looked_for = self.images if self.exact else min(self.images, seen.tools.budget.images)
+        # a site may keep momentum from earlier rounds, which the attacker does not know
+        self.unknown_momentum = bool(
+            optimizer.keep_state and optimizer.momentum and seen.round > 1 and seen.kind == "weights"
+        )
+        # steps of several sites do not follow each other; the mean of their gradients is one gradient
+        as_made = self.sgd and not self.unknown_momentum and (seen.kind == "gradients" or seen.sites == 1)
+        self.exact = as_made and self.images <= seen.tools.effort.images
+        self.batch_size = self.images if self.exact else min(self.images, seen.tools.effort.images)
 
     def _images_of_gradient(self) -> int:
         study = self.seen.tools.assembly.study
@@ -69,14 +72,14 @@ class Plan:
         defence = self.seen.tools.assembly.study.defence
         blind = [f"what the defence '{defence.name}' did to the update is not taken into account"] if defence else []
         if self.exact:
-            return [f"the update was made as it was: {self._made}", *blind]
+            return [f"the update was made as it was: {self._update_text}", *blind]
         why = "" if self.sgd else f" ({self.seen.tools.assembly.study.optimizer.name} is taken for plain descent)"
-        why += " (without the momentum that the site kept)" if self.rolling else ""
-        return [f"{self._made} are taken for one step on {self.looked_for}{why}", *blind]
+        why += " (without the momentum that the site kept)" if self.unknown_momentum else ""
+        return [f"{self._update_text} are taken for one step on {self.batch_size}{why}", *blind]
 
     @property
-    def _made(self) -> str:
-        return f"{counted(self.images, 'image')} in {counted(self.steps, 'step')}"
+    def _update_text(self) -> str:
+        return f"{count_of(self.images, 'image')} in {count_of(self.steps, 'step')}"
 
     def settings(self) -> GradientInversion:
         """Geiping et al.'s attack: its cosine does not mind that an update's length says little about its images.
@@ -84,11 +87,11 @@ class Plan:
         Their weight of roughness is for 224 px; on small images a hundredth of it gave 8 dB more.
         """
         labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
-        found = "known" if labels_known else "sign" if self.looked_for == 1 else "counts"
+        found = "known" if labels_known else "sign" if self.batch_size == 1 else "counts"
         readable = self.seen.tools.assembly.study.task.name == "classification" and self._last_layer_sent()
         changes = {
             "target": self.seen.kind,
-            "iterations": self.seen.tools.budget.update_steps,
+            "iterations": self.seen.tools.effort.update_steps,
             "total_variation": 1e-4,
             "label": found if readable or labels_known else "joint",
         }
@@ -110,7 +113,7 @@ class Plan:
         return Knowledge(
             self.seen.network,
             shape,
-            batch_size=self.looked_for,
+            batch_size=self.batch_size,
             classes=classes,
             loss=None if classes else lambda output, values: study.task.loss(output, values, target),
             label_shape=(study.task.outputs(target), *shape[1:]) if dense else (),
@@ -139,7 +142,7 @@ class Plan:
 # --- membership ---------------------------------------------------------------------------------------
 
 
-def told_by_loss(seen: Seen, truth: Truth) -> Finding | NotTried:
+def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
     """Tell training images from held-out ones by the loss of the model that was sent."""
     settings = LossThreshold()
     model = seen.network
@@ -149,21 +152,21 @@ def told_by_loss(seen: Seen, truth: Truth) -> Finding | NotTried:
     missing = settings.needs - seen.tools.threat.granted
     if missing:
         return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
-    count, what = seen.tools.budget.candidates, seen.tools.what
+    count, what = seen.tools.effort.candidates, seen.tools.what
     (members, labels), (others, other_labels) = truth.members(count, what), truth.held_out(count, what)
     if min(len(members), len(others)) < 2:
         return NotTried(settings.name, "the site has no held-out images to compare with")
     scorer = _losses(seen, model)
-    told = settings.run(scorer, members, others, member_labels=labels, other_labels=other_labels)
+    result = settings.run(scorer, members, others, member_labels=labels, other_labels=other_labels)
     return Finding(
         settings.name,
-        told.threat_model,
-        told.verdict(),
-        draw=histograms("minus the loss", {"training images": told.members, "held-out images": told.others}),
+        result.threat_model,
+        result.verdict(),
+        draw=histograms("minus the loss", {"training images": result.members, "held-out images": result.others}),
     )
 
 
-def _losses(seen: Seen, model: Backbone):
+def _losses(seen: Seen, model: Backbone) -> Scorer:
     """The loss of each image under the model as it was sent, evaluated as it would be used."""
     task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
     model.load_state_dict({**model.state_dict(), **seen.parcel.tensors})

@@ -1,4 +1,4 @@
-"""Audits a run: attacks the parcels that its sites kept, each with what fits its kind, and writes what was found."""
+"""The audit of a run: attack the parcels that its sites kept, each with what fits its kind, and write `audit.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from polyclinic.audits import attack_latents, attack_synthetic, attack_updates
 from polyclinic.audits.open_run import Lines, open_run
-from polyclinic.audits.targets import Target, targets
+from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.errors import BadInput
@@ -22,7 +22,7 @@ from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_di
 from polyclinic.runner.assembly import Assembly, device_of
 from polyclinic.settings import nearest
 from polyclinic.study import Study
-from polyclinic.study.audit_settings import BUDGETS, Audit
+from polyclinic.study.audit_settings import EFFORTS, Audit
 
 #: (what is being attacked, attacks done, attacks in all)
 Progress = Callable[[str, int, int], None]
@@ -36,9 +36,9 @@ ATTACKS: dict[str, Callable[[Seen, Truth], list[Finding | NotTried]]] = {
     "weights": attack_updates.attack,
     "activations": attack_latents.attack,
     "latents": attack_latents.attack,
-    "generator": attack_synthetic.of_generator,
-    "codes": attack_synthetic.of_codes,
-    "synthetic-images": attack_synthetic.of_synthetic_images,
+    "generator": attack_synthetic.attack_generator,
+    "codes": attack_synthetic.attack_codes,
+    "synthetic-images": attack_synthetic.attack_synthetic_images,
 }
 
 
@@ -60,32 +60,32 @@ def audit(
     """
     folder = Path(folder)
     assembly, lines = open_run(folder, study=study, cache=cache)
-    wanted = targets(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
-    tools = tools_for(assembly, budget, features, device)
-    report = head(assembly.study, tools, budget, lines)
-    for done, target in enumerate(wanted):
+    wanted = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
+    tools = build_tools(assembly, budget, features, device)
+    report = _empty_report(assembly.study, tools, budget, lines)
+    for done, audited in enumerate(wanted):
         if progress:
-            progress(target.name, done, len(wanted))
-        report["parcels"].append(one(tools, target, folder))
+            progress(audited.name, done, len(wanted))
+        report["parcels"].append(audit_parcel(tools, audited, folder))
         report["verdicts"] = verdicts(report["parcels"], lines)
         report["complete"] = done + 1 == len(wanted)
-        write(folder, report)
+        _write_report(folder, report)
     if progress:
         progress("done", len(wanted), len(wanted))
     return report
 
 
-def tools_for(assembly: Assembly, budget: str, features: str, device: str) -> Tools:
-    where = _there(device)
+def build_tools(assembly: Assembly, budget: str, features: str, device: str) -> Tools:
+    where = _find_device(device)
     if features not in FEATURES:
         hint = nearest(features, list(FEATURES))
         raise BadInput(f"--features: no such choice: '{features}'{hint}; choose from {', '.join(FEATURES)}")
     distance: Distance = Pixels() if features == Pixels.name else perceptual_distance(features, device=where)
     granted = (assembly.study.audit or Audit()).threat
-    return Tools(assembly, granted, BUDGETS[budget], distance, assembly.study.seed, where)
+    return Tools(assembly, granted, EFFORTS[budget], distance, assembly.study.seed, where)
 
 
-def _there(device: str) -> str:
+def _find_device(device: str) -> str:
     try:
         return device_of(device)
     except BadInput:
@@ -94,29 +94,29 @@ def _there(device: str) -> str:
         ) from None
 
 
-def one(tools: Tools, target: Target, folder: Path) -> dict[str, Any]:
+def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
-    release, parcel = target.release, target.parcel
-    results = _attacked(parcel.kind, target.seen(tools), target.truth(tools))
+    release, parcel = audited.release, audited.parcel
+    results = _attack(parcel.kind, audited.seen(tools), audited.truth(tools))
     findings = []
     for found in (result for result in results if isinstance(result, Finding)):
-        path = folder / "sites" / target.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
-        shown = found.draw is not None and _drawn(found.draw, path)
-        findings.append(_plain(found, str(path.relative_to(folder)) if shown else None))
+        path = folder / "sites" / audited.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
+        shown = found.draw is not None and _draw_plot(found.draw, path)
+        findings.append(_finding_json(found, str(path.relative_to(folder)) if shown else None))
     return {
-        "site": target.who,
+        "site": audited.who,
         "round": release.round,
         "operation": release.operation,
         "kind": parcel.kind,
-        "digests": [part.parcels[target.number].digest for part in target.parts.values()],
+        "digests": [part.parcels[audited.number].digest for part in audited.parts.values()],
         "findings": findings,
         "not_tried": [{"attack": r.attack, "why": r.why} for r in results if isinstance(r, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
-def _attacked(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+def _attack(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     """What was found; an audit goes on with other parcels where one is too much for the device."""
     try:
         return ATTACKS[kind](seen, truth)
@@ -126,7 +126,7 @@ def _attacked(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         ]
 
 
-def _drawn(draw: Callable[[Any], None], path: Path) -> bool:
+def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:
     """Whether there was something to draw."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,26 +137,26 @@ def _drawn(draw: Callable[[Any], None], path: Path) -> bool:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
 
 
-def _plain(found: Finding, picture: str | None) -> dict[str, Any]:
+def _finding_json(found: Finding, picture: str | None) -> dict[str, Any]:
     return {
         "attack": found.attack,
         "leak": found.verdict.leak,
         "words": str(found.verdict),
-        "evidence": {name: _number(value) for name, value in found.verdict.evidence.items()},
+        "evidence": {name: _json_number(value) for name, value in found.verdict.evidence.items()},
         "threat_model": found.threat_model,
         "assumed": found.assumed,
         "picture": picture,
     }
 
 
-def _number(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
     """Plain JSON: figures of four digits, null for what is not a number."""
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     return value
 
 
-def head(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any]:
+def _empty_report(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any]:
     return {
         "method": study.method.name,
         "seed": study.seed,
@@ -170,13 +170,12 @@ def head(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any
     }
 
 
-def write(folder: Path, report: Mapping[str, Any]) -> None:
-    """`audit.json`, whole or not at all."""
-    whole_or_not(folder / "audit.json", json.dumps(report, indent=2) + "\n")
+def _write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    write_file(folder / "audit.json", json.dumps(report, indent=2) + "\n")
 
 
-def whole_or_not(path: Path, text: str) -> None:
-    """A file that nobody ever sees half written."""
+def write_file(path: Path, text: str) -> None:
+    """Write atomically; BadInput where the file cannot be written."""
     try:
         atomic_write(path, text)
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from polyclinic.audits.audit import audit, whole_or_not
+from polyclinic.audits.audit import audit, write_file
 from polyclinic.audits.open_run import kit_of, study_of
 from polyclinic.data.plots import FAINT, INK
 from polyclinic.errors import BadInput
@@ -143,11 +143,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def write(report: Mapping[str, Any], folder: Path) -> None:
     """`grid.json` and `grid.png` in the run folder."""
-    whole_or_not(folder / "grid.json", json.dumps(report, indent=2) + "\n")
+    write_file(folder / "grid.json", json.dumps(report, indent=2) + "\n")
     draw(report, folder / "grid.png")
 
 
-def numbers_at(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:
+def merge_overlapping(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:
     """What to write where: points that lie upon each other share one text, or nobody could read either."""
     spans = [max(values) - min(values) or 1.0 for values in zip(*places, strict=True)]
     texts: list[tuple[str, float, float]] = []
@@ -173,7 +173,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     for number, x, y, one in drawn:
         colour = LEAKS if one["leaks"] else HOLDS
         axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=f"{number}  {one['defence']}")
-    for text, x, y in numbers_at([(x, y) for _, x, y, _ in drawn], [number for number, *_ in drawn]):
+    for text, x, y in merge_overlapping([(x, y) for _, x, y, _ in drawn], [number for number, *_ in drawn]):
         axes.text(x, y, text, color="white", fontsize=9 if len(text) < 3 else 6, ha="center", va="center", zorder=4)
     axes.axvline(0, color=FAINT, linestyle="--", linewidth=1)
     axes.margins(x=0.08, y=0.12)

@@ -4,8 +4,8 @@ Two kinds of evidence, either is a leak:
 
 1. An image is *recovered* if its reconstruction has at most half the squared error (3 dB better) of the best guess: the
    nearest held-out image, or the mean of all held-out images, whichever is closer.
-2. Reconstructions *tell* which images were used: what makes them differ from the mean image points to the true image
-   more than to any held-out one, more often than chance has it. That finds images which came back too bright or noisy.
+2. Reconstructions *identify* the images that were used: minus the mean image, they correlate with the true image more
+   than with any held-out one, more often than by chance. That finds images which came back too bright or too noisy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Recovery:
     error: Tensor
     guess_error: Tensor
     by_assignment: bool
-    told: Told
+    identified: Identified
     perceptual: dict[str, float | str] = field(default_factory=dict)
     shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
 
@@ -61,9 +61,9 @@ class Recovery:
         words = f"{count} of {total} images were recovered" if count else f"none of {total} images was recovered"
         because = (
             f"{words} (median PSNR {ours:.1f} dB{paired}; the best guess without the parcel, from held-out images, "
-            f"has {theirs:.1f} dB); {self.told}"
+            f"has {theirs:.1f} dB); {self.identified}"
         )
-        return Verdict(count > 0 or self.told.significant, because, self.evidence())
+        return Verdict(count > 0 or self.identified.significant, because, self.evidence())
 
     def evidence(self) -> dict[str, float | int | str]:
         similar = scoring.ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
@@ -76,8 +76,8 @@ class Recovery:
             "mse": float(self.error.mean()),
             "mse_of_guess": float(self.guess_error.mean()),
             "ssim": float(similar.mean()),
-            "told": self.told.count,
-            "told_by_chance": self.told.chance,
+            "told": self.identified.count,
+            "told_by_chance": self.identified.chance,
             "paired": "by least error" if self.by_assignment else "in order",
             **self.perceptual,
         }
@@ -117,15 +117,18 @@ def recovery(
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])
-    rows, index = _in_order(found) if in_order else _assigned(errors)
+    rows, index = _pair_in_order(found) if in_order else _pair_by_error(errors)
     truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
     found = found[rows]
     guess = best_guess(truth, held_out)
     error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
-    told = told_in_order(found, truth, held_out) if in_order else told_apart(found, candidates, held_out)
+    if in_order:
+        identified = identify_in_order(found, truth, held_out)
+    else:
+        identified = identify_unordered(found, candidates, held_out)
     seen = _perceptual(distance, found, truth, guess, device)
     shown = None if own is None else own[torch.tensor(index)]
-    return Recovery(truth, found, guess, error, guess_error, not in_order, told, seen, shown)
+    return Recovery(truth, found, guess, error, guess_error, not in_order, identified, seen, shown)
 
 
 def _perceptual(
@@ -154,11 +157,11 @@ def _errors(found: Tensor, candidates: Tensor, orientations: tuple[int, ...]) ->
     return best.values, torch.tensor(orientations)[best.indices]
 
 
-def _in_order(found: Tensor) -> tuple[list[int], list[int]]:
+def _pair_in_order(found: Tensor) -> tuple[list[int], list[int]]:
     return list(range(len(found))), list(range(len(found)))
 
 
-def _assigned(errors: Tensor) -> tuple[list[int], list[int]]:
+def _pair_by_error(errors: Tensor) -> tuple[list[int], list[int]]:
     """Which found image belongs to which candidate; as many pairs as the smaller set has."""
     rows, columns = linear_sum_assignment(errors.numpy())
     return rows.tolist(), columns.tolist()
@@ -172,7 +175,7 @@ def _psnr(error: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Told:
+class Identified:
     """How many reconstructions point to a true image more than to any held-out one, and how often chance does that."""
 
     count: int
@@ -190,34 +193,34 @@ class Told:
         return f"{self.count} of {self.total} point to a true image more than to any held-out one, {by_chance}"
 
 
-def told_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Told:
+def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identified:
     """Each found image against its own true image and all held-out ones."""
     if not len(held_out):
-        return Told(0, 0, 1.0)
+        return Identified(0, 0, 1.0)
     mean = held_out.mean(0)
     own = _correlations(found - mean, truth - mean).diagonal()
     others = _correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
     chance = stats.binom.sf(count - 1, len(found), 1 / (len(held_out) + 1))
-    return Told(count, len(found), float(chance))
+    return Identified(count, len(found), float(chance))
 
 
-def told_apart(found: Tensor, candidates: Tensor, held_out: Tensor) -> Told:
+def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> Identified:
     """Found images of unknown order against as many candidates as held-out images.
 
     They share both sets, so chance is how often a random exchange of candidates and held-out images tells as many.
     """
     count = min(len(candidates), len(held_out))
     if not count:
-        return Told(0, 0, 1.0)
+        return Identified(0, 0, 1.0)
     rng = torch_rng("audit", "told apart")
     sets = [images[torch.randperm(len(images), generator=rng)[:count]] for images in (candidates, held_out)]
     mean = held_out.mean(0)
     table = _correlations(found - mean, torch.cat(sets) - mean)
-    told = _closer_to_first(table, torch.arange(2 * count))
+    closer = _closer_to_first(table, torch.arange(2 * count))
     shuffled = [_closer_to_first(table, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
-    chance = (1 + sum(other >= told for other in shuffled)) / (1 + SHUFFLES)
-    return Told(told, len(found), chance)
+    chance = (1 + sum(other >= closer for other in shuffled)) / (1 + SHUFFLES)
+    return Identified(closer, len(found), chance)
 
 
 def _closer_to_first(table: Tensor, order: Tensor) -> int:

@@ -12,7 +12,7 @@ from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.errors import BadInput
 
 
-def searched(
+def invert_and_score(
     seen: Seen,
     truth: Truth,
     settings: GradientInversion,
@@ -33,7 +33,7 @@ def searched(
     result = recovery(
         back.images[0],
         truth.images(truth.used),
-        truth.held_out(tools.budget.candidates)[0].float() / 255,
+        truth.held_out(tools.effort.candidates)[0].float() / 255,
         in_order=False,
         augmentation=tools.assembly.study.optimizer.augment,
         distance=tools.distance,

@@ -96,6 +96,6 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def counted(count: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
     """Such as "1 image" or "2 images"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -20,7 +20,7 @@ from polyclinic.metrics.perceptual import Distance
 from polyclinic.models import Backbone
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.assembly import Assembly
-from polyclinic.study.audit_settings import Budget
+from polyclinic.study.audit_settings import Effort
 
 #: what a part has beside its images
 What = Literal["labels", "masks"]
@@ -32,7 +32,7 @@ class Tools:
 
     assembly: Assembly
     threat: ThreatModel
-    budget: Budget
+    effort: Effort
     distance: Distance
     seed: int
     device: str

@@ -31,9 +31,9 @@ def audit(
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
     """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel."""
-    from polyclinic.study.audit_settings import BUDGETS
+    from polyclinic.study.audit_settings import EFFORTS
 
-    if budget not in BUDGETS:
+    if budget not in EFFORTS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
     if grid and (kinds or sites or study or features != "pixels"):
         raise BadInput("--grid: attacks every variation alike; leave --kinds, --sites, --features and --study out")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.leaving.code_packing import Codes
+from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
@@ -87,6 +88,10 @@ class GeneratorModel(ABC):
     @abstractmethod
     def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
         """A new image for every label."""
+
+    def latent_space(self) -> LatentSpace | None:
+        """The space that the model makes images from, for attacks to search in; None if it offers none."""
+        return None
 
     def state(self) -> dict[str, Tensor]:
         """A copy, on the CPU, of everything the model knows."""

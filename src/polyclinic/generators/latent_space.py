@@ -1,23 +1,21 @@
-"""What a generator makes images from, as a space to search in: points [N, D], and the images of points."""
+"""Latent spaces of generators, for attacks to search in: points [N, D], and the images of points.
+
+A generator offers its own as `GeneratorModel.latent_space()`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from polyclinic.generators.labels import even_labels
-
-if TYPE_CHECKING:
-    from polyclinic.generators.gan.model import GANModel
-    from polyclinic.generators.stylegan2.model import StyleGAN2Model
-    from polyclinic.generators.vqvae2.model import VQVAE2Model
-
 
 class LatentSpace(Protocol):
     """Points [N, D] whose numbers have a spread of about one, and images of them."""
+
+    labelled: bool  #: whether an image depends on a label besides its point
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """Points as the generator would draw them, [count, D], on the CPU."""
@@ -38,8 +36,10 @@ class GaussianSpace:
         generate: Callable[[Tensor, Tensor | None], Tensor],
         width: int,
         draw: Callable[[Tensor], Tensor] | None = None,
+        *,
+        labelled: bool = False,
     ) -> None:
-        self.generate, self.width, self.mapped = generate, width, draw
+        self.generate, self.width, self.mapped, self.labelled = generate, width, draw, labelled
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         points = torch.randn(count, self.width, generator=rng)
@@ -56,6 +56,8 @@ class CodeSpace:
     `decode` takes for each level vectors [N, width, side, side] and gives images; `codebooks` [codes, width] and
     `sides` say what the levels look like. Codes have no label, so labels are not used.
     """
+
+    labelled = False
 
     def __init__(
         self,
@@ -100,32 +102,3 @@ class CodeSpace:
         through = part + (chosen - part).detach()
         side = self.sides[level]
         return through.transpose(1, 2).unflatten(2, (side, side))
-
-
-def vqvae2_space(model: VQVAE2Model) -> CodeSpace:
-    """The codes of a VQ-VAE-2, through its decoder: what whoever receives decoder and codes can search in."""
-    network = model.autoencoder.eval().requires_grad_(False)
-    codebooks = [network.top_codebook.vectors.weight, network.bottom_codebook.vectors.weight]
-
-    def decode(vectors: Sequence[Tensor]) -> Tensor:
-        return network._images(*vectors)  # `decode` takes codes, which have no gradient
-
-    return CodeSpace(decode, codebooks, (network.grid, 2 * network.grid))
-
-
-def gan_space(model: GANModel) -> GaussianSpace:
-    """The random numbers that a GAN makes images from, given labels."""
-    average = model.networks["average"].eval().requires_grad_(False)
-    return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, model.settings.latent)
-
-
-def stylegan2_space(model: StyleGAN2Model) -> GaussianSpace:
-    """StyleGAN2's styles, its noise maps frozen. They have no label: the mapping network has put it in."""
-    average, noises = model.average.eval().requires_grad_(False), model.fixed_noises()
-
-    def styles(points: Tensor) -> Tensor:
-        labels = even_labels(len(points), model.target).to(model.device)
-        with torch.no_grad():
-            return average.mapping(points.to(model.device), labels)
-
-    return GaussianSpace(lambda w, labels: model.images_of(w, noises), model.settings.latent, styles)

@@ -40,8 +40,10 @@ class Audit(Settings):
 
 
 @dataclass(frozen=True)
-class Budget:
-    """How much an audit may try. Of each operation, `sites` sites with `releases` releases each are attacked (0: all).
+class Effort:
+    """How much an audit tries (`--budget quick|standard|thorough`).
+
+    Of each operation, `sites` sites with `releases` releases each are attacked (0: all).
 
     `images`: searched for in one update, or inverted in one parcel; `update_steps`, `latent_steps` and
     `projection_steps`: of the searches; `candidates`: images asked about, members and held-out ones each.
@@ -57,8 +59,8 @@ class Budget:
     candidates: int
 
 
-BUDGETS = {
-    "quick": Budget(
+EFFORTS = {
+    "quick": Effort(
         sites=1,
         releases=1,
         images=8,
@@ -68,7 +70,7 @@ BUDGETS = {
         projection_steps=60,
         candidates=150,
     ),
-    "standard": Budget(
+    "standard": Effort(
         sites=0,
         releases=0,
         images=16,
@@ -78,7 +80,7 @@ BUDGETS = {
         projection_steps=200,
         candidates=500,
     ),
-    "thorough": Budget(
+    "thorough": Effort(
         sites=0,
         releases=0,
         images=32,

@@ -29,6 +29,7 @@ from polyclinic.generators.gan.networks import (
 )
 from polyclinic.generators.gan.trainer import Dice, Duel, Modules, judge_times
 from polyclinic.generators.labels import check_labels
+from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately, Schedule
@@ -258,6 +259,11 @@ class GANModel(GeneratorModel):
             noise = dice.normal(len(some), self.settings.latent)
             made.append(to_bytes((net(noise, self.on_device(some)) + 1) / 2))
         return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
+
+    def latent_space(self) -> GaussianSpace:
+        """The random numbers z that images are made from, given labels."""
+        average = self.networks["average"].eval().requires_grad_(False)
+        return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, self.settings.latent, labelled=True)
 
     def sampler_state(self) -> dict[str, Tensor]:
         """The part of `state()` that `sample` needs: no network in it has ever been given a real image."""

@@ -20,7 +20,8 @@ from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
 from polyclinic.generators.gan.model import centred, endless_batches
 from polyclinic.generators.gan.trainer import Dice
-from polyclinic.generators.labels import check_labels
+from polyclinic.generators.labels import check_labels, even_labels
+from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.stylegan2.discriminator import Discriminator
 from polyclinic.generators.stylegan2.networks import Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import Steps
@@ -159,6 +160,17 @@ class StyleGAN2Model(GeneratorModel):
             noises = [dice.normal(len(some), 1, side, side) for side in network.synthesis.noise_sides]
             made.append(to_bytes(self.images_of(network.truncated(w, self.settings.truncation), noises)))
         return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
+
+    def latent_space(self) -> GaussianSpace:
+        """The styles w, with fixed noise maps. They have no label: the mapping network has put it in."""
+        average, noises = self.average.eval().requires_grad_(False), self.fixed_noises()
+
+        def styles(points: Tensor) -> Tensor:
+            labels = even_labels(len(points), self.target).to(self.device)
+            with torch.no_grad():
+                return average.mapping(points.to(self.device), labels)
+
+        return GaussianSpace(lambda w, labels: self.images_of(w, noises), self.settings.latent, styles)
 
     def images_of(self, w: Tensor, noises: list[Tensor]) -> Tensor:
         """Images in about [0, 1] of styles w [B, latent]; differentiable. With the same noise always the same."""

@@ -6,7 +6,7 @@ The autoencoder alone is enough to replay images whose codes are kept; the prior
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ from polyclinic.generators.base import (
     to_bytes,
 )
 from polyclinic.generators.labels import check_labels
+from polyclinic.generators.latent_space import CodeSpace
 from polyclinic.generators.vqvae2.autoencoder import DECODER, Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Learning, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
@@ -107,6 +108,16 @@ class VQVAE2Model(CodedModel):
     @property
     def autoencoder(self) -> Autoencoder:
         return cast(Autoencoder, self.networks["autoencoder"])
+
+    def latent_space(self) -> CodeSpace:
+        """The codes, through the decoder: what whoever receives decoder and codes can search in."""
+        network = self.autoencoder.eval().requires_grad_(False)
+        codebooks = [network.top_codebook.vectors.weight, network.bottom_codebook.vectors.weight]
+
+        def decode(vectors: Sequence[Tensor]) -> Tensor:
+            return network._images(*vectors)  # `decode` takes codes, which have no gradient
+
+        return CodeSpace(decode, codebooks, (network.grid, 2 * network.grid))
 
     @property
     def prior(self) -> Prior:

@@ -1,4 +1,4 @@
-"""From a run folder to what is attacked: kept parcels that are what the ledgers say left, or several sites' sums."""
+"""The parcels that an audit attacks: those in a run folder whose digests are in the ledger, or means over sites."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from polyclinic.federation.leaving.defences import secure_sum
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.settings import nearest
 from polyclinic.study import Study
-from polyclinic.study.audit_settings import BUDGETS
+from polyclinic.study.audit_settings import EFFORTS
 
 Kept = Mapping[str, list[Release]]
 
-#: kinds whose mean over sites means something
+#: kinds that a secure sum adds up over sites
 SUMMED = ("gradients", "weights")
 #: kinds that come out of a generator
-MADE = ("generator", "codes", "synthetic-images")
+FROM_GENERATOR = ("generator", "codes", "synthetic-images")
 
 
 @dataclass(frozen=True)
-class Target:
+class AuditedParcel:
     """One parcel of one site, or the mean of one parcel of each of several sites (`parts` by site)."""
 
     parts: Mapping[str, Release]
@@ -71,7 +71,7 @@ class Target:
             batches = Truth(release.used, data, tools.seed).batches
             used += [index + start for index in batches]
             start += len(data.train)
-        data = opened[0] if len(opened) == 1 else joined(opened)
+        data = opened[0] if len(opened) == 1 else join_sites(opened)
         return Truth(used, data, tools.seed, own=len(opened[0].train))
 
 
@@ -88,7 +88,7 @@ def mean_of(parcels: Sequence[Parcel]) -> Parcel:
     return Parcel(parcels[0].kind, mean, {"samples": total, "steps": steps})
 
 
-def joined(sites: Sequence[SiteData]) -> SiteData:
+def join_sites(sites: Sequence[SiteData]) -> SiteData:
     """All sites' images as if they were one site's."""
     parts = {}
     for split in ("train", "validation", "test"):
@@ -99,14 +99,14 @@ def joined(sites: Sequence[SiteData]) -> SiteData:
     return SiteData(" and ".join(site.name for site in sites), **parts)
 
 
-# --- what is to be attacked ------------------------------------------------------------------------------------
+# --- choosing parcels ------------------------------------------------------------------------------------------
 
 
-def targets(
+def parcels_to_audit(
     folder: Path, study: Study, lines: Lines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
-) -> list[Target]:
+) -> list[AuditedParcel]:
     """What is to be attacked; every parcel of it is what its site's ledger says left."""
-    kept = {path.parent.name: kept_in(path) for path in sorted((folder / "sites").glob("*/kept"))}
+    kept = {path.parent.name: read_archive(path) for path in sorted((folder / "sites").glob("*/kept"))}
     if not any(kept.values()):
         raise BadInput(
             f"{folder}: its sites kept no parcels to attack; run the study with a table [audit], for example "
@@ -123,14 +123,14 @@ def targets(
             check(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
         allowed = [kind for kind in (kinds or ATTACKABLE_KINDS) if not summed or kind in SUMMED]
-        found += [Target(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
+        found += [AuditedParcel(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
     if not found:
-        raise BadInput(_nothing_left(wanted, kinds))
+        raise BadInput(_no_parcels(wanted, kinds))
     return found
 
 
-def kept_in(folder: Path) -> list[Release]:
-    """What a site kept, by notes that can be read."""
+def read_archive(folder: Path) -> list[Release]:
+    """The releases in a site's archive of parcels."""
     try:
         found = releases(folder)
         for release in found:
@@ -142,7 +142,7 @@ def kept_in(folder: Path) -> list[Release]:
     return found
 
 
-def _nothing_left(kept: Kept, kinds: tuple[str, ...]) -> str:
+def _no_parcels(kept: Kept, kinds: tuple[str, ...]) -> str:
     there = sorted(
         {kind for found in kept.values() for release in found for kind in release.kinds if kind in ATTACKABLE_KINDS}
     )
@@ -154,18 +154,18 @@ def _nothing_left(kept: Kept, kinds: tuple[str, ...]) -> str:
 
 def chosen(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Release]]:
     """As many sites (all, where they were asked for by name) and releases of each operation as the budget has."""
-    allowed = BUDGETS[budget]
+    allowed = EFFORTS[budget]
     picked: list[dict[str, Release]] = []
     for of_sites in by_operation(kept).values():
         for site in list(of_sites)[: None if every_site else allowed.sites or None]:
-            picked += [{site: release} for release in most_telling(of_sites[site])[: allowed.releases or None]]
+            picked += [{site: release} for release in by_expected_leak(of_sites[site])[: allowed.releases or None]]
     return picked
 
 
-def most_telling(found: list[Release]) -> list[Release]:
-    """Releases in the order in which they are worth attacking: what a generator makes tells more the longer it has
-    learned, an update the less the network fits already."""
-    return found[::-1] if set(found[0].kinds) & set(MADE) else found
+def by_expected_leak(found: list[Release]) -> list[Release]:
+    """Releases, those that are likely to leak most first: the last ones of a generator, which has learned longest; the
+    first ones of updates, when the network fits the images least."""
+    return found[::-1] if set(found[0].kinds) & set(FROM_GENERATOR) else found
 
 
 def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
@@ -177,7 +177,7 @@ def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
             for release in of_site:
                 at_once.setdefault((release.round, release.step), {})[site] = release
         full = [group for group in at_once.values() if len(group) == len(of_sites) > 1]
-        found += full[: BUDGETS[budget].releases or None]
+        found += full[: EFFORTS[budget].releases or None]
     if not found:
         raise BadInput(
             "audit.secure_sum: no operation was done by several sites at once, and a deployed site has only its own "
