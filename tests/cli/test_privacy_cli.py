@@ -13,7 +13,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.privacy.curve import curves
-from polyclinic.privacy.epsilon import spent
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import parse_study
 
 PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]
@@ -39,7 +39,7 @@ def test_delta_is_one_over_the_samples_unless_given(capsys):
     assert run_app(["privacy", "--samples", "500", "--noise", "1", "--epochs", "10", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["delta"] == 1 / 500
-    assert found["epsilon"] == spent(32 / 500, 1.0, 157, 1 / 500)
+    assert found["epsilon"] == compute_epsilon(32 / 500, 1.0, 157, 1 / 500)
 
 
 def test_a_target_gives_the_noise_or_the_epochs_or_both(capsys):
@@ -52,7 +52,7 @@ def test_a_target_gives_the_noise_or_the_epochs_or_both(capsys):
     found = json.loads(capsys.readouterr().out)
     for key in ("noise_for_target", "epochs_for_target"):
         one = found[key]
-        assert spent(found["sampling_rate"], one["noise"], one["steps"], 8.7e-4) <= 17.8
+        assert compute_epsilon(found["sampling_rate"], one["noise"], one["steps"], 8.7e-4) <= 17.8
 
 
 def test_the_curve_is_drawn(tmp_path, capsys):
@@ -66,7 +66,7 @@ def test_the_curve_is_drawn(tmp_path, capsys):
 
 def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():
     found = curves([200, 1000], epochs=20, batch_size=32, noise=0.7)
-    assert found[200][-1] == (20, spent(32 / 200, 0.7, 125, 1 / 200))
+    assert found[200][-1] == (20, compute_epsilon(32 / 200, 0.7, 125, 1 / 200))
     assert all(small[1] > large[1] for small, large in zip(found[200], found[1000], strict=True))
     assert [epsilon for _, epsilon in found[200]] == sorted(epsilon for _, epsilon in found[200])
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy import dp_sgd
-from polyclinic.privacy.epsilon import spent
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 
 CPU = torch.device("cpu")
@@ -318,7 +318,7 @@ def test_it_learns():
     given = ((points[index], targets[index]) for index in dp_sgd.poisson(400, 0.1, numpy_rng("clouds")))
     settings = {"noise": 1.7, "clip": 1.0, "expected": 40, "draw": noise("clouds")}
     dp_sgd.descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
-    assert spent(0.1, 1.7, 40, 1 / 400) < 2
+    assert compute_epsilon(0.1, 1.7, 40, 1 / 400) < 2
     assert float((model(points).argmax(1) == targets).float().mean()) > 0.9
 
 

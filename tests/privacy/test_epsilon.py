@@ -12,7 +12,7 @@ from scipy import integrate
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy import epsilon as accounting
-from polyclinic.privacy.epsilon import Mechanism, noise_for, spent, spent_by, steps_for, steps_in
+from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon, noise_for, steps_for, steps_in
 from polyclinic.privacy.site_account import Account
 
 # epsilon according to Google's dp-accounting, for (sampling rate, noise, steps, delta), printed by
@@ -40,22 +40,22 @@ RATES, NOISES, DELTAS = st.floats(1e-3, 1.0), st.floats(0.5, 8.0), st.sampled_fr
 
 @pytest.mark.parametrize(("rate", "noise", "steps", "delta", "pld", "rdp"), GOOGLE)
 def test_agrees_with_google_to_one_per_cent(rate, noise, steps, delta, pld, rdp):
-    assert spent(rate, noise, steps, delta, "rdp") == pytest.approx(rdp, rel=0.01)
+    assert compute_epsilon(rate, noise, steps, delta, "rdp") == pytest.approx(rdp, rel=0.01)
     if steps < 20000:  # the largest takes PRV ten seconds
-        assert spent(rate, noise, steps, delta, "prv") == pytest.approx(pld, rel=0.01)
+        assert compute_epsilon(rate, noise, steps, delta, "prv") == pytest.approx(pld, rel=0.01)
 
 
 @pytest.mark.slow
 def test_agrees_with_google_where_prv_is_slow():
     rate, noise, steps, delta, pld, _ = GOOGLE[0]
-    assert spent(rate, noise, steps, delta, "prv") == pytest.approx(pld, rel=0.01)
+    assert compute_epsilon(rate, noise, steps, delta, "prv") == pytest.approx(pld, rel=0.01)
 
 
 def test_the_papers_two_figures_as_they_really_are():
     """Qu et al. state 5 and 17.8; these are the accountants' figures, to the digits of the note that says so."""
-    assert round(spent(32 / 10000, 0.7, steps_in(300, 10000, 32), 1e-5), 1) == 14.8
-    assert round(spent(32 / 1144, 0.7, steps_in(225, 1144, 32), 8.7e-4), 1) == 39.6
-    assert round(spent(32 / 1144, 0.7, steps_in(225, 1144, 32), 8.7e-4, "prv"), 1) == 36.2
+    assert round(compute_epsilon(32 / 10000, 0.7, steps_in(300, 10000, 32), 1e-5), 1) == 14.8
+    assert round(compute_epsilon(32 / 1144, 0.7, steps_in(225, 1144, 32), 8.7e-4), 1) == 39.6
+    assert round(compute_epsilon(32 / 1144, 0.7, steps_in(225, 1144, 32), 8.7e-4, "prv"), 1) == 36.2
 
 
 @pytest.mark.parametrize("order", [1.1, 1.5, 2.0, 3.7, 8.0])
@@ -77,49 +77,55 @@ def test_rdp_of_a_step_against_the_integral_it_is(order):
 @given(RATES, NOISES, DELTAS, st.integers(1, 5000), st.floats(1.05, 3.0))
 @settings(max_examples=25, deadline=None)
 def test_more_steps_less_noise_and_larger_batches_cost_more(rate, noise, delta, steps, factor):
-    base = spent(rate, noise, steps, delta)
-    assert spent(rate, noise, math.ceil(steps * factor), delta) >= base
-    assert spent(rate, noise / factor, steps, delta) >= base
-    assert spent(min(1.0, rate * factor), noise, steps, delta) >= base - 1e-12
-    assert spent(rate, noise, steps, min(0.5, delta * factor)) <= base
+    base = compute_epsilon(rate, noise, steps, delta)
+    assert compute_epsilon(rate, noise, math.ceil(steps * factor), delta) >= base
+    assert compute_epsilon(rate, noise / factor, steps, delta) >= base
+    assert compute_epsilon(min(1.0, rate * factor), noise, steps, delta) >= base - 1e-12
+    assert compute_epsilon(rate, noise, steps, min(0.5, delta * factor)) <= base
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_the_laws_hold_for_both_accountants(accountant):
-    base = spent(0.05, 1.0, 200, 1e-3, accountant)
-    assert spent(0.05, 1.0, 400, 1e-3, accountant) > base > spent(0.05, 1.0, 100, 1e-3, accountant)
-    assert spent(0.05, 0.9, 200, 1e-3, accountant) > base > spent(0.05, 1.1, 200, 1e-3, accountant)
-    assert spent(0.06, 1.0, 200, 1e-3, accountant) > base > spent(0.04, 1.0, 200, 1e-3, accountant)
-    assert 0 < base <= spent(0.05, 1.0, 200, 1e-3, "rdp")
+    base = compute_epsilon(0.05, 1.0, 200, 1e-3, accountant)
+    assert compute_epsilon(0.05, 1.0, 400, 1e-3, accountant) > base > compute_epsilon(0.05, 1.0, 100, 1e-3, accountant)
+    assert compute_epsilon(0.05, 0.9, 200, 1e-3, accountant) > base > compute_epsilon(0.05, 1.1, 200, 1e-3, accountant)
+    assert compute_epsilon(0.06, 1.0, 200, 1e-3, accountant) > base > compute_epsilon(0.04, 1.0, 200, 1e-3, accountant)
+    assert 0 < base <= compute_epsilon(0.05, 1.0, 200, 1e-3, "rdp")
 
 
 @given(RATES, NOISES, DELTAS, st.integers(1, 500), st.integers(1, 500))
 @settings(max_examples=25, deadline=None)
 def test_steps_compose_and_never_cost_more_than_their_sum(rate, noise, delta, first, second):
-    together = spent(rate, noise, first + second, delta)
-    assert spent_by([Mechanism(noise, rate, first), Mechanism(noise, rate, second)], delta) == pytest.approx(together)
-    alone = spent(rate, noise, first, delta / 2) + spent(rate, noise, second, delta / 2)
+    together = compute_epsilon(rate, noise, first + second, delta)
+    assert composed_epsilon([Mechanism(noise, rate, first), Mechanism(noise, rate, second)], delta) == pytest.approx(
+        together
+    )
+    alone = compute_epsilon(rate, noise, first, delta / 2) + compute_epsilon(rate, noise, second, delta / 2)
     assert together <= alone + 1e-9
 
 
 def test_different_mechanisms_compose_in_any_order_with_both_accountants():
     a, b = Mechanism(1.0, 0.05, 100), Mechanism(2.0, 0.2, 50)
     for accountant in ("rdp", "prv"):
-        both = spent_by([a, b], 1e-3, accountant)
-        assert both == pytest.approx(spent_by([b, a], 1e-3, accountant), rel=1e-3)
-        assert both > max(spent_by([a], 1e-3, accountant), spent_by([b], 1e-3, accountant))
+        both = composed_epsilon([a, b], 1e-3, accountant)
+        assert both == pytest.approx(composed_epsilon([b, a], 1e-3, accountant), rel=1e-3)
+        assert both > max(composed_epsilon([a], 1e-3, accountant), composed_epsilon([b], 1e-3, accountant))
 
 
 def test_nothing_costs_nothing_and_no_noise_costs_everything():
-    assert spent(0.1, 1.0, 0, 1e-5) == 0
-    assert spent_by([], 1e-5) == 0
-    assert spent(0.1, 0.0, 1, 1e-5) == math.inf
+    assert compute_epsilon(0.1, 1.0, 0, 1e-5) == 0
+    assert composed_epsilon([], 1e-5) == 0
+    assert compute_epsilon(0.1, 0.0, 1, 1e-5) == math.inf
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_steps_for_are_the_last_ones_allowed(accountant):
     steps = steps_for(3.0, 0.05, 1.0, 1e-3, accountant)
-    assert spent(0.05, 1.0, steps, 1e-3, accountant) <= 3.0 < spent(0.05, 1.0, steps + 1, 1e-3, accountant)
+    assert (
+        compute_epsilon(0.05, 1.0, steps, 1e-3, accountant)
+        <= 3.0
+        < compute_epsilon(0.05, 1.0, steps + 1, 1e-3, accountant)
+    )
 
 
 def test_steps_for_count_what_was_spent_before():
@@ -132,8 +138,8 @@ def test_steps_for_count_what_was_spent_before():
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
 def test_noise_for_reaches_the_target_and_is_hardly_more_than_needed(accountant, epsilon):
     noise = noise_for(epsilon, 0.05, 200, 1e-3, accountant)
-    assert spent(0.05, noise, 200, 1e-3, accountant) <= epsilon
-    assert spent(0.05, noise * 0.995, 200, 1e-3, accountant) > epsilon
+    assert compute_epsilon(0.05, noise, 200, 1e-3, accountant) <= epsilon
+    assert compute_epsilon(0.05, noise * 0.995, 200, 1e-3, accountant) > epsilon
 
 
 def test_what_the_papers_figures_would_take():
@@ -158,11 +164,13 @@ def test_what_the_papers_figures_would_take():
 )
 def test_impossible_input_is_named(rate, noise, steps, delta, named):
     with pytest.raises(BadInput, match=named):
-        spent(rate, noise, steps, delta)
+        compute_epsilon(rate, noise, steps, delta)
 
 
 def test_no_privacy_to_speak_of_does_not_take_prv_minutes():
-    assert spent(0.5, 0.1, 50, 1e-2, "prv") == spent(0.5, 0.1, 50, 1e-2, "rdp") > accounting.NO_PRIVACY
+    assert (
+        compute_epsilon(0.5, 0.1, 50, 1e-2, "prv") == compute_epsilon(0.5, 0.1, 50, 1e-2, "rdp") > accounting.NO_PRIVACY
+    )
 
 
 # --- accounts -----------------------------------------------------------------------------------------
@@ -177,7 +185,7 @@ def test_an_account_adds_up_over_rounds_and_survives_a_restart():
     assert account.steps == 22
     again = Account.restored(account.tensors(), 1e-2, "rdp")
     assert again == account
-    assert again.epsilon == spent_by(account.history, 1e-2)
+    assert again.epsilon == composed_epsilon(account.history, 1e-2)
     assert Account.restored(Account(1e-2).tensors(), 1e-2, "rdp").history == []
     assert Account.restored({}, 1e-2, "rdp").epsilon == 0
 
@@ -185,10 +193,10 @@ def test_an_account_adds_up_over_rounds_and_survives_a_restart():
 def test_an_account_allows_what_is_left_and_no_more():
     account = Account(1e-2)
     allowed = steps_for(2.0, 0.1, 1.0, 1e-2)
-    assert account.left(None, 1.0, 0.1, 10**6) == 10**6
-    assert account.left(2.0, 1.0, 0.1, allowed) == allowed
+    assert account.steps_left(None, 1.0, 0.1, 10**6) == 10**6
+    assert account.steps_left(2.0, 1.0, 0.1, allowed) == allowed
     account.add(1.0, 0.1, allowed - 3)
-    assert account.left(2.0, 1.0, 0.1, 10) == 3
+    assert account.steps_left(2.0, 1.0, 0.1, 10) == 3
     account.add(1.0, 0.1, 3)
-    assert account.left(2.0, 1.0, 0.1, 10) == 0
+    assert account.steps_left(2.0, 1.0, 0.1, 10) == 0
     assert account.epsilon <= 2.0

@@ -19,7 +19,7 @@ from polyclinic.federation.host import secret_in
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.privacy import record as records
-from polyclinic.privacy.epsilon import spent
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.privacy.site_account import Account
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -51,7 +51,7 @@ def images_of(study: Study) -> dict[str, int]:
 
 def expected_epsilon(images: int, rounds: int) -> float:
     """Of rounds of floor(n / 8) steps each, at delta = 1 / n."""
-    return spent(8 / images, NOISE, rounds * (images // 8), 1 / images)
+    return compute_epsilon(8 / images, NOISE, rounds * (images // 8), 1 / images)
 
 
 def test_the_ledger_has_the_accountants_epsilon_after_every_round(tiny, undisturbed):
@@ -208,7 +208,7 @@ def test_fedsgd_spends_one_step_a_round(tiny, tmp_path, batch, rate):
     study = tiny("fedsgd", PRIVATE, batch=batch)
     result, images = run(study, tmp_path / batch), images_of(study)
     for site, one in result["privacy"]["per_site"].items():
-        assert one["epsilon"] == pytest.approx(spent(rate or 8 / images[site], NOISE, 3, 1 / images[site]))
+        assert one["epsilon"] == pytest.approx(compute_epsilon(rate or 8 / images[site], NOISE, 3, 1 / images[site]))
     assert result["privacy"]["covers"] == [records.EVERYTHING]
 
 

@@ -1,4 +1,4 @@
-"""Records: what ledger lines and results say was spent, what it covers and what it does not."""
+"""Records: what ledger lines and results say was compute_epsilon, what it covers and what it does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.privacy import record as records
-from polyclinic.privacy.epsilon import spent
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.privacy.site_account import Account
 
 
@@ -28,7 +28,7 @@ def test_a_record_holds_what_was_spent_in_all():
     one = account()
     one.add(2.0, 0.2, 5)
     found = records.record(one, ["a"], ["b"])
-    assert found["epsilon"] == one.epsilon > spent(0.1, 1.0, 10, 1e-2)
+    assert found["epsilon"] == one.epsilon > compute_epsilon(0.1, 1.0, 10, 1e-2)
     assert (found["steps"], found["noise"], found["sampling_rate"]) == (15, 2.0, 0.2)
     assert found["mechanisms"][0] == {"noise": 1.0, "sampling_rate": 0.1, "steps": 10}
     assert json.loads(json.dumps(found)) == found
@@ -67,10 +67,10 @@ def test_a_result_states_the_worst_site():
     sites = {"a": records.record(account(10), ["w"], ["x"]), "b": records.record(account(30), ["w"], ["x"])}
     found = records.summary(sites, [])
     assert found["site"] == "b"
-    assert found["epsilon"] == spent(0.1, 1.0, 30, 1e-2)
+    assert found["epsilon"] == compute_epsilon(0.1, 1.0, 30, 1e-2)
     assert found["covers"] == [records.EVERYTHING]
     assert found["does_not_cover"] == ["x"]
-    assert found["per_site"]["a"]["epsilon"] == spent(0.1, 1.0, 10, 1e-2)
+    assert found["per_site"]["a"]["epsilon"] == compute_epsilon(0.1, 1.0, 10, 1e-2)
 
 
 @pytest.mark.parametrize("kind", ["codes", "latents", "labels", "statistics", "weights"])

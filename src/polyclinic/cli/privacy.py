@@ -58,7 +58,7 @@ def _figures(
     target: float | None,
 ) -> dict[str, Any]:
     """Everything that can be said from what was given, as plain values."""
-    from polyclinic.privacy.epsilon import noise_for, rate, spent, steps_for, steps_in
+    from polyclinic.privacy.epsilon import compute_epsilon, noise_for, sampling_rate_for, steps_for, steps_in
 
     if target is None and (noise is None or epochs is None):
         missing = "--noise" if noise is None else "--epochs"
@@ -68,13 +68,13 @@ def _figures(
     _check("--noise", noise)
     _check("--epochs", epochs)
     _check("--target-epsilon", target)
-    sampling_rate, delta = rate(samples, batch), delta if delta is not None else 1 / max(samples, 2)
+    sampling_rate, delta = sampling_rate_for(samples, batch), delta if delta is not None else 1 / max(samples, 2)
     found: dict[str, Any] = {"samples": samples, "batch": batch, "sampling_rate": sampling_rate}
     found |= {"delta": delta, "accountant": accountant}
     steps = steps_in(epochs, samples, batch) if epochs is not None else None
     if noise is not None and epochs is not None:
         found |= {"noise": noise, "epochs": epochs, "steps": steps}
-        found["epsilon"] = spent(sampling_rate, noise, steps or 0, delta, accountant)
+        found["epsilon"] = compute_epsilon(sampling_rate, noise, steps or 0, delta, accountant)
     if target is not None:
         found["target_epsilon"] = target
     if target is not None and epochs is not None:

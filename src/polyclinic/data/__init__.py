@@ -1,4 +1,4 @@
-"""Images, from wherever they are to memory-mapped parts that each site opens alone.
+"""Data: sources of images, preparation, splits and partitions into memory-mapped files for each site.
 
 Sources (`datasets/`), preparation (`preprocessing/`), splits, partitions and their measured heterogeneity
 live here; they may import `errors`, `settings` and `randomness`, never tasks, methods or engines.

@@ -1,4 +1,4 @@
-"""Cameras differ: the same anatomy in each site's own contrast, colour, blur, noise, vignette and crop."""
+"""Acquisition shift between sites: contrast, colour, blur, noise, vignette and crop of each site's camera."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where prepared images are kept, how a result is named by what it was made of, how it is written at once.
+"""The cache of prepared images: entries are named by a digest of their inputs and written atomically.
 
 A cache entry is a folder named by a digest. It is written under another name and renamed when complete, so an
 entry that exists is whole; two processes that prepare the same thing do not disturb each other.

@@ -1,4 +1,4 @@
-"""What every data source gives: images and what is known about each, in plain arrays."""
+"""A dataset in memory: images with labels, masks, patients and other columns, as arrays."""
 
 from __future__ import annotations
 

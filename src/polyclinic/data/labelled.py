@@ -1,4 +1,4 @@
-"""What the sources of a user's own images have in common: which labels to use, and as what."""
+"""Label settings shared by the sources of a user's own images."""
 
 from __future__ import annotations
 

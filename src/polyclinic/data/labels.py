@@ -1,4 +1,4 @@
-"""From the labels of a source to the classes of a study: keep some, merge some, rename some."""
+"""Mapping of a source's labels to a study's classes: select, merge, rename."""
 
 from __future__ import annotations
 

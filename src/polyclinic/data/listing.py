@@ -1,4 +1,4 @@
-"""A listing: what is known of every image before the first one is opened, and how each is read.
+"""A listing of image files with their labels and columns, made before any image is read.
 
 A source makes a listing from folder names, tables or archive headers; `preprocessing.prepare` makes it arrays
 on disk.

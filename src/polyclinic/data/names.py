@@ -1,4 +1,4 @@
-"""Names of sites: they become names of folders, so they must not be able to leave their place."""
+"""Checks of site names: they become folder names, so path separators and the like are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a source and a description of sites to one folder per site, which that site opens alone.
+"""Prepared data: one folder of memory-mapped images for each site.
 
 `prepare` does load -> split by patient -> spread over sites -> write, once; `open_site` maps one site's
 arrays into memory, read-only. Layout of an entry of the cache:

@@ -1,4 +1,4 @@
-"""One picture of a study's sites: how many images of what, how much they differ, and what they look like."""
+"""Plot of a study's sites: label histograms, heterogeneity and sample images."""
 
 from __future__ import annotations
 

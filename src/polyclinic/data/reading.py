@@ -1,4 +1,4 @@
-"""From a file to pixels: PNG, JPEG, TIFF and their like, DICOM with windowing, NIfTI slice by slice."""
+"""Image readers: PNG, JPEG, TIFF and similar; DICOM with windowing; NIfTI slice by slice."""
 
 from __future__ import annotations
 

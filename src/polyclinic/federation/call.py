@@ -1,4 +1,4 @@
-"""What travels between a coordinator and a site: a call there, a reply or a failure back.
+"""Messages between coordinator and site: a call, and a reply or a failure.
 
 `to_bytes` / `from_bytes` give the form that crosses a process border or a network: a JSON header and the
 encoded parcels, one after the other. No pickle.

@@ -1,4 +1,4 @@
-"""What the coordinator half of a method sees: the sites, and ways to ask them.
+"""The federation: what the coordinator half of a method sees, namely the sites and ways to ask them.
 
 A method is a plain loop over `federation.rounds`; what it keeps from round to round lies in
 `federation.state`, which is what a checkpoint saves and a resumed run gets back.

@@ -1,4 +1,4 @@
-"""What a method declares of its operations, the things that may be asked of a site."""
+"""Operations: what a method may ask of a site, and the kinds of parcel that each one releases."""
 
 from __future__ import annotations
 

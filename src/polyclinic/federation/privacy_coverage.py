@@ -1,4 +1,4 @@
-"""Collects what sites say they spent on the privacy of what they released, and what they released without a word."""
+"""Collects the differential-privacy records of released parcels, and the parcels without one."""
 
 from __future__ import annotations
 

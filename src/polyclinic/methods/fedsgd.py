@@ -14,7 +14,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, optimizer_state
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.privacy.epsilon import rate
+from polyclinic.privacy.epsilon import sampling_rate_for
 from polyclinic.training import private
 
 
@@ -71,6 +71,6 @@ class FedSGD(Method):
     def _private_gradient(self, site: Site) -> tuple[Parcel, Parcel]:
         """The same, clipped and noisy; zero once the site's budget is spent. No layer keeps statistics then."""
         images, size = len(site.data.train), site.trainer.optimizer.batch_size
-        gradients = private.gradients(site, 1.0 if self.batch == "full" else rate(images, size))
+        gradients = private.gradients(site, 1.0 if self.batch == "full" else sampling_rate_for(images, size))
         record, counted = private.record_of(site, "classifier"), {"samples": images}
         return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)

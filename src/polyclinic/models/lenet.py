@@ -1,4 +1,4 @@
-"""LeNet-5 (LeCun et al. 1998): small, smooth and without norm layers, as attacks on gradients like it."""
+"""LeNet-5 (LeCun et al. 1998): tanh and no norm layers, the usual network of gradient-inversion papers."""
 
 from __future__ import annotations
 

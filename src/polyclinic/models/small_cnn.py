@@ -1,4 +1,4 @@
-"""A convolutional network small enough to train on a CPU while one waits."""
+"""A small convolutional network that trains quickly on a CPU."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyclinic.privacy.epsilon import Accountant, rate, spent, steps_in
+from polyclinic.privacy.epsilon import Accountant, compute_epsilon, sampling_rate_for, steps_in
 
 SIZES = (500, 1144, 2000, 5000, 10000)
 POINTS = {"rdp": 60, "prv": 8}  # PRV takes seconds for each
@@ -21,7 +21,9 @@ def curves(
 
 
 def _epsilon(size: int, epochs: float, batch_size: int, noise: float, accountant: Accountant) -> float:
-    return spent(rate(size, batch_size), noise, steps_in(epochs, size, batch_size), _delta(size), accountant)
+    return compute_epsilon(
+        sampling_rate_for(size, batch_size), noise, steps_in(epochs, size, batch_size), _delta(size), accountant
+    )
 
 
 def _delta(size: int) -> float:

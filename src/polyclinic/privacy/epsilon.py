@@ -1,4 +1,4 @@
-"""What DP-SGD spends: epsilon for so many noisy steps, and the steps or the noise that a given epsilon allows.
+"""Privacy accounting of DP-SGD: epsilon of a number of noisy steps, and the steps or the noise that an epsilon allows.
 
 One step is a Poisson-sampled Gaussian mechanism: every image takes part with probability `sampling_rate`, and
 Gaussian noise of `noise` times the clipping norm is added to the sum. Two neighbouring datasets differ by one
@@ -37,12 +37,14 @@ class Mechanism(NamedTuple):
     steps: int
 
 
-def spent(sampling_rate: float, noise: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
+def compute_epsilon(
+    sampling_rate: float, noise: float, steps: int, delta: float, accountant: Accountant = "rdp"
+) -> float:
     """The epsilon, at `delta`, of so many steps; infinite without noise."""
-    return spent_by([Mechanism(noise, sampling_rate, steps)], delta, accountant)
+    return composed_epsilon([Mechanism(noise, sampling_rate, steps)], delta, accountant)
 
 
-def spent_by(history: Iterable[Mechanism], delta: float, accountant: Accountant = "rdp") -> float:
+def composed_epsilon(history: Iterable[Mechanism], delta: float, accountant: Accountant = "rdp") -> float:
     """The epsilon, at `delta`, of several mechanisms on the same images, one after the other."""
     known = tuple(Mechanism(*one) for one in history)
     for one in known:
@@ -69,7 +71,7 @@ def steps_for(
     _check(Mechanism(noise, sampling_rate, 0), delta)
 
     def allowed(steps: int) -> bool:
-        return spent_by([*before, Mechanism(noise, sampling_rate, steps)], delta, accountant) <= epsilon
+        return composed_epsilon([*before, Mechanism(noise, sampling_rate, steps)], delta, accountant) <= epsilon
 
     if not allowed(1):
         return 0
@@ -84,7 +86,7 @@ def noise_for(epsilon: float, sampling_rate: float, steps: int, delta: float, ac
     _check(Mechanism(1.0, sampling_rate, steps), delta)
 
     def enough(noise: float) -> bool:
-        return spent(sampling_rate, noise, steps, delta, accountant) <= epsilon
+        return compute_epsilon(sampling_rate, noise, steps, delta, accountant) <= epsilon
 
     if accountant == "prv":  # never needs more noise than RDP does, and seldom much less
         most = noise_for(epsilon, sampling_rate, steps, delta)
@@ -105,10 +107,10 @@ def noise_for(epsilon: float, sampling_rate: float, steps: int, delta: float, ac
 
 def steps_in(epochs: float, samples: int, batch_size: int) -> int:
     """Steps in which every image takes part `epochs` times on average."""
-    return math.ceil(epochs / rate(samples, batch_size) - 1e-9)
+    return math.ceil(epochs / sampling_rate_for(samples, batch_size) - 1e-9)
 
 
-def rate(samples: int, batch_size: int) -> float:
+def sampling_rate_for(samples: int, batch_size: int) -> float:
     """The chance of an image to take part in a step, so that `batch_size` of them do on average."""
     if samples < 1 or batch_size < 1:
         raise BadInput(f"samples {samples}, batch size {batch_size}: both must be at least 1")

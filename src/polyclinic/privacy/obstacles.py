@@ -1,4 +1,4 @@
-"""Why a network cannot be trained with differential privacy: one sentence for each reason, with the cure.
+"""Checks that a network can be trained with DP-SGD: one sentence for each obstacle, with the cure.
 
 DP-SGD bounds what one image can do to the sum of gradients. That holds only if an image's gradient depends on no
 other image of the batch, and if nothing but the noisy gradient changes what is released.

@@ -1,4 +1,4 @@
-"""A site's account: every noisy step it has taken on its images, whatever was trained, and what that adds up to."""
+"""A site's privacy account: every noisy step it has taken on its images, and the epsilon that these add up to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polyclinic.privacy.epsilon import Accountant, Mechanism, spent_by, steps_for
+from polyclinic.privacy.epsilon import Accountant, Mechanism, composed_epsilon, steps_for
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Account:
     @property
     def epsilon(self) -> float:
         """What has been spent so far."""
-        return spent_by(self.history, self.delta, self.accountant)
+        return composed_epsilon(self.history, self.delta, self.accountant)
 
     def add(self, noise: float, sampling_rate: float, steps: int) -> None:
         """Enter steps that were taken (or are about to be: entered too early is safe, too late is not)."""
@@ -45,10 +45,10 @@ class Account:
         else:
             self.history.append(Mechanism(noise, sampling_rate, steps))
 
-    def left(self, target: float | None, noise: float, sampling_rate: float, wanted: int) -> int:
+    def steps_left(self, target: float | None, noise: float, sampling_rate: float, wanted: int) -> int:
         """How many of the `wanted` steps may still be taken without passing the target epsilon."""
         after = [*self.history, Mechanism(noise, sampling_rate, wanted)]
-        if target is None or spent_by(after, self.delta, self.accountant) <= target:
+        if target is None or composed_epsilon(after, self.delta, self.accountant) <= target:
             return wanted
         return steps_for(target, sampling_rate, noise, self.delta, self.accountant, after=self.history)
 

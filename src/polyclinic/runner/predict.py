@@ -1,4 +1,4 @@
-"""A released model away from its run: a file that says what it is, and predictions for images in files.
+"""Prediction with a released model: the model file with its card, and predictions for image files.
 
 `model.safetensors` holds the weights and, in its header, a card with all that is needed to build the network and to
 prepare an image as the training images were. Nothing of the data is needed to predict.

@@ -1,4 +1,4 @@
-"""Watches a run: scores models on validation images, keeps the best, writes the history, tells the display."""
+"""The recorder of a run: validation scores, best model, history file, progress display."""
 
 from __future__ import annotations
 

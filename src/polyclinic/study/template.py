@@ -1,4 +1,4 @@
-"""A study with every setting written out and explained, made from the settings themselves."""
+"""The template of `polyclinic study new`: every setting with its description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study learns: one file a task, with its head, its loss and metrics that add over sites.
+"""Tasks: one file a task, with its head, its loss and metrics that add over sites.
 
 Tasks know torch, MONAI, `errors` and `settings`, and nothing of models, methods or sites.
 """

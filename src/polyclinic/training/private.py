@@ -61,8 +61,8 @@ def descend(
     from polyclinic.privacy import dp_sgd
 
     privacy, account = _privacy(site), account_of(site)
-    rate = epsilon.rate(len(site.data.train), batch_size)
-    steps = account.left(privacy.target_epsilon, privacy.noise, rate, steps)
+    rate = epsilon.sampling_rate_for(len(site.data.train), batch_size)
+    steps = account.steps_left(privacy.target_epsilon, privacy.noise, rate, steps)
     address = _address(site, account)
     _enter(site, account, privacy.noise, rate, steps)
     indices = dp_sgd.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
@@ -140,7 +140,7 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     from polyclinic.privacy import dp_sgd
 
     trainer, part, privacy, account = site.trainer, site.data.train, _privacy(site), account_of(site)
-    if not account.left(privacy.target_epsilon, privacy.noise, sampling_rate, 1):
+    if not account.steps_left(privacy.target_epsilon, privacy.noise, sampling_rate, 1):
         return {name: torch.zeros_like(weight, device="cpu") for name, weight in trainer.model.named_parameters()}
     address = _address(site, account)
     _enter(site, account, privacy.noise, sampling_rate, 1)

@@ -1,4 +1,4 @@
-"""Where images come from: one file a source, and one line here.
+"""Data sources: one file a source, and one line in the registry `SOURCES`.
 
 A source may import `data` and what lies below it (`errors`, `settings`, `randomness`), never another source
 except to share a reader.

@@ -1,4 +1,4 @@
-"""Images that only the sites have: what a coordinator knows of them."""
+"""The data source of a deployed study: images stay at the sites; the coordinator knows their shape and classes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a `[sites]` table to the indices of each site's images."""
+"""Partitions: how images are assigned to sites. One file a partition, and one line in `PARTITIONS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every partition is: the `[sites]` table of a study, and a plan made from the training images."""
+"""The base class of partitions: the `[sites]` table of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites whose images look different: clusters of similar images, partly exchanged (after FELICIA)."""
+"""Feature skew: k-means clusters of similar images, partly mixed (FELICIA)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Natural sites: the institution that the source records for each image."""
+"""Natural partition: a site for each value of a column, such as the institution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to hand images out to sites, shared by the partitions."""
+"""Functions that assign indices to sites, shared by the partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label skew by chance: each class goes to the sites in shares drawn from a Dirichlet distribution."""
+"""Dirichlet label skew: each class goes to the sites in proportions drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites that do not differ: images dealt at random, equally many to each."""
+"""IID partition: images assigned at random, equally many to each site."""
 
 from __future__ import annotations
 

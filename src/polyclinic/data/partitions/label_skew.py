@@ -1,4 +1,4 @@
-"""Sites whose labels differ by a chosen mean pairwise Kolmogorov-Smirnov statistic, at equal sizes."""
+"""Label skew to a chosen mean pairwise Kolmogorov-Smirnov statistic, at equal sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites of different sizes with the same labels."""
+"""Quantity skew: sites of different sizes with the same label distribution."""
 
 from __future__ import annotations
 

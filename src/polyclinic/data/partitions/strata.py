@@ -1,4 +1,4 @@
-"""A plan shared by several partitions: each stratum of the images goes to the sites in fixed shares."""
+"""Stratified assignment, shared by several partitions: each stratum goes to the sites in fixed proportions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small site whose sub-groups inside a class are out of balance, and sites that could help it (FELICIA)."""
+"""Subgroup bias: one small site with unbalanced subgroups inside a class, and sites that could help it (FELICIA)."""
 
 from __future__ import annotations
 

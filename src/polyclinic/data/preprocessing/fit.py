@@ -1,4 +1,4 @@
-"""Making an image of any size and colour into a square one of the study's size."""
+"""Cropping, resizing and colour conversion to a square image of the study's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads every image of a listing once and writes it to disk, going on where an attempt stopped."""
+"""Prepares the images of a listing on disk, resumable where an attempt stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parcels that a site keeps for an audit: what its gate let out, in the clear, and what an attack on it must know.
+"""The archive of released parcels that a site keeps for an audit, with the context that scoring an attack needs.
 
 Of every operation that releases something of images, the first release, the last, and some at random are kept: in the
 site's own folder, so they are no communication. Beside the parcels lie what the site had received (the weights it

@@ -1,4 +1,4 @@
-"""What a site may let out in all: bytes and epsilon, counted over its ledgers, whoever asks and however often."""
+"""A site's budget of bytes and epsilon over all its runs, counted from its ledgers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How codes and latents travel: codes at ceil(log2 K) bits each, latents as fp32, fp16 or int8."""
+"""Encoding of codes and latents: bit packing of codes at ceil(log2 K) bits each; latents as fp32, fp16 or int8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as a parcel carries them: losslessly compressed (WebP), many below each other in one strip.
+"""Lossless compression of images in a parcel (WebP), many images in one strip.
 
 Against a file for each image a strip saves their headers, and lets small images share their statistics.
 """

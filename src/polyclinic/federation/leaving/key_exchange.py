@@ -1,4 +1,4 @@
-"""Parcels that travel from site to site, sealed: how sites get to know each other's keys, seal, and open.
+"""Key exchange between sites, and sealed parcels: public keys, encryption for one site, decryption.
 
 Public keys go through the coordinator once (`KeyExchange`). A site takes a key for good: one that changes later is
 refused. What a site holds is bound into its ledger by `take_keys`, whose line has the same digest at every site; a

@@ -1,4 +1,4 @@
-"""Sealing: bytes that one site writes and one other site can read, whoever carries them in between.
+"""Sealing: end-to-end encryption of bytes from one site to another (X25519, HKDF, ChaCha20-Poly1305).
 
 A key of two Diffie-Hellman exchanges (X25519): of a pair drawn for this one box with the recipient's, which keeps old
 boxes shut, and of the sender's own with the recipient's, which only the two of them can make, so that the box is from

@@ -1,4 +1,4 @@
-"""What a deployed site was asked so far, as one digest in its state: the noise of differential privacy hangs on it.
+"""The transcript of calls to a deployed site, as one hash in its state: the seeds of DP noise are derived from it.
 
 A coordinator may put a site back to an earlier round and ask it anew. With the same noise under other weights it could
 take the noise off by subtraction. So whatever a site's numbers depend on is in the digest: asked the same, a site draws
