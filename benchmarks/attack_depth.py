@@ -30,6 +30,7 @@ from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.latent_inversion import LatentInversion
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.metrics.images import psnr, ssim
 from polyclinic.models import build, split
 from polyclinic.randomness import numpy_rng, torch_rng
 
@@ -142,11 +143,11 @@ def row_of(what: str, cut: str, found: scoring.Score, seconds: float) -> dict[st
 
 def baseline_of(images: Tensor, guess: Tensor) -> dict[str, Any]:
     same = guess.expand_as(images)
-    values = scoring.psnr(same, images)
+    values = psnr(same, images)
     return {
         "psnr": round(float(values.mean()), 2),
         "psnr_std": round(float(values.std()), 2),
-        "ssim": round(float(scoring.ssim(same, images).mean()), 3),
+        "ssim": round(float(ssim(same, images).mean()), 3),
     }
 
 

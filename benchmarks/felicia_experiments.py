@@ -19,7 +19,8 @@ from torch import Tensor
 
 from polyclinic.data.partitions.clusters import fit_clusters, small_pixels
 from polyclinic.generators.gan.owners import Federated
-from polyclinic.metrics.coverage import components, measure
+from polyclinic.metrics.distribution import precision_recall
+from polyclinic.metrics.principal_components import principal_components
 from polyclinic.randomness import numpy_rng
 from polyclinic.tasks import Target
 
@@ -50,7 +51,7 @@ def digits(data: Path, scale: Scale, say: Callable[[str], None], save: Save) -> 
         every = owners.samples(torch.zeros(SHOWN, dtype=torch.long), "coverage")
         for (place, owner), made in zip(owners.names, every, strict=True):
             seed, alpha, weight = plan[place]
-            at = views[seed].pca.of(made)
+            at = views[seed].pca.project(made)
             row = {"seed": seed, "alpha": alpha, "lambda": weight, "owner": owner, "images": images}
             rows.append({**row, **views[seed].marks(at.to(scale.device))})
             if seed == scale.first_seed:
@@ -71,19 +72,23 @@ class View:
         parts = material.splits(seed)
         fours = {name: material.images(parts[name]).images for name in parts}
         known = fours["train"][:SHOWN]
-        self.pca = components(known)
+        self.pca = principal_components(known)
         clusters = fit_clusters(small_pixels(known.numpy()), 2, numpy_rng(seed, "view"))
-        self.test, self.validation = (self.pca.of(fours[name]).to(device) for name in ("test", "validation"))
+        self.test, self.validation = (self.pca.project(fours[name]).to(device) for name in ("test", "validation"))
         of_test = clusters.nearest(fours["test"].numpy(), np.arange(len(fours["test"])))
         self.of_cluster = [self.test[torch.from_numpy(of_test == one).to(device)] for one in (0, 1)]
-        self.background = self.pca.of(known)[:, :2].numpy()
+        self.background = self.pca.project(known)[:, :2].numpy()
         self.background_cluster = clusters.nearest(known.numpy(), np.arange(len(known)))
 
     def marks(self, at: Tensor) -> dict[str, float]:
         """Of made fours at these coordinates: how they cover test fours, those of either cluster (one of them their
         owner has but few of), and validation fours, to choose by."""
-        each = {f"coverage_{k + 1}": measure(real, at)["coverage"] for k, real in enumerate(self.of_cluster)}
-        return {**measure(self.test, at), **each, "validation": measure(self.validation, at)["coverage"]}
+        each = {f"coverage_{k + 1}": precision_recall(real, at)["coverage"] for k, real in enumerate(self.of_cluster)}
+        return {
+            **precision_recall(self.test, at),
+            **each,
+            "validation": precision_recall(self.validation, at)["coverage"],
+        }
 
 
 # --- 2 and 3: what made images are worth ---------------------------------------------------------------

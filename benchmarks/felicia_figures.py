@@ -19,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 from polyclinic.generators.sheet import contact_sheet
-from polyclinic.metrics.coverage import measure
+from polyclinic.metrics.distribution import precision_recall
 
 Row = Mapping[str, Any]
 COLOURS = {0.0: "tab:orange", 0.3: "tab:olive", 0.5: "tab:pink", 1.0: "tab:green", 2.0: "tab:cyan", 3.0: "tab:blue"}
@@ -159,7 +159,7 @@ def plane_table(arrays: Mapping[str, np.ndarray], alphas: list[int], weights: li
             for place, owner in enumerate(OWNERS):
                 made = torch.from_numpy(arrays[f"{alpha}|{weight}|{owner}"])
                 others = real[cluster == 1 - place]
-                cells += [f"{measure(part, made)['coverage']:.2f}" for part in (real, others)]
+                cells += [f"{precision_recall(part, made)['coverage']:.2f}" for part in (real, others)]
             lines.append(f"| {alpha:g} | {name_of(weight)} | " + " | ".join(cells) + " |")
     return lines
 

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.generators.base import psnr
 from polyclinic.generators.probe import real_or_replayed
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
+from polyclinic.metrics.images import pooled_psnr
 from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Classification, Regression, Target, Task
@@ -169,7 +169,7 @@ class Stopwatch:
 def quality(model: VQVAE2Model, case: Case, images: Tensor, back: Tensor, codes: dict[str, Tensor]) -> dict[str, float]:
     usage = model.usage(codes)
     return {
-        "psnr_train": psnr(images, back),
+        "psnr_train": pooled_psnr(images, back, data_range=255),
         "psnr_test": model.quality(case.test.images)["psnr"],
         "usage_top": usage["top"],
         "usage_bottom": usage["bottom"],

@@ -18,7 +18,7 @@ from polyclinic.attacks.membership.scores import cross_entropies, lira, log_odds
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.metrics.roc import area, separation
+from polyclinic.metrics.roc import auc_interval, separation
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 
 
@@ -82,7 +82,7 @@ def test_the_interval_covers_the_truth():
     truth = 0.714  # of two Gaussians 0.8 apart
     inside = 0
     for _ in range(300):
-        _, low, high = area(rng.normal(0.8, 1, 40), rng.normal(0, 1, 60))
+        _, low, high = auc_interval(rng.normal(0.8, 1, 40), rng.normal(0, 1, 60))
         inside += low <= truth <= high
     assert 0.91 <= inside / 300 <= 0.99
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from monai.metrics import SSIMMetric
 
 from polyclinic.attacks import scoring
 from polyclinic.errors import BadInput
@@ -17,53 +15,6 @@ from polyclinic.randomness import torch_rng
 
 def pictures(*shape: int, name: str = "a") -> torch.Tensor:
     return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
-
-
-def test_error_and_psnr_by_hand():
-    truth, found = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
-    found[0, 0, 0, 0] = 0.2
-    assert scoring.mean_squared_error(found, truth).tolist() == pytest.approx([0.01, 0.0])
-    assert scoring.psnr(found, truth).tolist() == [pytest.approx(20.0, abs=1e-4), math.inf]
-
-
-def test_ssim_is_monais_with_a_window_of_11():
-    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
-    expected = SSIMMetric(2, data_range=1.0, win_size=11)(a.float(), b.float())[:, 0]
-    torch.testing.assert_close(scoring.ssim(a, b, window=11).float(), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_ssim_is_scikit_images_with_a_window_of_7():
-    metrics = pytest.importorskip("skimage.metrics")
-    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
-    pairs = zip(a.numpy(), b.numpy(), strict=True)
-    expected = [metrics.structural_similarity(x, y, data_range=1.0, channel_axis=0) for x, y in pairs]
-    assert scoring.ssim(a, b).tolist() == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize(("window", "flat"), [(7, True), (11, False)])
-def test_ssim_window_by_window(window: int, flat: bool):
-    """The definition written out: every window inside the image, sample covariance where it is flat."""
-    a, b = pictures(1, 1, 14, 13), pictures(1, 1, 14, 13, name="b")
-    line = np.ones(7) if flat else np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2))
-    weight = np.outer(line, line) / line.sum() ** 2
-    factor, values = (49 / 48 if flat else 1), []
-    for i in range(14 - window + 1):
-        for j in range(13 - window + 1):
-            x, y = (image[0, 0, i : i + window, j : j + window].numpy() for image in (a, b))
-            mx, my = (weight * x).sum(), (weight * y).sum()
-            vx, vy, vxy = (
-                factor * (weight * s * t).sum() for s, t in ((x - mx, x - mx), (y - my, y - my), (x - mx, y - my))
-            )
-            values.append((2 * mx * my + 1e-4) * (2 * vxy + 9e-4) / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4)))
-    assert float(scoring.ssim(a, b, window=window)) == pytest.approx(np.mean(values), abs=1e-12)
-
-
-def test_ssim_of_an_image_with_itself():
-    a = pictures(2, 1, 12, 12)
-    for window in (7, 11):
-        assert scoring.ssim(a, a, window=window).tolist() == pytest.approx([1, 1])
-    with pytest.raises(ValueError, match="7 or"):
-        scoring.ssim(a, a, window=9)
 
 
 def test_single_images_are_scored_in_their_order():

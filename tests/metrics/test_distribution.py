@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import linalg
+from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from polyclinic.errors import BadInput
@@ -65,6 +66,63 @@ def test_precision_and_recall_by_hand():
     found = precision_recall(real, made, neighbours=1)
     # 0.5 lies in the balls of 0 and 1; 20 in none; recall: both balls of made are large and hold all real ones
     assert found == {"precision": 0.5, "recall": 1.0, "density": 1.0, "coverage": 0.5}
+
+
+def test_coverage_by_hand():
+    """Real at 0..9 on a line, k = 1, so all balls have radius 1; made ones at 0.1, 0.3 and 5.5."""
+    real = torch.arange(10.0)[:, None]
+    made = torch.tensor([[0.1], [0.3], [5.5]])
+    found = precision_recall(real, made, neighbours=1)
+    assert found["precision"] == 1.0
+    assert found["coverage"] == pytest.approx(4 / 10)  # 0, 1, 5 and 6 have a made one nearer than 1
+    assert found["density"] == pytest.approx((2 + 2 + 2) / 3)
+    # balls of made ones: 0.2 around 0.1 and 0.3, 5.2 around 5.5: they hold 0 and 1..9 less 0.3 - 5.2
+    assert found["recall"] == pytest.approx(10 / 10)
+
+
+def test_a_vector_on_the_edge_of_a_ball_is_inside():
+    """Kynkäänniemi's equation 1 has <=. Real at 0, 1, 2, 10 with k = 1: 3 lies on the edge of the ball of 2."""
+    real, made = torch.tensor([[0.0], [1.0], [2.0], [10.0]]), torch.tensor([[3.0], [40.0]])
+    found = precision_recall(real, made, neighbours=1)
+    assert found["precision"] == 0.5
+    assert found["coverage"] == 0.5  # of 2, at its edge, and of 10, whose ball reaches to 2
+
+
+def test_a_set_covers_itself_even_where_images_repeat():
+    """Balls of images that occur often are points: equal vectors must have a distance of exactly 0."""
+    real = (cloud(10, width=40) * 1e3).repeat(8, 1)
+    assert precision_recall(real, real.clone()) == {"precision": 1, "recall": 1, "density": 8 / 5, "coverage": 1}
+
+
+@pytest.mark.parametrize("rows", [7, 10_000])
+def test_precision_and_recall_are_those_of_scikit_learns_neighbours(rows: int, monkeypatch):
+    """In chunks and at once, against a plain loop over scikit-learn's nearest neighbours."""
+    monkeypatch.setattr("polyclinic.metrics.distribution.ROWS", rows)
+    real, made = cloud(60, width=3), cloud(45, width=3, shift=0.4, name="b")
+    radii = []
+    for vectors in (real, made):
+        distances, _ = NearestNeighbors(n_neighbors=6).fit(vectors).kneighbors(vectors)
+        radii.append(distances[:, 5])
+    away = np.linalg.norm(real.numpy()[:, None] - made.numpy()[None], axis=2)
+    expected = {
+        "precision": (away <= radii[0][:, None]).any(0).mean(),
+        "recall": (away <= radii[1][None]).any(1).mean(),
+        "density": (away <= radii[0][:, None]).sum(0).mean() / 5,
+        "coverage": (away.min(1) <= radii[0]).mean(),
+    }
+    assert precision_recall(real.float(), made.float()) == pytest.approx(expected)
+
+
+def test_half_of_the_space_is_half_covered_and_collapse_covers_nothing():
+    real, other = cloud(400, width=2), cloud(400, width=2, name="b")
+    whole = precision_recall(real, other)["coverage"]
+    half = precision_recall(real, other[other[:, 0] > 0])["coverage"]
+    collapsed = precision_recall(real, other[:1] + 1e-4 * cloud(50, width=2, name="tiny"))["coverage"]
+    assert whole > 0.85
+    assert 0.35 < half < 0.65
+    assert collapsed < 0.1
+    with pytest.raises(BadInput, match="more than 5 images"):
+        precision_recall(real, other[:4])
 
 
 def test_a_collapsed_set_has_precision_and_no_recall():

@@ -1,4 +1,7 @@
-"""How good reconstructions are: the only place of this room where the truth is known."""
+"""Scores of reconstructions (MSE, PSNR, SSIM): the only module of `attacks` that receives ground truth.
+
+It pairs reconstructions with true images; what is computed of a pair is in `metrics`.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.metrics.images import mean_squared_error, psnr, ssim
 from polyclinic.randomness import numpy_rng
 
 if TYPE_CHECKING:
     from polyclinic.metrics.perceptual import Distance
 
-HOPELESS = 2.0  # the papers' bound: a mean squared error of 2 is no image in [0, 1]
-
-
-def mean_squared_error(a: Tensor, b: Tensor) -> Tensor:
-    """[N] of images [N, C, H, W]."""
-    return (a.double() - b.double()).square().flatten(1).mean(1)
-
-
-def psnr(a: Tensor, b: Tensor, data_range: float = 1.0) -> Tensor:
-    """Peak signal-to-noise ratio in dB, [N] of images [N, C, H, W]."""
-    return 10 * torch.log10(data_range**2 / mean_squared_error(a, b))
-
-
-def ssim(a: Tensor, b: Tensor, *, window: int = 7, data_range: float = 1.0) -> Tensor:
-    """Structural similarity, [N] of images [N, C, H, W]: mean over channels and all windows inside the image.
-
-    Window 7 is scikit-image's default (flat, sample covariance), 11 is MONAI's (Gaussian of deviation 1.5).
-    `data_range` is the range that images may have, not the one they happen to have.
-    """
-    if window not in (7, 11):
-        raise ValueError("SSIM has a flat window of 7 or a Gaussian window of 11 pixels")
-    kernel = _kernel(window).to(a.device)
-    correction = window**2 / (window**2 - 1) if window == 7 else 1.0
-    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
-
-    def smooth(images: Tensor) -> Tensor:
-        return F.conv2d(images.flatten(0, 1)[:, None], kernel[None, None]).unflatten(0, images.shape[:2])
-
-    a, b = a.double(), b.double()
-    mean_a, mean_b = smooth(a), smooth(b)
-    var_a = correction * (smooth(a * a) - mean_a**2)
-    var_b = correction * (smooth(b * b) - mean_b**2)
-    covariance = correction * (smooth(a * b) - mean_a * mean_b)
-    luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
-    return (luminance * (2 * covariance + c2) / (var_a + var_b + c2)).flatten(1).mean(1)
-
-
-def _kernel(window: int) -> Tensor:
-    if window == 7:
-        return torch.full((7, 7), 1 / 49, dtype=torch.float64)
-    line = torch.exp(-0.5 * (torch.arange(11, dtype=torch.float64) - 5).square() / 1.5**2)
-    return torch.outer(line, line) / line.sum() ** 2
+FAILED = 2.0  # the papers' bound: a mean squared error of 2 is no image in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -113,7 +75,7 @@ def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7, dista
     found, truth, start = (images.flatten(0, 1) for images in (found, truth, start))
     error, before = mean_squared_error(found, truth), mean_squared_error(start, truth)
     error = torch.where(error.isfinite(), error, torch.nan)
-    non_converging = ~(error < torch.minimum(before, torch.full_like(before, HOPELESS)))
+    non_converging = ~(error < torch.minimum(before, torch.full_like(before, FAILED)))
     ratio = torch.where(error.isnan(), error, psnr(found, truth))
     similarity = torch.where(error.isnan(), error, ssim(found, truth, window=window))
     if distance is None:

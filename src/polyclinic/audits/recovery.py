@@ -19,9 +19,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.attacks import scoring
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.metrics.image_sets import turned
+from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim
 from polyclinic.metrics.neighbours import squared_distances
 from polyclinic.metrics.perceptual import Distance, Pixels, embed_all
 from polyclinic.randomness import torch_rng
@@ -56,7 +56,7 @@ class Recovery:
 
     def verdict(self) -> Verdict:
         count, total = int(self.recovered.sum()), len(self.error)
-        ours, theirs = (float(_psnr(values).median()) for values in (self.error, self.guess_error))
+        ours, theirs = (float(_decibels(values).median()) for values in (self.error, self.guess_error))
         paired = ", each paired with the image it resembles most" if self.by_assignment else ""
         words = f"{count} of {total} images were recovered" if count else f"none of {total} images was recovered"
         because = (
@@ -66,13 +66,13 @@ class Recovery:
         return Verdict(count > 0 or self.identified.significant, because, self.evidence())
 
     def evidence(self) -> dict[str, float | int | str]:
-        similar = scoring.ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
+        similar = ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
         return {
             "images": len(self.error),
             "recovered": int(self.recovered.sum()),
-            "psnr": float(_psnr(self.error).mean()),
-            "psnr_best": float(_psnr(self.error).max()),
-            "psnr_of_guess": float(_psnr(self.guess_error).mean()),
+            "psnr": float(_decibels(self.error).mean()),
+            "psnr_best": float(_decibels(self.error).max()),
+            "psnr_of_guess": float(_decibels(self.guess_error).mean()),
             "mse": float(self.error.mean()),
             "mse_of_guess": float(self.guess_error.mean()),
             "ssim": float(similar.mean()),
@@ -94,7 +94,7 @@ class Recovery:
         if self.shown is None:  # a guess may be another site's held-out image
             rows["guess"] = self.guess
         pictures = {name: (images[order] * 255).round().to(torch.uint8) for name, images in rows.items()}
-        contact_sheet(pictures, path, [f"{value:.1f} dB" for value in _psnr(self.error[order])])
+        contact_sheet(pictures, path, [f"{value:.1f} dB" for value in _decibels(self.error[order])])
 
 
 def recovery(
@@ -121,7 +121,7 @@ def recovery(
     truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
     found = found[rows]
     guess = best_guess(truth, held_out)
-    error, guess_error = (scoring.mean_squared_error(images, truth) for images in (found, guess))
+    error, guess_error = (mean_squared_error(images, truth) for images in (found, guess))
     if in_order:
         identified = identify_in_order(found, truth, held_out)
     else:
@@ -167,8 +167,8 @@ def _pair_by_error(errors: Tensor) -> tuple[list[int], list[int]]:
     return rows.tolist(), columns.tolist()
 
 
-def _psnr(error: Tensor) -> Tensor:
-    return -10 * torch.log10(error.clamp(min=1e-12))
+def _decibels(error: Tensor) -> Tensor:
+    return psnr_from_error(error, most=MOST_DECIBELS)
 
 
 # --- which images were used ---------------------------------------------------------------------------

@@ -191,12 +191,6 @@ def count(codes: Codes) -> int:
     return len(next(iter(codes.values())))
 
 
-def psnr(images: Tensor, others: Tensor) -> float:
-    """Peak signal-to-noise ratio of two sets of uint8 images, in dB, from the mean squared error over all pixels."""
-    error = (images.float() - others.float()).square().mean(dtype=torch.float64) / 255**2
-    return float(-10 * torch.log10(error.clamp(min=1e-12)))
-
-
 def initial_networks(builder: Callable[[], dict[str, nn.Module]], seed: int) -> dict[str, nn.Module]:
     """The networks that `builder` makes when torch is seeded with `seed`; the global random state stays as it was."""
     with seeded(seed), torch.device("cpu"):

@@ -1,3 +1,4 @@
-"""Metrics: image quality, ROC, distances between sets of images, perceptual distance, and the networks they need.
+"""Metrics: PSNR and SSIM, ROC, distances between sets of images, perceptual distance, and the networks they need.
 
-A leaf package: it imports errors, randomness and settings, and no other room."""
+A leaf package: it imports errors, files, messages, randomness and settings, and no other room.
+"""

@@ -1,7 +1,7 @@
-"""How far a set of made images is from real ones: Fréchet distance, KID, precision, recall, density and coverage.
+"""Distances between sets of images: Fréchet distance (FID), KID, precision, recall, density and coverage.
 
-Called by their features (FD-EffLite0, KID-EffLite0), because values with other features cannot be compared; and always
-beside the floor, the same figure between two sets of real images of the same size.
+Figures are named by their features (FD-EffLite0, KID-EffLite0), because values with other features cannot be compared.
+They stand beside a floor: the same figure between two sets of real images of the same size.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.image_sets import Images, as_unit, same_shape
-from polyclinic.metrics.neighbours import squared_distances
 from polyclinic.metrics.networks.efficientnet import EfficientNetLite0, efficientnet_lite0
 from polyclinic.randomness import torch_rng
 
 SIDE = 128  # px, at which features are taken: a fixed size, as the figures depend on it
 AT_ONCE = 32
+ROWS = 512  # of a matrix of distances at a time
+NEIGHBOURS = 5
 SUBSETS = 50
 FEWEST = 10
 
@@ -105,29 +106,49 @@ def _half(vectors: Tensor, rng: torch.Generator) -> Tensor:
     return vectors[torch.randperm(len(vectors), generator=rng)[: max(2, len(vectors) // 2)]]
 
 
-def precision_recall(real: Tensor, made: Tensor, neighbours: int = 5) -> dict[str, float]:
-    """Precision and recall (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020).
+def precision_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -> dict[str, float]:
+    """Precision and recall (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020) of features `made`
+    [M, D] against `real` [N, D], in float64.
 
-    A set's region is the union of balls around its vectors, each reaching to the `neighbours`-th nearest of its set.
+    A ball around each vector reaches to its k-th nearest neighbour of the same set. Precision: the share of made
+    vectors in the ball of any real one; density: in how many balls, over k. Recall: the share of real vectors in the
+    ball of any made one. Coverage: the share of real vectors with a made one in their ball; unlike recall, outliers
+    among made vectors cannot raise it.
+
+    A vector on the edge of a ball is inside (<=): so the paper of Kynkäänniemi et al. defines it (equation 1). Naeem
+    et al. write balls and do not say; their program leaves the edge out (<). It matters only where distances are
+    equal, for example where an image occurs more often than k times: its ball is a point, and a copy lies in it.
     """
     if min(len(real), len(made)) <= neighbours:
         raise BadInput(f"features: {neighbours} neighbours need more than {neighbours} images in each set; give more")
     real, made = real.double(), made.double()
-    across = squared_distances(real, made)
-    real_radius, made_radius = _radius(real, neighbours), _radius(made, neighbours)
-    inside_real = across <= real_radius[:, None]
+    made_radius = _radii(made, neighbours)
+    balls = torch.zeros(len(made), device=made.device)  # real balls that hold each made vector
+    recalled, covered = [], []
+    for rows, radius in zip(real.split(ROWS), _radii(real, neighbours).split(ROWS), strict=True):
+        away = _distances(rows, made)
+        inside = away <= radius[:, None]
+        balls += inside.sum(0)
+        covered.append(inside.any(1))
+        recalled.append((away <= made_radius[None]).any(1))
     return {
-        "precision": float(inside_real.any(0).double().mean()),
-        "recall": float((across <= made_radius[None]).any(1).double().mean()),
-        "density": float(inside_real.double().sum(0).mean() / neighbours),
-        "coverage": float(inside_real.any(1).double().mean()),
+        "precision": float((balls > 0).double().mean()),
+        "recall": float(torch.cat(recalled).double().mean()),
+        "density": float(balls.double().mean() / neighbours),
+        "coverage": float(torch.cat(covered).double().mean()),
     }
 
 
-def _radius(vectors: Tensor, neighbours: int) -> Tensor:
-    """Squared distance of each vector to its `neighbours`-th nearest other one."""
-    own = squared_distances(vectors, vectors).fill_diagonal_(torch.inf)
-    return own.kthvalue(neighbours, dim=1).values
+def _radii(vectors: Tensor, neighbours: int) -> Tensor:
+    """Distance of each vector to its k-th nearest other one, [N]."""
+    # the nearest of all is the vector itself
+    found = [_distances(rows, vectors).kthvalue(neighbours + 1, 1).values for rows in vectors.split(ROWS)]
+    return torch.cat(found)
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    """Exactly 0 between equal vectors, which a matrix product does not give."""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 # --- the report -----------------------------------------------------------------------------------------
@@ -187,7 +208,7 @@ def _some(images: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _figures(real: Tensor, made: Tensor, rng: torch.Generator) -> dict[str, float]:
-    neighbours = min(5, len(real) - 1)
+    neighbours = min(NEIGHBOURS, len(real) - 1)
     return {
         "FD": frechet_distance(real, made),
         "KID": kernel_distance(real, made),

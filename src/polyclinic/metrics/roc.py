@@ -1,4 +1,4 @@
-"""How well a score tells members from others: area under the curve with its interval, and hits at few false alarms.
+"""ROC curves: the area under one (AUC) with its confidence interval, and true positives at few false ones.
 
 Ties count half, so a constant score has an area of one half and no hits.
 """
@@ -56,11 +56,11 @@ def separation(
 ) -> Separation:
     """How well scores [N] of members stand out from scores [M] of others."""
     inside, outside = _checked(members, "members"), _checked(others, "others")
-    auc, low, high = area(inside, outside, confidence)
+    area, low, high = auc_interval(inside, outside, confidence)
     caught = int((inside > threshold(outside, false_alarms)).sum())
     hits_low, hits_high = share_interval(caught, len(inside), confidence)
     hits = caught / len(inside)
-    return Separation(auc, low, high, hits, hits_low, hits_high, false_alarms, len(inside), len(outside))
+    return Separation(area, low, high, hits, hits_low, hits_high, false_alarms, len(inside), len(outside))
 
 
 def _checked(scores: Scores, who: str) -> np.ndarray:
@@ -72,27 +72,44 @@ def _checked(scores: Scores, who: str) -> np.ndarray:
     return found
 
 
-def area(members: np.ndarray, others: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """The probability that a member scores higher than another image, ties counting half, and its interval.
+def auc(positives: Scores, negatives: Scores) -> float:
+    """Area under the ROC curve: the probability that a positive scores above a negative, ties counting half.
+
+    NaN where there are no positives or no negatives.
+    """
+    above, below = np.asarray(positives), np.asarray(negatives)
+    values, place = np.unique(np.concatenate([below, above]), return_inverse=True)
+    counts = [np.bincount(part, minlength=len(values)) for part in (place[: len(below)], place[len(below) :])]
+    return auc_from_counts(counts[1], counts[0])
+
+
+def auc_from_counts(positives: Scores, negatives: Scores) -> float:
+    """The same from counts [K] of positives and negatives with each of K scores (or in K bins), lowest first."""
+    own, rest = np.asarray(positives, dtype=np.float64), np.asarray(negatives, dtype=np.float64)
+    pairs = own.sum() * rest.sum()
+    return float((own * (rest.cumsum() - rest / 2)).sum() / pairs) if pairs else float("nan")
+
+
+def auc_interval(members: np.ndarray, others: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """The AUC of members against others, and its confidence interval.
 
     DeLong's variance, on the logit where the area is neither 0 nor 1, so that the interval stays inside. An area of
     exactly 0 or 1 has a variance of zero by DeLong, which is no certainty: there the rule of three is used instead,
     with the smaller of the two numbers of images.
     """
-    n, m = len(members), len(others)
+    n, m, area = len(members), len(others), auc(members, others)
+    if area in (0.0, 1.0):
+        reach = min(1.0, -np.log(1 - confidence) / min(n, m))
+        return (area, 1 - reach, 1.0) if area else (area, 0.0, reach)
     ranks = stats.rankdata(np.concatenate([members, others]))
     # the share of the other set that each one beats
     of_members = (ranks[:n] - stats.rankdata(members)) / m
     of_others = 1 - (ranks[n:] - stats.rankdata(others)) / n
-    auc = float(of_members.mean())
-    if auc in (0.0, 1.0):
-        reach = min(1.0, -np.log(1 - confidence) / min(n, m))
-        return (auc, 1 - reach, 1.0) if auc else (auc, 0.0, reach)
     deviation = np.sqrt(of_members.var(ddof=1) / n + of_others.var(ddof=1) / m)
-    step = stats.norm.ppf((1 + confidence) / 2) * deviation / (auc * (1 - auc))
-    centre = np.log(auc / (1 - auc))
+    step = stats.norm.ppf((1 + confidence) / 2) * deviation / (area * (1 - area))
+    centre = np.log(area / (1 - area))
     low, high = (float(1 / (1 + np.exp(-(centre + sign * step)))) for sign in (-1, 1))
-    return auc, low, high
+    return area, low, high
 
 
 def threshold(others: np.ndarray, false_alarms: float) -> float:

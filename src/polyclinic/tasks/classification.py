@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.metrics.roc import auc_from_counts
 from polyclinic.tasks.task import Sums, Target, Task
 
 BINS = 1024
@@ -66,7 +67,7 @@ class Classification(Task):
         }
         # of two classes the second is the positive one; of more, each in turn against all others
         histograms = sums["histograms"][1:] if len(confusion) == 2 else sums["histograms"]
-        areas = [auc(histogram) for histogram in histograms if bool((histogram.sum(1) > 0).all())]
+        areas = [auc_from_counts(own, rest) for rest, own in histograms if bool(own.any() and rest.any())]
         return metrics | ({"auc": sum(areas) / len(areas)} if areas else {})
 
 
@@ -84,10 +85,3 @@ def score_histograms(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     own = (labels[:, None] == column).long()
     flat = (column * 2 + own) * BINS + torch.bucketize(margins(logits).contiguous(), EDGES)
     return flat.flatten().bincount(minlength=classes * 2 * BINS).reshape(classes, 2, BINS)
-
-
-def auc(histogram: Tensor) -> float:
-    """The chance that an image of the class scores above one of the rest; sharing a bin counts half."""
-    rest, own = histogram.double()
-    below = rest.cumsum(0) - rest / 2
-    return float((own * below).sum() / (own.sum() * rest.sum()))

@@ -1,4 +1,4 @@
-"""Stacked owners, products instead of convolutions, the central discriminator, learners, coverage, utility."""
+"""Stacked owners, products instead of convolutions, the central discriminator, learners, utility."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from polyclinic.generators.gan.owners import Federated, Images, Owners, StackedB
 from polyclinic.generators.gan.stack import Stacked
 from polyclinic.generators.gan.stacked_convolutions import convolve, spread_out
 from polyclinic.generators.gan.trainer import Dice
-from polyclinic.metrics.coverage import components, measure
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Target
 
@@ -224,42 +223,6 @@ def test_warm_up_and_frozen_steps():
     assert [term.acts(step) for step in range(4)] == [False, False, True, True]
     assert [term.learns(step) for step in range(4)] == [False, False, False, True]
     assert not CentralTerm(weight=0.0).learns(10)
-
-
-# --- coverage -----------------------------------------------------------------------------------------
-
-
-def test_coverage_by_hand():
-    """Real at 0..9 on a line, k = 1, so all balls have radius 1; made ones at 0.1, 0.3 and 5.5."""
-    real = torch.arange(10.0)[:, None]
-    made = torch.tensor([[0.1], [0.3], [5.5]])
-    found = measure(real, made, neighbours=1)
-    assert found["precision"] == 1.0
-    assert found["coverage"] == pytest.approx(4 / 10)  # 0, 1, 5 and 6 have a made one nearer than 1
-    assert found["density"] == pytest.approx((2 + 2 + 2) / 3)
-    # balls of made ones: 0.2 around 0.1 and 0.3, 5.2 around 5.5: they hold 0 and 1..9 less 0.3 - 5.2
-    assert found["recall"] == pytest.approx(10 / 10)
-
-
-def test_half_of_the_space_is_half_covered_and_collapse_covers_nothing():
-    real = torch.randn(400, 2, generator=rng())
-    other = torch.randn(400, 2, generator=rng(1))
-    whole = measure(real, other)["coverage"]
-    half = measure(real, other[other[:, 0] > 0])["coverage"]
-    collapsed = measure(real, other[:1].repeat(50, 1) + 1e-4 * torch.randn(50, 2, generator=rng(2)))["coverage"]
-    assert whole > 0.85
-    assert 0.35 < half < 0.65
-    assert collapsed < 0.1
-    with pytest.raises(BadInput, match="more than 5 images"):
-        measure(real, other[:4])
-
-
-def test_components_keep_distances_of_images_that_they_span():
-    images = torch.randint(0, 256, (12, 1, 6, 6), generator=rng(), dtype=torch.uint8)
-    at = components(images, 50).of(images)
-    assert at.shape == (12, 11)
-    apart = torch.cdist(images.flatten(1).float() / 255, images.flatten(1).float() / 255)
-    torch.testing.assert_close(torch.cdist(at, at), apart, rtol=1e-3, atol=1e-3)
 
 
 # --- learners -----------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.base import psnr
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Codebook, drawn, used_share
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
+from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import variant
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import Schedule
@@ -280,7 +280,7 @@ def test_usage_and_psnr_by_hand():
     codes = {"top": torch.zeros(1, 4, 4, dtype=torch.int16), "bottom": torch.arange(64).reshape(1, 8, 8) % 12}
     assert model.usage(codes) == {"top": 1 / 8, "bottom": 12 / 16}
     black = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
-    assert psnr(black, black + 51) == pytest.approx(-20 * np.log10(0.2))
+    assert pooled_psnr(black, black + 51, data_range=255) == pytest.approx(-20 * np.log10(0.2))
 
 
 def test_it_is_found_by_name_and_refuses_unknown_settings():

@@ -24,7 +24,6 @@ from polyclinic.generators.base import (
     as_tensor,
     count,
     initial_networks,
-    psnr,
     to_bytes,
 )
 from polyclinic.generators.labels import check_labels
@@ -32,6 +31,7 @@ from polyclinic.generators.latent_space import CodeSpace
 from polyclinic.generators.vqvae2.autoencoder import DECODER, Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Learning, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
+from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
@@ -272,7 +272,7 @@ class VQVAE2Model(CodedModel):
         images = self.accept_images(images)
         codes = self.encode(images)
         shares = {f"usage_{level}": share for level, share in self.usage(codes).items()}
-        return {"psnr": psnr(images, self.decode(codes)), **shares}
+        return {"psnr": pooled_psnr(images, self.decode(codes), data_range=255), **shares}
 
     # --- inside -----------------------------------------------------------------------------------
 

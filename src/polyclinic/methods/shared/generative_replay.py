@@ -25,10 +25,10 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, Generator, GeneratorModel, probe, replay_stream
-from polyclinic.generators.base import psnr
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.site_codes import Groups, Share, from_groups, source_of, to_groups
+from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import Settings
 from polyclinic.training import private as at_site
 
@@ -148,7 +148,8 @@ class Replaying:
             return _metrics({})
         used = _coded(model).usage(_coded(model).encode(images))
         return _metrics(
-            {"psnr": psnr(images, replayed)} | {f"code_usage_{level}": share for level, share in used.items()}
+            {"psnr": pooled_psnr(images, replayed, data_range=255)}
+            | {f"code_usage_{level}": share for level, share in used.items()}
         )
 
     def _draw(self, site: Site, model: GeneratorModel, images: Tensor, replayed: Tensor) -> None:

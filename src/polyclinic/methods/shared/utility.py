@@ -29,7 +29,8 @@ from polyclinic.methods.shared.gan_site import model_of
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.metrics import coverage
+from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
+from polyclinic.metrics.principal_components import principal_components
 
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
@@ -192,11 +193,11 @@ class Worth(Method):
 def cover(site: Site, made: Part) -> dict[str, float]:
     """How well made images cover the owner's held-out real ones."""
     held_out = [part.images[:COVERED] for part in (site.data.validation, site.data.test) if len(part)]
-    if not held_out or min(sum(map(len, held_out)), len(made)) <= coverage.NEIGHBOURS:
+    if not held_out or min(sum(map(len, held_out)), len(made)) <= NEIGHBOURS:
         return {}
-    found = coverage.components(as_tensor(np.asarray(site.data.train.images[:COVERED])))
-    real = found.of(torch.from_numpy(np.concatenate(held_out)))
-    return coverage.measure(real, found.of(torch.from_numpy(made.images[:COVERED])))
+    found = principal_components(as_tensor(np.asarray(site.data.train.images[:COVERED])))
+    real = found.project(torch.from_numpy(np.concatenate(held_out)))
+    return precision_recall(real, found.project(torch.from_numpy(made.images[:COVERED])))
 
 
 def draw_sheet(site: Site, made: Part) -> None:

@@ -1,0 +1,89 @@
+"""PSNR and SSIM against libraries and arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from monai.metrics import PSNRMetric, SSIMMetric
+
+from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, pooled_psnr, psnr, psnr_from_error, ssim
+from polyclinic.randomness import torch_rng
+
+
+def pictures(*shape: int, name: str = "a") -> torch.Tensor:
+    return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
+
+
+def test_error_and_psnr_by_hand():
+    truth, found = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
+    found[0, 0, 0, 0] = 0.2
+    assert mean_squared_error(found, truth).tolist() == pytest.approx([0.01, 0.0])
+    assert psnr(found, truth).tolist() == [pytest.approx(20.0, abs=1e-4), math.inf]
+
+
+def test_psnr_is_monais():
+    a, b = pictures(3, 2, 9, 7), pictures(3, 2, 9, 7, name="b")
+    assert psnr(a, b).tolist() == pytest.approx(PSNRMetric(max_val=1.0)(a, b)[:, 0].tolist())
+
+
+def test_psnr_of_bytes_is_that_of_the_same_images_in_0_to_1():
+    a, b = ((255 * pictures(3, 2, 9, 7, name=name)).round().to(torch.uint8) for name in "ab")
+    assert psnr(a, b, data_range=255).tolist() == pytest.approx(psnr(a / 255, b / 255).tolist())
+    assert pooled_psnr(a, b, data_range=255) == pytest.approx(pooled_psnr(a / 255, b / 255))
+
+
+def test_pooled_psnr_is_of_the_mean_error_and_not_the_mean_psnr():
+    black = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+    grey = torch.stack([black[0] + 51, black[0]])  # errors 0.2 squared and 0
+    assert pooled_psnr(black, grey, data_range=255) == pytest.approx(-10 * math.log10(0.04 / 2))
+    assert pooled_psnr(black, black, data_range=255) == pytest.approx(MOST_DECIBELS)
+
+
+def test_psnr_from_errors_by_hand():
+    errors = torch.tensor([1.0, 0.1, 1e-15, 0.0], dtype=torch.float64)
+    assert psnr_from_error(errors, most=120).tolist() == pytest.approx([0, 10, 120, 120])
+    assert psnr_from_error(errors).tolist() == [pytest.approx(0), pytest.approx(10), pytest.approx(150), math.inf]
+    assert float(psnr_from_error(100 * errors[0], data_range=10)) == pytest.approx(0)
+
+
+def test_ssim_is_monais_with_a_window_of_11():
+    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
+    expected = SSIMMetric(2, data_range=1.0, win_size=11)(a.float(), b.float())[:, 0]
+    torch.testing.assert_close(ssim(a, b, window=11).float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_ssim_is_scikit_images_with_a_window_of_7():
+    metrics = pytest.importorskip("skimage.metrics")
+    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
+    pairs = zip(a.numpy(), b.numpy(), strict=True)
+    expected = [metrics.structural_similarity(x, y, data_range=1.0, channel_axis=0) for x, y in pairs]
+    assert ssim(a, b).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("window", "flat"), [(7, True), (11, False)])
+def test_ssim_window_by_window(window: int, flat: bool):
+    """The definition written out: every window inside the image, sample covariance where it is flat."""
+    a, b = pictures(1, 1, 14, 13), pictures(1, 1, 14, 13, name="b")
+    line = np.ones(7) if flat else np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2))
+    weight = np.outer(line, line) / line.sum() ** 2
+    factor, values = (49 / 48 if flat else 1), []
+    for i in range(14 - window + 1):
+        for j in range(13 - window + 1):
+            x, y = (image[0, 0, i : i + window, j : j + window].numpy() for image in (a, b))
+            mx, my = (weight * x).sum(), (weight * y).sum()
+            vx, vy, vxy = (
+                factor * (weight * s * t).sum() for s, t in ((x - mx, x - mx), (y - my, y - my), (x - mx, y - my))
+            )
+            values.append((2 * mx * my + 1e-4) * (2 * vxy + 9e-4) / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4)))
+    assert float(ssim(a, b, window=window)) == pytest.approx(np.mean(values), abs=1e-12)
+
+
+def test_ssim_of_an_image_with_itself():
+    a = pictures(2, 1, 12, 12)
+    for window in (7, 11):
+        assert ssim(a, a, window=window).tolist() == pytest.approx([1, 1])
+    with pytest.raises(ValueError, match="7 or"):
+        ssim(a, a, window=9)

@@ -1,0 +1,32 @@
+"""AUC against scikit-learn and by hand; its interval is tested with the membership attacks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from polyclinic.metrics.roc import auc, auc_from_counts, auc_interval
+
+
+def test_auc_by_hand():
+    # pairs: (1, 0) won, (1, 1) a tie, (2, 0) and (2, 1) won
+    assert auc(np.array([1.0, 2.0]), np.array([0.0, 1.0])) == 3.5 / 4
+    assert auc(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0])) == 1
+    assert auc([0.5, 0.5], [0.5]) == 0.5
+    assert math.isnan(auc([], [1.0]))
+    assert math.isnan(auc([1.0], []))
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_auc_is_scikit_learns_with_ties_and_without(levels: int):
+    rng = np.random.default_rng(0)
+    scores, truth = rng.integers(0, levels, 300), rng.integers(0, 2, 300)
+    expected = roc_auc_score(truth, scores)
+    assert auc(scores[truth == 1], scores[truth == 0]) == pytest.approx(expected, abs=1e-12)
+    counts = [np.bincount(scores[truth == value], minlength=levels) for value in (1, 0)]
+    assert auc_from_counts(*counts) == pytest.approx(expected, abs=1e-12)
+    assert auc_interval(scores[truth == 1], scores[truth == 0])[0] == pytest.approx(expected, abs=1e-12)
