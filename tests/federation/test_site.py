@@ -56,6 +56,22 @@ class Clerk:
     def leak(self, site, split):
         return Parcel("latents", {"z": torch.tensor(getattr(site.data, split).images[2:3]) / 255})
 
+    @operation("statistics", grouped=True, address="an old name")
+    def count_together(self, sites, step, spoil=None):
+        """Add a step of its own to every site's sum; what a site releases tells how many were there."""
+        if "all" in (spoil or []):
+            raise RuntimeError("the scanner is on fire")
+        released = []
+        for site, own, spoilt in zip(sites, step, spoil or [None] * len(sites), strict=True):
+            site.state["sum"] = site.state.get("sum", torch.zeros(1)) + own
+            there = torch.tensor([math.nan if spoilt else float(len(sites))])
+            released.append(Parcel("statistics", {"sum": site.state["sum"], "there": there}))
+        return released
+
+    @operation("metrics", grouped=True, address="draw")
+    def draw_under_an_old_name(self, sites):
+        return [self.draw(site) for site in sites]
+
     @operation("weights")
     def echo(self, site, weights):
         return Parcel("weights", weights)
@@ -93,6 +109,49 @@ def do(host, site, operation, round=1, **arguments):
 
 def sum_of(host, site):
     return float(do(host, site, "count", step=0).statistics["sum"])
+
+
+# --- several sites at once ----------------------------------------------------------------------------
+
+
+def group(host, steps, **more):
+    """Ask the sites a, b, ... for one step each."""
+    calls = [Call(name, "count_together", 1, arguments={"step": step} | more.get(name, {})) for name, step in steps]
+    return host.handle_group(calls)
+
+
+def test_sites_asked_together_release_each_through_its_own_gate(make_host, tmp_path):
+    host = make_host(resident=1)  # sites that work together stay open together
+    replies = group(host, [("a", 1), ("b", 5)])
+    assert [(reply.site, float(reply.statistics["sum"])) for reply in replies] == [("a", 1.0), ("b", 5.0)]
+    assert [float(reply.statistics["there"]) for reply in replies] == [2.0, 2.0]
+    for reply in replies:
+        [line] = verify(tmp_path / "ledger" / f"{reply.site}.jsonl")
+        assert (line["operation"], line["digest"]) == ("count_together", reply.parcels[0].digest)
+    assert float(do(host, "a", "count_together", step=2).statistics["there"]) == 1.0
+    assert (sum_of(host, "a"), sum_of(host, "b")) == (3.0, 5.0)
+
+
+def test_what_one_gate_refuses_is_that_sites_failure_alone(make_host):
+    host = make_host()
+    refused, reply = group(host, [("a", 1), ("b", 5)], a={"spoil": "mine"})
+    assert isinstance(refused, GateRefused)
+    assert float(reply.statistics["sum"]) == 5.0
+    assert (sum_of(host, "a"), sum_of(host, "b")) == (0.0, 5.0)
+
+
+def test_work_that_fails_for_all_leaves_all_as_they_were(make_host):
+    host = make_host()
+    group(host, [("a", 1), ("b", 5)])
+    failed = group(host, [("a", 1), ("b", 5)], a={"spoil": "all"}, b={"spoil": "all"})
+    assert [str(error) for error in failed] == ["the scanner is on fire"] * 2
+    assert (sum_of(host, "a"), sum_of(host, "b")) == (1.0, 5.0)
+
+
+def test_draws_stay_where_an_operation_is_renamed(make_host):
+    host = make_host()
+    plain, renamed = (do(host, "a", name).metrics for name in ("draw", "draw_under_an_old_name"))
+    assert torch.equal(plain["global"], renamed["global"])
 
 
 # --- state --------------------------------------------------------------------------------------------

@@ -35,8 +35,10 @@ class InProcess(WorkerPool):
         threads: int = 1,
         deadline: float | None = None,
         may_grow: bool = True,
+        stacked: bool = False,
     ) -> None:
-        self.host = host
+        """`stacked`: operations that can work at several sites at once do so, while sites live in this process."""
+        self.host, self.stacked = host, stacked
         self.most = min(len(sites), max(1, cores() // threads)) if workers == "auto" else min(workers, len(sites))
         self.grows = workers == "auto" and may_grow and self.most > 1
         self._busy_seconds = 0.0
@@ -45,7 +47,11 @@ class InProcess(WorkerPool):
 
     def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         self._consider_growing(calls)
-        return self._call_workers(calls) if self._pool else self._call_in_turn(calls)
+        if self._pool:
+            return self._call_workers(calls)
+        if self.stacked and len(calls) > 1 and self.host.is_grouped(calls[0].operation):
+            return self._call_group(calls)
+        return self._call_in_turn(calls)
 
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions) if self._pool else self.host.checkpoint()
@@ -65,6 +71,13 @@ class InProcess(WorkerPool):
             if len(calls) > 1:
                 self._busy_seconds += time.perf_counter() - started
             yield answer
+
+    def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
+        for call, answer in zip(calls, self.host.handle_group(calls), strict=True):
+            if isinstance(answer, Exception):
+                yield Failure(call.site, call.operation, reason_of(answer))
+            else:
+                yield answer
 
     def _call_here(self, call: Call) -> Reply | Failure:
         try:

@@ -117,16 +117,29 @@ class Federation:
         return answer
 
     def ask_all(
-        self, operation: str, *, sites: Sequence[str] | None = None, counted: bool = True, **payload: Any
+        self,
+        operation: str,
+        *,
+        sites: Sequence[str] | None = None,
+        counted: bool = True,
+        by_site: Mapping[str, Mapping[str, Any]] | None = None,
+        **payload: Any,
     ) -> list[Reply]:
         """Ask all sites (or those named) at the same time; the replies of those that answered, in order.
 
-        `counted` is false only where a simulator hands sites what could not reach them in reality.
+        `by_site` has what only one site gets, by its name: `by_site={"north": {"gradients": ...}}`. `counted` is false
+        only where a simulator hands sites what could not reach them in reality.
         """
-        return list(self.ask_each(operation, sites=sites, counted=counted, **payload))
+        return list(self.ask_each(operation, sites=sites, counted=counted, by_site=by_site, **payload))
 
     def ask_each(
-        self, operation: str, *, sites: Sequence[str] | None = None, counted: bool = True, **payload: Any
+        self,
+        operation: str,
+        *,
+        sites: Sequence[str] | None = None,
+        counted: bool = True,
+        by_site: Mapping[str, Mapping[str, Any]] | None = None,
+        **payload: Any,
     ) -> Iterator[Reply]:
         """As `ask_all`, for replies that need not lie in memory all at once, such as the models of many sites.
 
@@ -134,7 +147,7 @@ class Federation:
         comes after the last reply: before that, nobody knows how many sites are left.
         """
         asked = [site for site in (self.sites if sites is None else sites) if site not in self._out]
-        answers = self._answers(asked, operation, payload, COORDINATOR, counted)
+        answers = self._answers(asked, operation, payload, COORDINATOR, counted, by_site)
         return (answer for answer in answers if isinstance(answer, Reply))
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
@@ -160,10 +173,19 @@ class Federation:
         return set(pair) <= set(self._keyed)
 
     def _answers(
-        self, sites: list[str], operation: str, payload: dict[str, Any], to: str, counted: bool = True
+        self,
+        sites: list[str],
+        operation: str,
+        payload: dict[str, Any],
+        to: str,
+        counted: bool = True,
+        by_site: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[Reply | Failure]:
         parcels, arguments = _sort_payload(payload)
-        calls = [Call(site, operation, self.round, parcels, arguments, to) for site in sites]
+        calls = []
+        for site in sites:
+            of_site, more = _sort_payload((by_site or {}).get(site, {}))
+            calls.append(Call(site, operation, self.round, {**parcels, **of_site}, {**arguments, **more}, to))
         for call in calls if counted else []:
             self._count_received(call)
         if self.observer:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,24 +99,62 @@ class SiteHost:
 
     def handle(self, call: Call) -> Reply:
         """Run one call. Whatever it raises is the site's failure."""
-        work, declared = self._operation(call.operation)
-        site = self._site(call.site)
+        [answer] = self.handle_group([call])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def is_grouped(self, operation: str) -> bool:
+        """Whether a method can work at several sites at once in this operation."""
+        return self._operation(operation)[1].grouped
+
+    def handle_group(self, calls: Sequence[Call]) -> list[Reply | Exception]:
+        """Run an operation at several sites at once; every site's parcels pass its own gate.
+
+        An exception in the answers is one site's failure. Where the work itself fails, it fails for all of them.
+        """
+        work, declared = self._operation(calls[0].operation)
+        group = [call.site for call in calls]
+        answers: dict[str, Any] = {call.site: _caught(self._begin, call, declared, group) for call in calls}
+        turns = [turn for turn in answers.values() if isinstance(turn, Turn)]
+        released = _caught(self._work, work, declared, turns) if turns else []
+        for place, turn in enumerate(turns):
+            failed = isinstance(released, Exception)
+            answers[turn.call.site] = released if failed else _caught(self._finish, turn, declared, released[place])
+        return list(answers.values())
+
+    def _begin(self, call: Call, declared: Operation, group: Sequence[str]) -> Turn:
+        """Open the site, and what came for it."""
+        site = self._site(call.site, group)
         site.round = call.round
         parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
         if self.keeping:
             self.keeping.begins(site, parcels)
-        with _rollback_on_error(site):
-            if site.secret and site.trainer.privacy is not None:
-                transcript.extend(site, self.terms, call, parcels)
+        return Turn(site, call, parcels)
+
+    def _work(self, work: Callable[..., Any], declared: Operation, turns: Sequence[Turn]) -> list[tuple[Parcel, ...]]:
+        """What each site releases, before its gate has seen it."""
+        call = turns[0].call
+        with _undone_on_error(turns):
+            for turn in turns:
+                if turn.site.secret and turn.site.trainer.privacy is not None:
+                    transcript.extend(turn.site, self.terms, turn.call, turn.parcels)
             # dropout draws from global state
             gpus = range(torch.cuda.device_count())
-            with seeded(self.seed, call.site, call.operation, call.round, gpus=gpus):
-                payload = {name: p.tensors for name, p in parcels.items()} | dict(call.arguments)
-                released = _parcels(work(site, **payload))
-            check_private(site, call.operation, released)
+            with seeded(self.seed, call.site, declared.address, call.round, gpus=gpus):
+                if not declared.grouped:
+                    return [_parcels(work(turn.site, **turn.payload)) for turn in turns]
+                names = dict.fromkeys(name for turn in turns for name in turn.payload)
+                lists = {name: [turn.payload.get(name) for turn in turns] for name in names}
+                return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
+
+    def _finish(self, turn: Turn, declared: Operation, released: tuple[Parcel, ...]) -> Reply:
+        """Pass what a site releases through its gate; where that refuses it, nothing has happened at the site."""
+        with _undone_on_error([turn]):
+            check_private(turn.site, turn.call.operation, released)
             if self.defend:
-                released = tuple(self.defend(parcel, parcels) for parcel in released)
-            return Reply(call.site, self._release(site, call, declared, released))
+                released = tuple(self.defend(parcel, turn.parcels) for parcel in released)
+            return Reply(turn.call.site, self._release(turn.site, turn.call, declared, released))
 
     def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
         """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
@@ -148,7 +186,7 @@ class SiteHost:
             cohort=cohort(site.data, str(call.arguments.get("split", "train"))) if self.policy.min_cohort else None,
         )
         if self.keeping:
-            self.keeping.released(site, call, parcels)
+            self.keeping.released(site, call, parcels, declared.address)
         return leaving
 
     def checkpoint(self) -> dict[str, SitePosition]:
@@ -180,15 +218,15 @@ class SiteHost:
                 if path != state_path(self.folder, name, position.version):
                     path.unlink()
 
-    def _site(self, name: str) -> Site:
+    def _site(self, name: str, group: Sequence[str] = ()) -> Site:
         if name not in self._sites:
             self._sites[name] = self._open(name)
         self._sites.move_to_end(name)
-        self._evict()
+        self._evict(group)
         return self._sites[name]
 
-    def _evict(self) -> None:
-        """Send the sites that were idle longest to disk; not the one at work, nor one in the middle of something."""
+    def _evict(self, group: Sequence[str] = ()) -> None:
+        """Send the sites that were idle longest to disk; not those at work, nor one in the middle of something."""
         *others, _ = self._sites.values()
         for site in others[: -self.CACHED]:
             site.cache.clear()
@@ -196,7 +234,7 @@ class SiteHost:
         for site in others:
             if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES:
                 return
-            if not site.memory:
+            if not site.memory and site.name not in group:
                 states -= site.state.bytes
                 self._save(site)
                 del self._sites[site.name], self._gates[site.name]
@@ -286,16 +324,38 @@ def _parcels(released: Any) -> tuple[Parcel, ...]:
     return (released,) if isinstance(released, Parcel) else tuple(released)
 
 
+def _caught(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns, or the exception that it raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error
+
+
+class Turn:
+    """An operation at a site. `undo` leaves the site as it was, as if its process had died: no half-made state (or NaN
+    in it) may reach the next round."""
+
+    def __init__(self, site: Site, call: Call, parcels: Mapping[str, Parcel]) -> None:
+        self.site, self.call, self.parcels = site, call, parcels
+        self.before, self.changed = dict(site.state), site.state.changed
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        return {name: parcel.tensors for name, parcel in self.parcels.items()} | dict(self.call.arguments)
+
+    def undo(self) -> None:
+        self.site.state = SiteState(self.before)
+        self.site.state.changed = self.changed
+        self.site.memory.clear()
+        self.site.cache.clear()
+
+
 @contextlib.contextmanager
-def _rollback_on_error(site: Site) -> Iterator[None]:
-    """A failed operation leaves the site as it was, as if its process had died: no half-made state (or NaN in it)
-    may reach the next round."""
-    before, changed = dict(site.state), site.state.changed
+def _undone_on_error(turns: Sequence[Turn]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        site.state = SiteState(before)
-        site.state.changed = changed
-        site.memory.clear()
-        site.cache.clear()
+        for turn in turns:
+            turn.undo()
         raise

@@ -12,16 +12,29 @@ class Operation(NamedTuple):
     releases: tuple[str, ...]
     simulation_only: bool
     sealed_only: bool
+    grouped: bool
+    address: str
 
 
-def operation(*releases: str, simulation_only: bool = False, sealed_only: bool = False) -> Callable:
+def operation(
+    *releases: str,
+    simulation_only: bool = False,
+    sealed_only: bool = False,
+    grouped: bool = False,
+    address: str | None = None,
+) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
-    `sealed_only`: what it is given must come sealed from another site, not from the coordinator.
+    `sealed_only`: what it is given must come sealed from another site, not from the coordinator. `grouped`: the
+    function gets a list of sites, and for every keyword a list with each site's value; it returns a list with what
+    each site releases. The list holds one site, or, where sites are simulated in one process (`engine.stacked`), all
+    that were asked; it must not draw from global random state. `address`: what random draws are addressed by instead
+    of the function's name, so that a function can be renamed and its draws stay the same.
     """
 
     def mark(function: Callable) -> Callable:
-        function.operation = Operation(releases, simulation_only, sealed_only)  # type: ignore[attr-defined]
+        named = address or function.__name__
+        function.operation = Operation(releases, simulation_only, sealed_only, grouped, named)  # type: ignore[attr-defined]
         return function
 
     return mark

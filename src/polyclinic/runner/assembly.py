@@ -157,6 +157,8 @@ class Assembly:
             command = python_command("polyclinic.runner.worker", self.order)
             return WorkerProcess(command, threads=settings.threads, inherit=(lock,))
 
+        on_cpu = device_of(settings.device) == "cpu"
+        stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)
         return InProcess(
             self.host(),
             self.parts.names,
@@ -164,7 +166,9 @@ class Assembly:
             workers=settings.workers,
             threads=settings.threads,
             deadline=settings.deadline,
-            may_grow=device_of(settings.device) == "cpu",  # processes on one GPU only get in each other's way
+            # processes on one GPU only get in each other's way, and sites in other processes do not stack
+            may_grow=on_cpu and not stacked,
+            stacked=stacked,
         )
 
     def _ray(self) -> Engine:

@@ -79,6 +79,11 @@ class EngineSettings(Settings):
     graphs: bool = Field(
         False, description="on a GPU: record a training step's passes as a CUDA graph; small networks gain most"
     )
+    stacked: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="train simulated sites' networks as one stacked network where the method can (felicia): auto does "
+        "so on a GPU; part of the result's last bits",
+    )
     deadline: float | None = Field(
         None,
         gt=0,

@@ -49,13 +49,13 @@ class ParcelArchive:
         self._received.setdefault(site.name, {}).update(received)
         site.trainer.used = []
 
-    def released(self, site: Site, call: Call, parcels: Sequence[Parcel]) -> None:
-        """Tell after the gate has let these parcels out."""
+    def released(self, site: Site, call: Call, parcels: Sequence[Parcel], address: str) -> None:
+        """Tell after the gate has let these parcels out; `address` is what the operation's draws are addressed by."""
         used, site.trainer.used = site.trainer.used or [], None
         if any(parcel.kind in ATTACKABLE_KINDS for parcel in parcels):
             step = self._step(call)
             wanted = [parcel for parcel in parcels if parcel.kind in ATTACKABLE_KINDS + COMPANION_KINDS]
-            self._keep(site, call, step, wanted, used)
+            self._keep(site, call, step, wanted, used, address)
         if not site.memory:  # in the middle of a turn, what came at its beginning still counts
             self._received.pop(site.name, None)
 
@@ -66,9 +66,11 @@ class ParcelArchive:
         self._steps[call.site, call.operation] = (call.round, step + 1)
         return step
 
-    def _keep(self, site: Site, call: Call, step: int, parcels: Sequence[Parcel], used: list[Tensor]) -> None:
+    def _keep(
+        self, site: Site, call: Call, step: int, parcels: Sequence[Parcel], used: list[Tensor], address: str
+    ) -> None:
         folder = site.folder / "kept"
-        priority = seed_of(self.seed, site.name, "keep", call.operation, call.round, step)
+        priority = seed_of(self.seed, site.name, "keep", address, call.round, step)
         name = f"{call.round:05d}-{step:05d}-{call.operation}-{parcels[0].digest[:12]}"
         note = {"operation": call.operation, "round": call.round, "step": step, "to": call.to, "priority": priority}
         kept = {old.name: old for old in releases(folder) if old.operation == call.operation}
