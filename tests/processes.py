@@ -89,13 +89,12 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
 class ForkedWorker(WorkerProcess):
     """A worker process of the engine that starts at once; `command` ends with the worker's order."""
 
-    def __init__(self, command: list[str], *, threads: int, inherit: tuple[int, ...] = ()) -> None:
+    def __init__(self, command: list[str], *, threads: int) -> None:
         read_calls, write_calls = os.pipe()
         read_answers, write_answers = os.pipe()
         process = start(_serve, command[-1], threads, DupFd(read_calls), DupFd(write_answers))
         os.close(read_calls)
         os.close(write_answers)
-        os.set_blocking(write_calls, False)
         self._process = _Handle(process, write_calls, read_answers)  # type: ignore[assignment]
 
 
@@ -122,9 +121,12 @@ def _serve(order: str, threads: int, calls: DupFd, answers: DupFd) -> None:
 
     from polyclinic.engines.worker_process import serve
     from polyclinic.runner.assembly import assemble_from
+    from polyclinic.runner.folder_lock import worker_lock
 
     sys.stdin = os.fdopen(calls.detach(), "r")
     sys.stdout = os.fdopen(answers.detach(), "w")
     register()
     torch.set_num_threads(threads)
-    serve(assemble_from(order).host())
+    assembly = assemble_from(order)
+    with worker_lock(assembly.folder):
+        serve(assembly.host())

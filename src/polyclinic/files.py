@@ -1,20 +1,101 @@
-"""Files: atomic writes, the cache folder, digests of descriptions."""
+"""Files: atomic writes of files, tensors and folders, locks between processes, digests, the cache folder.
+
+What is written atomically lies under its name as a whole or not at all, whenever the writing process is killed. It is
+written beside its place, as `<name>.partial`, and renamed: so two processes that may write the same file hold a lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from polyclinic.errors import BadInput
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def atomic_write(path: Path, content: str | bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.replace(path)
+#: how the names of unfinished files and folders end
+PARTIAL = ".partial"
+
+# --- atomic writes ------------------------------------------------------------------------------------
+
+
+def atomic_write(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Write a file atomically; text becomes UTF-8. `private`: no other user of this machine may read it."""
+    with atomic_file(path) as partial:
+        if private:
+            partial.unlink(missing_ok=True)
+            partial.touch(mode=0o600)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors atomically, as a safetensors file."""
+    from safetensors.torch import save_file
+
+    with atomic_file(path) as partial:
+        save_file(contiguous_cpu_copies(tensors), partial)
+
+
+def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
+    seen: set[int] = set()
+    result = {}
+    for name, given in tensors.items():
+        tensor = given.detach().cpu().contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A place to write a file to, which becomes `path` when the block ends well and vanishes when it does not."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill, which becomes `folder` when the block ends well and vanishes when it does not."""
+    partial = folder.with_name(f".{folder.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    make_folder(partial)
+    try:
+        yield partial
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+# --- locks --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def lock(path: Path, wait: float | None = None) -> Iterator[None]:
+    """Hold a lock file: one process at a time, until the block or the process ends, however it ends.
+
+    `wait`: seconds to wait for another process that holds it, then TimeoutError; None: as long as it takes.
+    """
+    with FileLock(path, timeout=-1 if wait is None else wait):
+        yield
+
+
+# --- the cache folder, digests ------------------------------------------------------------------------
 
 
 def cache_folder(chosen: Path | None = None) -> Path:
@@ -28,12 +109,6 @@ def cache_folder(chosen: Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic"
 
 
-def digest_of(description: Any) -> str:
-    """A name of 32 hex digits for a description in plain values (dicts, lists, strings, numbers)."""
-    text = json.dumps(description, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def make_folder(folder: Path) -> None:
     """Creates the folder and its parents, or says which setting names a better place."""
     try:
@@ -41,3 +116,9 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise BadInput(f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere") from None
+
+
+def digest_of(description: Any) -> str:
+    """A name of 32 hex digits for a description in plain values (dicts, lists, strings, numbers)."""
+    text = json.dumps(description, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -178,17 +179,20 @@ def test_an_interrupted_preparation_goes_on_where_it_stopped(tmp_path, cache, mo
     assert [folder.suffix for folder in (cache / "prepared").iterdir()] == [""]
 
 
-def test_two_processes_may_prepare_the_same_at_the_same_time(classes, monkeypatch):
-    """The second is played by a call from within the first; it finishes and moves the folder away."""
+def test_of_two_that_prepare_the_same_the_second_waits_and_reads_nothing(classes, monkeypatch):
     monkeypatch.setattr(prepare_module, "STEP", 2)
-    monkeypatch.setattr(prepare_module, "NOTED_EVERY", 1)
-    others = []
+    reads, others = [], []
+    real = prepare_module.fit_image
+    monkeypatch.setattr(prepare_module, "fit_image", lambda *args: (reads.append(1), real(*args))[1])
+    second = threading.Thread(target=lambda: others.append(Folder(path=classes, size=16).load()))
 
     def meanwhile(what, done, total):
-        if not others:
-            others.append(Folder(path=classes, size=16).load())
+        if done == 2:
+            second.start()
 
     mine = Folder(path=classes, size=16).prepared(progress=meanwhile)
+    second.join()
+    assert len(reads) == 6
     assert np.array_equal(mine.images, others[0].images)
     assert levels(mine) == [0, 1, 2, 100, 110, 120]
 

@@ -12,7 +12,7 @@ from run_folders import assert_same_run, history, ledgers, result
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
-from polyclinic.runner import assembly
+from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 
@@ -49,7 +49,7 @@ def workers(monkeypatch):
             super().__init__(*args, **kwargs)
             started.append(self)
 
-    monkeypatch.setattr(assembly, "WorkerProcess", Noted)
+    monkeypatch.setattr(engines, "WorkerProcess", Noted)
     return started
 
 

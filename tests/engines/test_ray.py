@@ -13,7 +13,7 @@ from polyclinic.cli import run_app
 from polyclinic.engines.ray import Share, take_own_token
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
-from polyclinic.runner import assembly
+from polyclinic.runner import assembly, engines
 from polyclinic.runner.run import run
 from polyclinic.study import load_study
 
@@ -77,7 +77,7 @@ def test_many_sites_take_turns_in_few_actors(tiny, undisturbed, running, tmp_pat
 def trouble(tmp_path, monkeypatch):
     for name, method in FAULTY.items():
         monkeypatch.setitem(METHODS, name, method)
-    monkeypatch.setattr(assembly, "host_from", faulty_host)
+    monkeypatch.setattr(engines, "host_from", faulty_host)
     (tmp_path / "trouble").mkdir()
     return tmp_path / "trouble"
 

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from processes import kill, start, wait_for
 
 from polyclinic.engines import worker_process
 from polyclinic.engines.in_process import InProcess
-from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, read_frame, write_frame
+from polyclinic.engines.worker_process import WorkerProcess, read_frame, write_frame
 from polyclinic.federation.call import Call, Failure, pack
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.state import SitePosition
@@ -58,7 +57,7 @@ def test_a_worker_that_dies_is_its_sites_failure(engine, script, parcels):
 
 
 def test_a_worker_that_is_killed_between_calls_is_started_anew(engine):
-    running = engine("cat $READY; exec sleep 60")
+    running = engine("cat $READY; exec sleep 3600")
     first = running._start(0)
     first._process.kill()
     first._process.wait()
@@ -68,19 +67,19 @@ def test_a_worker_that_is_killed_between_calls_is_started_anew(engine):
 
 
 @pytest.mark.parametrize("parcels", [{}, LARGE], ids=["small", "large"])
-def test_a_worker_that_hangs_fails_at_the_deadline(engine, parcels):
-    """The large call cannot even be sent: a worker that does not read must not hold up the run."""
-    running = engine("cat $READY; exec sleep 60", deadline=0.5)
-    started = time.monotonic()
+@pytest.mark.parametrize("script", ["cat $READY", "cat $READY; printf '\\144\\000\\000\\000\\000\\000\\000\\000half'"])
+def test_a_worker_that_hangs_fails_at_the_deadline(engine, parcels, script):
+    """The large call cannot even be sent: a worker that does not read must not hold up the run. Nor may half an answer
+    stretch the deadline."""
+    running = engine(f"{script}; exec sleep 3600", deadline=0.5)
     answers = ask(running, "a", "b", parcels=parcels)
-    assert time.monotonic() - started < 10
     assert [answer.reason for answer in answers] == ["no answer within the deadline (engine.deadline)"] * 2
     assert running._pool == [None, None]
 
 
 def test_a_worker_that_never_starts_is_not_waited_for_forever(engine, monkeypatch):
     monkeypatch.setattr(worker_process, "STARTS_WITHIN", 0.5)
-    (answer,) = ask(engine("exec sleep 60"), "a")
+    (answer,) = ask(engine("exec sleep 3600"), "a")
     assert isinstance(answer, Failure)
 
 
@@ -88,9 +87,9 @@ def test_a_worker_that_never_starts_is_not_waited_for_forever(engine, monkeypatc
     "script",
     [
         "cat",  # everything comes back as it was sent
-        "printf '%s' 'this is not a frame, but a long line of text'; exec sleep 60",
-        "cat $READY $READY; exec sleep 60",
-        "cat $READY; printf '\\003\\000\\000\\000\\000\\000\\000\\000abc'; exec sleep 60",
+        "printf '%s' 'this is not a frame, but a long line of text'; exec sleep 3600",
+        "cat $READY $READY; exec sleep 3600",
+        "cat $READY; printf '\\003\\000\\000\\000\\000\\000\\000\\000abc'; exec sleep 3600",
     ],
 )
 def test_a_worker_that_talks_nonsense_is_its_sites_failure(engine, script, monkeypatch):
@@ -113,7 +112,7 @@ def test_one_bad_worker_does_not_touch_the_others(engine, tmp_path):
     (tmp_path / "answers").write_bytes(2 * frame(answer))
     (tmp_path / "first").touch()
     script = (
-        f"if rm {tmp_path}/first 2>/dev/null; then cat $READY; else cat $READY {tmp_path}/answers; fi; exec sleep 60"
+        f"if rm {tmp_path}/first 2>/dev/null; then cat $READY; else cat $READY {tmp_path}/answers; fi; exec sleep 3600"
     )
     running = engine(script, sites=("a", "b", "c", "d"), deadline=2.0)
     running._start(0)
@@ -125,7 +124,7 @@ def test_one_bad_worker_does_not_touch_the_others(engine, tmp_path):
 
 
 def test_close_leaves_no_process(engine):
-    running = engine("cat $READY; exec sleep 60")
+    running = engine("cat $READY; exec sleep 3600")
     pids = [running._start(lane)._process.pid for lane in (0, 1)]
     running.close()
     for pid in pids:
@@ -139,7 +138,6 @@ def test_close_leaves_no_process(engine):
 def test_frames_of_any_size_pass_a_pipe():
     read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     messages = [b"", b"x", os.urandom(65536), os.urandom(3_000_001)]
-    os.set_blocking(write.fileno(), False)
 
     def send():
         for message in messages:
@@ -160,15 +158,6 @@ def test_a_frame_cut_short_is_the_end_of_the_stream():
     write.close()
     assert read_frame(read) is None
     read.close()
-
-
-def test_half_a_frame_does_not_stretch_the_deadline():
-    read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
-    write.write((100).to_bytes(8, "little") + b"the rest never comes")
-    with pytest.raises(WorkerGone, match="deadline"):
-        read_frame(read, time.monotonic() + 0.2)
-    read.close()
-    write.close()
 
 
 # --- a coordinator that is killed ---------------------------------------------------------------------

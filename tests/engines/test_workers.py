@@ -8,7 +8,7 @@ from run_folders import assert_same_run
 
 from polyclinic.engines import in_process
 from polyclinic.federation.host import SiteHost
-from polyclinic.runner import assembly
+from polyclinic.runner import engines
 from polyclinic.runner.run import run
 
 KEEP = {"optimizer.keep_state": True}
@@ -37,7 +37,7 @@ def forked(monkeypatch):
             super().__init__(*args, **kwargs)
             started.append(self)
 
-    monkeypatch.setattr(assembly, "WorkerProcess", Counted)
+    monkeypatch.setattr(engines, "WorkerProcess", Counted)
     return started
 
 

@@ -120,40 +120,46 @@ def test_a_kill_at_any_step_leaves_the_old_checkpoint_or_the_new(folder, monkeyp
 def _kill_at(patch, step):
     """Die half-way through one step of a save, as `kill -9` would."""
     path = type(module.Path())
-    replace, write_text, unlink = path.replace, path.write_text, path.unlink
-    seen = {"tensors": 0}
+    replace, write_bytes, unlink = path.replace, path.write_bytes, path.unlink
+    seen = {"tensors": 0, "killed": False}
+
+    def die():
+        seen["killed"] = True
+        raise Killed
 
     def killing_replace(self, target):
         if target.suffix == ".safetensors":
             seen["tensors"] += 1
             if step == f"tensors {seen['tensors']}":
-                raise Killed
+                die()
         result = replace(self, target)
         if step == "manifest replaced" and target.name == "manifest.json":
-            raise Killed
+            die()
         return result
 
-    def killing_write_text(self, text, *args, **kwargs):
+    def killing_write_bytes(self, data):
         if step == "manifest written":
-            write_text(self, text[: len(text) // 2])
-            raise Killed
-        return write_text(self, text, *args, **kwargs)
+            write_bytes(self, data[: len(data) // 2])
+            die()
+        return write_bytes(self, data)
 
     def killing_unlink(self, *args, **kwargs):
+        if seen["killed"]:  # who is dead cleans nothing up
+            return
         unlink(self, *args, **kwargs)
         if step == "file removed":
-            raise Killed
+            die()
 
     patch.setattr(path, "replace", killing_replace)
-    patch.setattr(path, "write_text", killing_write_text)
+    patch.setattr(path, "write_bytes", killing_write_bytes)
     patch.setattr(path, "unlink", killing_unlink)
 
 
 def test_partial_files_are_ignored(folder):
     checkpoint = Checkpoint(folder)
     checkpoint.save(Manifest(round=1), {"state.w": tensors(1)})
-    (folder / "manifest.partial").write_text('{"round": 7, "fi')
-    (folder / "state.w-2-b.partial").write_bytes(b"half a file")
+    (folder / "manifest.json.partial").write_text('{"round": 7, "fi')
+    (folder / "state.w-2-b.safetensors.partial").write_bytes(b"half a file")
     (folder / "state.w-2-b.safetensors").write_bytes(b"nobody names this one")
     survivor = Checkpoint(folder)
     assert survivor.load().round == 1

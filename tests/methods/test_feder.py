@@ -21,7 +21,7 @@ from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.methods.shared import synthetic_buffer as synthesis
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
-from polyclinic.runner import assembly
+from polyclinic.runner import engines
 from polyclinic.runner.predict import load_predictor
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.release import convergence
@@ -308,7 +308,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(go, tmp_path, cache, mode
 
 
 def test_worker_processes_change_nothing(go, monkeypatch):
-    monkeypatch.setattr(assembly, "WorkerProcess", ForkedWorker)
+    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     assert go(engine={"workers": 2})["weights_sha256"] == go()["weights_sha256"]
 
 

@@ -1,6 +1,5 @@
 """What a run leaves behind, what it refuses to begin with, and that only the study decides what comes out."""
 
-import fcntl
 import json
 import math
 
@@ -12,6 +11,7 @@ from run_folders import assert_same_run, history, ledgers, result
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.files import lock
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.release import digest_of_weights
 from polyclinic.runner.run import run
@@ -255,19 +255,19 @@ def test_a_half_written_line_of_history_is_dropped(interrupted, fedavg):
     assert_same_run(interrupted, fedavg.folder)
 
 
-@pytest.mark.parametrize("left", [[".lock"], [".lock", "study.toml.partial"]])
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "study.toml.partial"], [".lock", ".workers/7.lock"]])
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_run_killed_at_its_very_beginning_can_be_begun(tiny, tmp_path, fedavg, left, resume):
     (tmp_path / "run").mkdir()
     for name in left:
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "run" / name).touch()
     run(tiny("fedavg"), tmp_path / "run", resume=resume)
     assert_same_run(tmp_path / "run", fedavg.folder)
 
 
 def test_two_runs_do_not_work_in_one_folder(interrupted):
-    with (interrupted / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with lock(interrupted / ".lock"):
         before = ledgers(interrupted)
         with pytest.raises(BadInput, match="another run is working in it"):
             run(None, interrupted, resume=True)

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
@@ -58,13 +58,25 @@ class Archive(Mapping[str, np.ndarray]):
     def _unpacked(self, name: str) -> np.ndarray:
         """A memory map of a temporary copy, which the system frees with the map."""
         with (
-            tempfile.NamedTemporaryFile(suffix=".npy") as copy,
+            tempfile.TemporaryFile() as copy,
             zipfile.ZipFile(self.file) as packed,
             packed.open(f"{name}.npy") as stream,
         ):
             shutil.copyfileobj(stream, copy, 1 << 20)
-            copy.flush()
-            return np.load(copy.name, mmap_mode="r", allow_pickle=False)
+            copy.seek(0)
+            return _memory_map(copy)
+
+
+def _memory_map(file: IO[bytes]) -> np.ndarray:
+    """A read-only map of an open .npy file: Windows opens no temporary file a second time, by its name."""
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in read_header:
+        raise ValueError(f"version {version} of the .npy format is unknown")
+    shape, fortran, dtype = read_header[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 
 class Chain(Sequence[np.ndarray]):

@@ -1,15 +1,13 @@
-"""The cache of prepared images: entries are named by a digest of their inputs and written atomically.
+"""The cache of prepared images: entries are named by a digest of their inputs, locked while they are made.
 
-A cache entry is a folder named by a digest. It is written under another name and renamed when complete, so an
-entry that exists is whole; two processes that prepare the same thing do not disturb each other.
+A cache entry is a folder named by a digest. It is written atomically, so an entry that exists is whole; of two
+processes that prepare the same thing, the second waits for the first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from polyclinic import __version__, randomness
-from polyclinic.files import make_folder
+from polyclinic.files import lock, make_folder
 
 #: called with (what is being done, how many are done, how many there are)
 Progress = Callable[[str, int, int], None]
@@ -58,24 +56,12 @@ def files_below(folder: Path) -> list[str]:
 
 
 @contextmanager
-def complete_or_absent(folder: Path) -> Iterator[Path]:
-    """A scratch folder that becomes `folder` when the block ends well and vanishes when it does not."""
-    scratch = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
-    make_folder(scratch)
-    try:
-        yield scratch
-        publish(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def publish(scratch: Path, folder: Path) -> None:
-    """Renames a finished folder; another process's equal result, already there, is kept."""
-    try:
-        scratch.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
+def entry_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a cache entry: of two processes that make the same one, the second waits and finds it made."""
+    locks = folder.parent.parent / "locks"
+    make_folder(locks)
+    with lock(locks / f"{folder.parent.name}-{folder.name}.lock"):
+        yield
 
 
 def chunks(count: int, bytes_each: int) -> Iterator[slice]:

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from polyclinic.data.cache import PACKAGE, Progress, code_digest, files_below, files_digest
+from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import balanced
 from polyclinic.data.listing import PER_IMAGE, Listing
@@ -76,7 +76,8 @@ class FileSource(Source):
         folder = cache_folder(cache) / "prepared" / self._entry()
         if not (folder / "facts.json").is_file():
             listing = self._chosen(self.listing())
-            prepare_images(listing, Fit(self.size, self.shape, self.channels), folder, progress)
+            with entry_lock(folder):
+                prepare_images(listing, Fit(self.size, self.shape, self.channels), folder, progress)
         return open_prepared(folder)
 
     def _chosen(self, listing: Listing) -> Listing:

@@ -25,7 +25,7 @@ from polyclinic.data.cache import (
     bytes_each,
     chunks,
     code_digest,
-    complete_or_absent,
+    entry_lock,
 )
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.file_source import FileSource
@@ -35,7 +35,7 @@ from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS, patient_groups, split
 from polyclinic.errors import BadInput
-from polyclinic.files import cache_folder, digest_of
+from polyclinic.files import atomic_folder, cache_folder, digest_of
 
 #: the images of each split of each site, as indices into the dataset
 Spread = dict[str, dict[str, np.ndarray]]
@@ -88,7 +88,9 @@ def prepare(data: Source, sites: Sites, *, cache: Path | None = None, progress: 
     """The parts of every site, from the cache where the same settings, files and code were there before."""
     folder = cache_folder(cache) / "parts" / _name_of(data, sites)
     if not (folder / "info.json").is_file():
-        _write(folder, data, sites, cache, progress)
+        with entry_lock(folder):
+            if not (folder / "info.json").is_file():  # nobody else has made it meanwhile
+                _write(folder, data, sites, cache, progress)
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
     return Parts(folder, tuple(info["counts"]), info)
 
@@ -129,7 +131,7 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
     splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed)
     where = assign_to_sites(sites, dataset, splits, data.seed)
     check_site_names(where)
-    with complete_or_absent(folder) as scratch:
+    with atomic_folder(folder) as scratch:
         for done, (site, parts) in enumerate(where.items(), start=1):
             for name in SPLITS:
                 camera = Camera(data, site, name)

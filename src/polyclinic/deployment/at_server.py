@@ -21,12 +21,15 @@ from polyclinic.data.parts import Parts
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput
+from polyclinic.files import PARTIAL, atomic_write
+from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, load_run_study, parse_study
 
 #: what a run folder at the server holds that its owner need not fetch
-NOT_FETCHED = shutil.ignore_patterns("checkpoint", ".lock", "*.partial")
+NOT_FETCHED = shutil.ignore_patterns("checkpoint", LOCK, WORKERS, f"*{PARTIAL}")
 OUTCOME = "outcome.json"
 
 
@@ -76,9 +79,7 @@ class Coordination:
         return {"run": self.folder.name, "rounds": self.study.method.rounds, "lost": lost, "last": last}
 
     def _run(self) -> dict[str, Any]:
-        from polyclinic.files import atomic_write
-        from polyclinic.formats import write_run_format
-        from polyclinic.runner.run import check_same, locked, run_with
+        from polyclinic.runner.run import check_same, run_with
 
         study, begun = self.study, self.folder / "study.toml"
         if not isinstance(study.data, AtSites):
@@ -93,7 +94,7 @@ class Coordination:
         sites = {site: self.reach.sends.get(site) for site in names}
         patience = Patience(study.engine.deadline, study.engine.silence)
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)
-        with locked(self.folder):
+        with run_lock(self.folder):
             write_run_format(self.folder)
             atomic_write(begun, study.to_toml())
             values = run_with(assembly, self.engine, Display())

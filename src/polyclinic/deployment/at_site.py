@@ -7,6 +7,7 @@ own business.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,8 +22,9 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import own_data, own_source
 from polyclinic.data.parts import Parts
 from polyclinic.deployment.site_config import policy_of
+from polyclinic.engines.nvflare.end_with import end_with
 from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command, reason_of
+from polyclinic.engines.worker_process import WorkerProcess, python_command, reason_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
@@ -42,7 +44,7 @@ def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
             f"this site has polyclinic {__version__} and the coordinator {order['version']}; "
             "install the same version on both"
         )
-    end_with_parent()  # who kills NVFlare's process at a site means the site
+    end_with(os.getppid())  # who kills NVFlare's process at a site means the site
     threads = int(order["study"]["engine"]["threads"])
     told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
     return Relay(site, lambda: WorkerProcess(python_command("polyclinic.deployment.worker", told), threads=threads))

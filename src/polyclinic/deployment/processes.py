@@ -13,6 +13,7 @@ from typing import Any
 
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import atomic_write
 
 #: the processes of a rehearsal, by participant: their numbers and when they were started
 RUNNING = "running.json"
@@ -79,7 +80,7 @@ def keep_in_kit(kit: Path) -> None:
     for component in resources["components"]:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(kit / "store" / "jobs")
-    path.write_text(json.dumps(resources, indent=2), encoding="utf-8")
+    atomic_write(path, json.dumps(resources, indent=2))
 
 
 class Rehearsal:
@@ -137,9 +138,7 @@ class Rehearsal:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def _note(self, processes: dict[str, dict[str, Any]]) -> None:
-        partial = self.folder / f"{RUNNING}.partial"
-        partial.write_text(json.dumps(processes, indent=1), encoding="utf-8")
-        partial.replace(self.folder / RUNNING)
+        atomic_write(self.folder / RUNNING, json.dumps(processes, indent=1))
 
 
 def end_tree(*pids: int, patience: float = 20.0) -> None:

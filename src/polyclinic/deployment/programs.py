@@ -7,6 +7,7 @@ travels between them.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from nvflare.collab import CollabCallError, collab
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
+from polyclinic.engines.nvflare.end_with import end_with
 from polyclinic.engines.nvflare.engine import Send
 from polyclinic.engines.nvflare.job import STATUS, decode_property
 from polyclinic.engines.nvflare.relay import Relay, refusal
-from polyclinic.engines.worker_process import end_with_parent, reason_of
+from polyclinic.engines.worker_process import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def run_deployed(order: dict[str, Any], sends: dict[str, Send]) -> None:
     """A job at a real server. A run that stops here may be resumed; why it stopped is in the job's folder."""
     from polyclinic.deployment.at_server import Reach, coordinate
 
-    end_with_parent()  # a server that was killed must not go on writing into the run folder
+    end_with(os.getppid())  # a server that was killed must not go on writing into the run folder
     context = collab.fl_ctx
     engine, workspace = context.get_engine(), collab.workspace
     reach = Reach(sends, lambda site: is_present(engine.get_cell(), site))

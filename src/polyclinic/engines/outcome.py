@@ -10,6 +10,7 @@ from typing import Any
 
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,7 @@ class Outcome:
         raise BadInput(self.reason or "") if self.error == "BadInput" else WorkFailed(self.reason or "")
 
     def write(self, path: Path) -> None:
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        partial.replace(path)
+        atomic_write(path, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Outcome:

@@ -1,18 +1,19 @@
 """A worker process as the engine sees it, and the loop that runs inside it.
 
 They talk in frames over the worker's standard input and output: eight bytes of length, then a packed message. The
-worker saves the state of a site after every call, so that killing it loses only the call in flight.
+worker saves the state of a site after every call, so that killing it loses only the call in flight. A worker whose
+standard input ends has lost the process that started it, and ends, too.
+
+Pipes and threads only, which every system has: no `select`, no signals, no inherited descriptors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
+import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
@@ -22,6 +23,8 @@ from polyclinic.federation.state import SitePosition
 
 #: seconds a worker has to start: far more than it takes, so that one which never will is not waited for
 STARTS_WITHIN = 300.0
+#: seconds that a worker which has closed its pipe has to end, so that its exit code can be told
+EXITS_WITHIN = 30.0
 
 
 def reason_of(error: BaseException) -> str:
@@ -47,9 +50,13 @@ class WorkerGone(Exception):  # noqa: N818
 class WorkerProcess:
     """Starts `command` and speaks to it. Not for use by two threads at once."""
 
-    def __init__(self, command: list[str], *, threads: int, inherit: tuple[int, ...] = ()) -> None:
+    #: the thread of the exchange that is under way, or was the last
+    _exchanging: threading.Thread | None = None
+
+    def __init__(self, command: list[str], *, threads: int) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        # a session of its own, so that Ctrl-C reaches the coordinator alone, which then ends its workers
+        # a session (on Windows: a process group) of its own, so that Ctrl-C reaches the coordinator alone, which then
+        # ends its workers
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -57,11 +64,8 @@ class WorkerProcess:
             bufsize=0,
             env=environment,
             start_new_session=True,
-            pass_fds=inherit,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
-        assert self._process.stdin
-        # a worker that does not read must not hold up who writes to it beyond the deadline
-        os.set_blocking(self._process.stdin.fileno(), False)
 
     def call(self, call: Call, deadline: float | None) -> tuple[Reply | Failure, SitePosition | None]:
         """The answer to a call and where the site stands after it; WorkerGone if there is none in time."""
@@ -90,6 +94,10 @@ class WorkerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        if self._exchanging:
+            self._exchanging.join(EXITS_WITHIN)  # it reads the end of the pipe, which must be open until then
+            if self._exchanging.is_alive():
+                return
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
                 pipe.close()
@@ -97,45 +105,54 @@ class WorkerProcess:
     def _exchange(
         self, header: dict[str, Any], blobs: list[bytes], deadline: float | None
     ) -> tuple[dict[str, Any], list[bytes]]:
-        assert self._process.stdin
-        assert self._process.stdout
-        until = None if deadline is None else time.monotonic() + deadline
+        """Send a message and wait for the answer, in a thread of its own: a worker that does not read, or does not
+        answer, must not hold up its caller beyond the deadline. The thread ends with the worker."""
+        answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        message = pack(header, blobs)
+        self._exchanging = threading.Thread(target=lambda: answers.put(self._converse(message)), daemon=True)
+        self._exchanging.start()
         try:
-            write_frame(self._process.stdin, pack(header, blobs), until)
-            answer = read_frame(self._process.stdout, until)
-        except BrokenPipeError:
-            answer = None
+            answer = answers.get(timeout=deadline)
+        except queue.Empty:
+            raise WorkerGone("no answer within the deadline (engine.deadline)") from None
         if answer is None:
             raise WorkerGone(f"the site's process died ({self._exit()})")
         return unpack(answer)
 
+    def _converse(self, message: bytes) -> bytes | None:
+        """The worker's answer to a message; None if it died, or was killed by who no longer waits."""
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            write_frame(self._process.stdin, message)
+            return read_frame(self._process.stdout)
+        except OSError:  # a broken pipe
+            return None
+
     def _exit(self) -> str:
         try:
-            return f"exit code {self._process.wait(timeout=5)}"
+            return f"exit code {self._process.wait(timeout=EXITS_WITHIN)}"
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
 
 
-def write_frame(pipe: IO[bytes], message: bytes, until: float | None = None) -> None:
-    """Write one frame; WorkerGone once the clock passes `until`."""
+def write_frame(pipe: IO[bytes], message: bytes) -> None:
+    """Write one frame."""
     for data in (len(message).to_bytes(8, "little"), message):
         rest = memoryview(data)
         while rest:
-            _wait([], [pipe], until)
-            with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(pipe.fileno(), rest) :]
+            rest = rest[os.write(pipe.fileno(), rest) :]
 
 
-def read_frame(pipe: IO[bytes], until: float | None = None) -> bytes | None:
-    """The next frame, None at the end of the stream; WorkerGone once the clock passes `until`."""
-    head = _read(pipe, 8, until)
-    return None if head is None else _read(pipe, int.from_bytes(head, "little"), until)
+def read_frame(pipe: IO[bytes]) -> bytes | None:
+    """The next frame, None at the end of the stream."""
+    head = _read(pipe, 8)
+    return None if head is None else _read(pipe, int.from_bytes(head, "little"))
 
 
-def _read(pipe: IO[bytes], count: int, until: float | None) -> bytes | None:
+def _read(pipe: IO[bytes], count: int) -> bytes | None:
     chunks, missing = [], count
     while missing:
-        _wait([pipe], [], until)
         chunk = os.read(pipe.fileno(), min(missing, 1 << 20))
         if not chunk:
             return None
@@ -144,34 +161,49 @@ def _read(pipe: IO[bytes], count: int, until: float | None) -> bytes | None:
     return b"".join(chunks)
 
 
-def _wait(readable: list[IO[bytes]], writable: list[IO[bytes]], until: float | None) -> None:
-    """Wait until the pipe is ready, or WorkerGone."""
-    left = None if until is None else max(0.0, until - time.monotonic())
-    if not any(select.select(readable, writable, [], left)):
-        raise WorkerGone("no answer within the deadline (engine.deadline)")
-
-
 # --- inside the worker --------------------------------------------------------------------------------
 
 
 def serve(host: SiteHost | Callable[[], SiteHost], tell: Callable[[BaseException], str] = reason_of) -> None:
-    """Answer calls on standard input until it ends. Nothing else may write to standard output.
+    """Answer calls on standard input until it ends, and this process with it. Nobody else may use the two pipes.
 
     Where the host cannot be made, that is the answer to whatever comes first. `tell` says what went wrong in words that
     may leave this process.
     """
-    end_with_parent()
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    calls, answers = _take_pipes()
+    messages = _messages(calls)
     try:
         host = host() if callable(host) else host
     except Exception as error:
-        read_frame(sys.stdin.buffer)
+        messages.get()
         write_frame(answers, pack({"failed": tell(error), "position": None}, []))
         return
-    while (message := read_frame(sys.stdin.buffer)) is not None:
-        header, blobs = unpack(message)
+    while True:
+        header, blobs = unpack(messages.get())
         write_frame(answers, _answer(host, header, blobs, tell))
+
+
+def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """The pipes of standard input and output, which from now on are nothing and standard error to everybody else."""
+    calls, answers = os.fdopen(os.dup(sys.stdin.fileno()), "rb"), os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return calls, answers
+
+
+def _messages(calls: IO[bytes]) -> queue.SimpleQueue[bytes]:
+    """The messages as they come, read by a thread of its own, which ends this process when there will be no more."""
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        while (message := read_frame(calls)) is not None:
+            messages.put(message)
+        os._exit(1)  # even in the middle of a call: whoever wanted its answer is gone
+
+    threading.Thread(target=read, daemon=True).start()
+    return messages
 
 
 def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes], tell: Callable[[BaseException], str]) -> bytes:
@@ -187,15 +219,3 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes], tell: Ca
     except Exception as error:
         return pack({"failed": tell(error), "position": None}, [])
     return pack({"failed": None, "position": position}, [reply.to_bytes()])
-
-
-def end_with_parent() -> None:
-    """A process that was killed cannot end those it started: they watch for that themselves."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -15,7 +15,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyclinic.federation.state import SitePosition, write_tensors
+from polyclinic.federation.state import SitePosition
+from polyclinic.files import atomic_write, write_tensors
 
 Tensors = Mapping[str, Tensor]
 
@@ -59,9 +60,7 @@ class Checkpoint:
         """Write the named sets of tensors that are new since the last save, then the manifest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest.files = {name: self._write(name, value, manifest.round) for name, value in tensors.items()}
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(vars(manifest)))
-        partial.replace(self.path)
+        atomic_write(self.path, json.dumps(vars(manifest)))
         for path in self.folder.glob("*.safetensors"):
             if path.name not in manifest.files.values():
                 path.unlink()

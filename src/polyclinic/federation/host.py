@@ -26,13 +26,14 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.operation import operation as operation
+from polyclinic.files import atomic_write, write_tensors
 from polyclinic.randomness import seeded
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path, write_tensors
+from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
 
 
 def room_for_states() -> int:
@@ -311,10 +312,7 @@ def secret_in(folder: Path) -> str:
     """The secret of a deployed site: drawn once, and kept, so that a resumed run draws the same noise again."""
     path = folder / "noise.key"
     if not path.exists():
-        partial = path.with_suffix(".partial")
-        partial.touch(mode=0o600)
-        partial.write_text(secrets.token_hex(32))
-        partial.replace(path)
+        atomic_write(path, secrets.token_hex(32), private=True)
     return path.read_text()
 
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
-
-from polyclinic.federation.leaving.parcel import contiguous_cpu_copies
-from polyclinic.federation.operation import operation as operation
-
-if TYPE_CHECKING:
-    pass
 
 
 class SitePosition(NamedTuple):
@@ -75,10 +69,3 @@ def state_path(folder: Path, site: str, version: int) -> Path:
 def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
     """A site's state as of a position; empty if it never had any."""
     return SiteState(load_file(state_path(folder, site, position.version)) if position.version else {})
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors so that the file is whole or absent."""
-    partial = path.with_suffix(".partial")
-    save_file(contiguous_cpu_copies(tensors), partial)
-    partial.replace(path)

@@ -27,7 +27,7 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.federation.state import write_tensors
+from polyclinic.files import write_tensors
 from polyclinic.generators import replay_stream
 from polyclinic.methods.shared import local_training, optimizer_state
 from polyclinic.methods.shared import synthetic_buffer as synthesis

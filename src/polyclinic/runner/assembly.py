@@ -13,11 +13,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.parts import Parts, SiteData, open_site
-from polyclinic.engines.in_process import InProcess
-from polyclinic.engines.ray import Ray, Share
-from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.engine import Engine
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
@@ -146,43 +142,6 @@ class Assembly:
             {"study": self.study.as_tables(), "parts": str(self.parts.folder), "folder": str(self.folder)}
         )
 
-    def engine(self, lock: int) -> Engine:
-        """The study's engine; workers share the file descriptor `lock`, and so hold the run folder's lock."""
-        return self._ray() if self.study.engine.name == "ray" else self._in_process(lock)
-
-    def _in_process(self, lock: int) -> Engine:
-        settings = self.study.engine
-
-        def start_worker() -> WorkerProcess:
-            command = python_command("polyclinic.runner.worker", self.order)
-            return WorkerProcess(command, threads=settings.threads, inherit=(lock,))
-
-        on_cpu = device_of(settings.device) == "cpu"
-        stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)
-        return InProcess(
-            self.host(),
-            self.parts.names,
-            start_worker,
-            workers=settings.workers,
-            threads=settings.threads,
-            deadline=settings.deadline,
-            # processes on one GPU only get in each other's way, and sites in other processes do not stack
-            may_grow=on_cpu and not stacked,
-            stacked=stacked,
-        )
-
-    def _ray(self) -> Engine:
-        settings = self.study.engine
-        return Ray(
-            self.parts.names,
-            host_from,
-            self.order,
-            self.folder,
-            share=Share(settings.workers, settings.threads, gpu_share(settings.gpus, device_of(settings.device))),
-            address=settings.address,
-            deadline=settings.deadline,
-        )
-
 
 def assemble_from(order: str) -> Assembly:
     """The assembly a worker process was told to build, from its JSON order."""
@@ -216,11 +175,6 @@ def device_of(name: str) -> str:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"engine.device: there is no GPU for '{name}' here; set engine.device = 'cpu' or 'auto'")
     return name
-
-
-def gpu_share(chosen: float | None, device: str) -> float:
-    """The share of a GPU that a site takes while it works: the one chosen, or a quarter where it works on one."""
-    return chosen if chosen is not None else 0.0 if device == "cpu" else 0.25
 
 
 def precision_of(name: str, device: str) -> str:

@@ -6,6 +6,7 @@ A comparison that was interrupted goes on where it stopped; runs that are finish
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import statistics
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
+from polyclinic.files import atomic_write
 from polyclinic.methods import METHODS
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
@@ -204,9 +206,10 @@ def _spreads(rows: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]
 def write(summary: dict[str, Any], study: Study, out: Path) -> None:
     """`comparison.json` and `comparison.csv`."""
     content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
-    (out / "comparison.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    atomic_write(out / "comparison.json", json.dumps(content, indent=2) + "\n")
     columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
-    with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, columns)
-        table.writeheader()
-        table.writerows(summary["rows"])
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns)
+    table.writeheader()
+    table.writerows(summary["rows"])
+    atomic_write(out / "comparison.csv", text.getvalue())

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
+from polyclinic.files import atomic_write
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import load_run_study
 
@@ -88,5 +89,5 @@ def _write_numbers(axis: Any, grid: list[list[float]], image: Any) -> None:
 
 def write(found: dict[str, Any], folder: Path) -> None:
     """`forgetting.json` and `forgetting.png` in the run folder."""
-    (folder / "forgetting.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    atomic_write(folder / "forgetting.json", json.dumps(found, indent=2) + "\n")
     draw(found, folder / "forgetting.png")

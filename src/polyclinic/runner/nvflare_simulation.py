@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -12,20 +13,22 @@ from typing import Any
 
 import torch
 
+from polyclinic.engines.nvflare.end_with import end_with
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.nvflare.job import write_job
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.nvflare.simulator import simulate, site_names
 from polyclinic.engines.outcome import Outcome
-from polyclinic.engines.worker_process import WorkerProcess, end_with_parent, python_command
+from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import WorkFailed
 from polyclinic.runner.assembly import Assembly, assemble_from
+from polyclinic.runner.folder_lock import worker_lock
 from polyclinic.runner.recorder import Display
 
 # --- in the process that runs the study ---------------------------------------------------------------
 
 
-def run_simulated(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+def run_simulated(assembly: Assembly, display: Display) -> dict[str, Any]:
     """Run a study in the simulator: what `result.json` will hold."""
     names = site_names(assembly.parts.names)
     workspace, outcome = assembly.folder / ".nvflare", assembly.folder / ".outcome.json"
@@ -33,9 +36,9 @@ def run_simulated(assembly: Assembly, lock: int, display: Display) -> dict[str, 
     follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
     display.started(assembly.study, assembly.parts.names, follow.shown + 1)
     with tempfile.TemporaryDirectory() as scratch:
-        order = {"assembly": assembly.order, "names": names}
+        order = {"assembly": assembly.order, "names": names, "run": os.getpid()}
         job = write_job(Path(scratch), "polyclinic", order=order, least=len(names))
-        simulate(job, workspace, list(names), lock=lock, watch=follow.look)
+        simulate(job, workspace, list(names), watch=follow.look)
     if not outcome.exists():
         raise WorkFailed(f"the simulation ended without a result; see {workspace}.log and {workspace}")
     values = Outcome.read(outcome).result()
@@ -74,21 +77,21 @@ def coordinate(order: dict[str, Any], sends: Mapping[str, Send]) -> None:
     """The coordinator: runs the study with the sites that `sends` reaches, and leaves the outcome in its folder."""
     from polyclinic.runner.run import run_with
 
-    end_with_parent()
     assembly = assemble_from(order["assembly"])
-    settings = assembly.study.engine
-    torch.set_num_threads(settings.threads)
-    sites = {site: sends.get(name) for name, site in order["names"].items()}
-    engine = NVFlare(
-        sites, patience=Patience(settings.deadline, settings.silence), simulation=True, durable=lambda: None
-    )
-    outcome = Outcome.of(lambda: run_with(assembly, engine, Display()))
-    outcome.write(assembly.folder / ".outcome.json")
+    with worker_lock(assembly.folder):  # first the lock: a run killed from now on leaves it behind, and is not missed
+        end_with(order["run"])
+        settings = assembly.study.engine
+        torch.set_num_threads(settings.threads)
+        sites = {site: sends.get(name) for name, site in order["names"].items()}
+        patience = Patience(settings.deadline, settings.silence)
+        engine = NVFlare(sites, patience=patience, simulation=True, durable=lambda: None)
+        outcome = Outcome.of(lambda: run_with(assembly, engine, Display()))
+        outcome.write(assembly.folder / ".outcome.json")
 
 
 def relay_of(order: dict[str, Any], name: str) -> Relay:
     """The relay of a simulated site."""
-    end_with_parent()
+    end_with(os.getppid())
     threads = json.loads(order["assembly"])["study"]["engine"]["threads"]
     command = python_command("polyclinic.runner.worker", order["assembly"])
     return Relay(order["names"][name], lambda: WorkerProcess(command, threads=threads))

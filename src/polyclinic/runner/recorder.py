@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.state import write_tensors
+from polyclinic.files import atomic_write, write_tensors
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
@@ -120,9 +120,7 @@ class Recorder:
         path = self.folder / "history.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         kept = [text for text in lines if (line := _line(text)) is not None and line["round"] <= round]
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("".join(text + "\n" for text in kept), encoding="utf-8")
-        partial.replace(path)
+        atomic_write(path, "".join(text + "\n" for text in kept))
 
     @property
     def seconds(self) -> float:

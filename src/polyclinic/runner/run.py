@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -21,6 +20,8 @@ from polyclinic.files import atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
 from polyclinic.runner.assembly import Assembly, device_of
+from polyclinic.runner.engines import in_process_engine, ray_engine
+from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.predict import card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
@@ -29,7 +30,8 @@ from polyclinic.study import Study, load_run_study
 
 #: what a run killed at its very beginning may leave in its folder
 BEFORE_THE_STUDY = {
-    ".lock",
+    LOCK,
+    WORKERS,
     "format.json",
     "format.json.partial",
     "images.json",
@@ -63,11 +65,11 @@ def run(
     if study.privacy is not None:
         images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
         check_budget(study.privacy, images, study.optimizer.batch_size)
-    with locked(folder) as lock, _threads(study.engine.threads):
+    with run_lock(folder), _threads(study.engine.threads):
         write_run_format(folder)
         check_same_images(folder, parts.info["digests"])
         atomic_write(folder / "study.toml", study.to_toml())
-        values = _carry_out(assembly, lock, display)
+        values = _carry_out(assembly, display)
         atomic_write(finished, json.dumps(values, indent=2) + "\n")
     display.finished(values)
     return Result(folder, values)
@@ -116,12 +118,14 @@ def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
         )
 
 
-def _carry_out(assembly: Assembly, lock: int, display: Display) -> dict[str, Any]:
+def _carry_out(assembly: Assembly, display: Display) -> dict[str, Any]:
+    """Run a study on its engine: the one place that knows all of them."""
     if assembly.study.engine.name == "nvflare":  # the coordinator, too, works in a process of NVFlare's
         from polyclinic.runner.nvflare_simulation import run_simulated
 
-        return run_simulated(assembly, lock, display)
-    return run_with(assembly, assembly.engine(lock), display)
+        return run_simulated(assembly, display)
+    engine = ray_engine(assembly) if assembly.study.engine.name == "ray" else in_process_engine(assembly)
+    return run_with(assembly, engine, display)
 
 
 def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, Any]:
@@ -170,27 +174,6 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         "rounds_seconds": round(recorder.seconds, 3),
     }
     return result_of(study, parts, federation, recorder, models, metrics, timing)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[int]:
-    """Hold the folder's lock: two runs in one folder would spoil each other. Gives the lock's descriptor."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        if not _lock_soon(file):
-            raise BadInput(f"--out {folder}: another run is working in it; wait for it, or name another folder")
-        yield file.fileno()
-
-
-def _lock_soon(file: IO[str]) -> bool:
-    """Whether the lock came within two seconds: workers of a run just killed take a moment to notice and end."""
-    for _ in range(20):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.1)
-    return False
 
 
 @contextlib.contextmanager

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polyclinic.data.cache import Progress, publish
+from polyclinic.data.cache import Progress
 from polyclinic.data.listing import Listing
 from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask, is_colour
 from polyclinic.errors import BadInput
-from polyclinic.files import make_folder
+from polyclinic.files import PARTIAL, atomic_file, atomic_write, make_folder
 
 STEP = 64  # images read at a time
 NOTED_EVERY = 32  # steps between two notes of progress on disk
@@ -25,17 +25,16 @@ NAMED_AT_MOST = 200
 def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress | None = None) -> None:
     """Writes images, masks and the listing's facts to `folder`, which appears when all are there.
 
-    Every image that cannot be read is named, with the reason, in one message.
+    The caller holds the folder's lock. An attempt that was stopped lies beside it and is continued. Every image that
+    cannot be read is named, with the reason, in one message.
     """
     if len(listing) == 0:
         raise BadInput("data.path: no images found; `polyclinic data show` says what a source must look like")
-    scratch = folder.with_name(f"{folder.name}.partial")
-    try:
-        _fill(scratch, listing, fit, progress)
-        publish(scratch, folder)
-    except FileNotFoundError:
-        if not folder.is_dir():  # another process prepared the same and has moved it to its place meanwhile
-            raise
+    if (folder / "facts.json").is_file():  # another process has prepared the same meanwhile
+        return
+    scratch = folder.with_name(folder.name + PARTIAL)
+    _fill(scratch, listing, fit, progress)
+    scratch.rename(folder)
 
 
 def _fill(scratch: Path, listing: Listing, fit: Fit, progress: Progress | None) -> None:
@@ -106,17 +105,14 @@ def _note(done_file: Path, images: np.ndarray, masks: np.ndarray | None, done: i
     for array in (images, masks):
         if isinstance(array, np.memmap):
             array.flush()
-    draft = done_file.with_suffix(f".{os.getpid()}")
-    draft.write_text(str(done))
-    draft.replace(done_file)
+    atomic_write(done_file, str(done))
 
 
 def _open(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     """A writable uint8 memory map, taken up again where one of that shape is there."""
     if not file.exists():
-        draft = file.with_suffix(f".{os.getpid()}")
-        np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=shape)
-        draft.replace(file)
+        with atomic_file(file) as partial:
+            np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
     return np.lib.format.open_memmap(file, mode="r+")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ def site_names(sites: tuple[str, ...]) -> dict[str, str]:
     return names
 
 
-def simulate(job: Path, workspace: Path, sites: list[str], *, lock: int, watch: Callable[[], None]) -> None:
+def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[], None]) -> None:
     """Run a job to its end; `watch` is called now and then. WorkFailed if the simulator fails.
 
     The simulator's own folder is `workspace`; it is gone afterwards unless something went wrong.
@@ -36,7 +35,7 @@ def simulate(job: Path, workspace: Path, sites: list[str], *, lock: int, watch: 
     command += ["-c", ",".join(sites), "-t", str(len(sites)), "-m", str(len(sites))]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(lock,), start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
         try:
             while process.poll() is None:
@@ -69,7 +68,7 @@ def end_tree(process: subprocess.Popen) -> None:
         pass
     for one in with_children:
         if one.is_running():
-            one.send_signal(signal.SIGKILL)
+            one.kill()
     process.wait()
 
 

@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyclinic.federation.leaving.parcel import Parcel, contiguous_cpu_copies, decode
+from polyclinic.federation.leaving.parcel import Parcel, decode
+from polyclinic.files import atomic_folder, write_tensors
 from polyclinic.randomness import seed_of
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Release:
 
 def releases(folder: Path) -> list[Release]:
     """All that a site has kept, in the order in which it left."""
-    notes = sorted(folder.glob("*/note.json"))
+    notes = sorted(folder.glob("[0-9]*/note.json"))  # not in a folder that was never finished
     return [Release(file.parent, json.loads(file.read_text(encoding="utf-8"))) for file in notes]
 
 
@@ -161,17 +162,12 @@ def _write(
     received: Mapping[str, Parcel],
     used: Sequence[Tensor],
 ) -> None:
-    """Write a release so that it is there as a whole or not at all."""
-    from polyclinic.federation.state import write_tensors
-
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for number, parcel in enumerate(parcels):
-        (partial / f"{number}-{parcel.kind}.safetensors").write_bytes(parcel.encoded)
+    """Write a release atomically."""
     context = {f"received/{name}/{key}": t for name, parcel in received.items() for key, t in parcel.tensors.items()}
     context["used"] = torch.cat([*used, torch.zeros(0, dtype=torch.int64)])
     context["used_in_batch"] = torch.tensor([len(index) for index in used], dtype=torch.int64)
-    write_tensors(partial / "context.safetensors", contiguous_cpu_copies(context))
-    (partial / "note.json").write_text(json.dumps(note), encoding="utf-8")
-    partial.replace(folder)
+    with atomic_folder(folder) as partial:
+        for number, parcel in enumerate(parcels):
+            (partial / f"{number}-{parcel.kind}.safetensors").write_bytes(parcel.encoded)
+        write_tensors(partial / "context.safetensors", context)
+        (partial / "note.json").write_text(json.dumps(note), encoding="utf-8")

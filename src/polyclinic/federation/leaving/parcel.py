@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from polyclinic.federation.leaving import image_codec
+from polyclinic.files import contiguous_cpu_copies
 
 KINDS = (
     "weights",
@@ -208,15 +209,3 @@ def _is_shape(value: Any) -> bool:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
-
-
-def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
-    seen: set[int] = set()
-    result = {}
-    for name, given in tensors.items():
-        tensor = given.detach().cpu().contiguous()
-        address = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if address in seen else tensor
-        seen.add(address)
-    return result

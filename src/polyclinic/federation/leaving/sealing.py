@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from polyclinic.files import atomic_write
+
 KEY_BYTES = 32
 #: bytes that a box is longer than what it holds: the pair drawn for it, and the seal
 OVERHEAD = KEY_BYTES + 16
@@ -37,10 +39,7 @@ def key_in(folder: Path) -> X25519PrivateKey:
     """
     path = folder / "sealing.key"
     if not path.exists():
-        partial = path.with_suffix(".partial")
-        partial.touch(mode=0o600)
-        partial.write_bytes(X25519PrivateKey.generate().private_bytes_raw())
-        partial.replace(path)
+        atomic_write(path, X25519PrivateKey.generate().private_bytes_raw(), private=True)
     return X25519PrivateKey.from_private_bytes(path.read_bytes())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,7 @@ from polyclinic.data.parts import Part
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.federation.site import Site
-from polyclinic.federation.state import write_tensors
-from polyclinic.files import cache_folder, digest_of, make_folder
+from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
 from polyclinic.generators.sheet import contact_sheet
 from polyclinic.tasks import Target
@@ -40,8 +38,7 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
     if not reuse:
         return model, fit(site, model)
     file = kept_at(site)
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two runs that want the same one, the second waits for it
+    with lock(file.with_suffix(".lock")):  # of two runs that want the same one, the second waits for it
         if file.exists():
             return model, read_trained(model, file)
         figures = fit(site, model)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,11 +20,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import cache_folder, make_folder
+from polyclinic.files import cache_folder, lock, make_folder, write_tensors
 from polyclinic.metrics.networks.lpips import check
 from polyclinic.settings import nearest
 
@@ -177,11 +176,8 @@ class ArraysOnly(pickle.Unpickler):
 
 def _write(tensors: dict[str, Tensor], target: Path) -> None:
     make_folder(target.parent)
-    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
-        save_file(tensors, scratch)
-        scratch.replace(target)
+        with lock(target.with_suffix(".lock")):
+            write_tensors(target, tensors)
     except OSError as error:
         raise BadInput(f"POLYCLINIC_CACHE: cannot write {target} ({error}); set it elsewhere") from None
-    finally:
-        scratch.unlink(missing_ok=True)

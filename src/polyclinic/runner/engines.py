@@ -1,0 +1,50 @@
+"""The engines of a run on this machine or on a cluster, made from the study's settings."""
+
+from __future__ import annotations
+
+from polyclinic.engines.in_process import InProcess
+from polyclinic.engines.ray import Ray, Share
+from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.federation.engine import Engine
+from polyclinic.runner.assembly import Assembly, device_of, host_from
+
+
+def in_process_engine(assembly: Assembly) -> Engine:
+    """Sites in this process, or in worker processes."""
+    settings = assembly.study.engine
+
+    def start_worker() -> WorkerProcess:
+        return WorkerProcess(python_command("polyclinic.runner.worker", assembly.order), threads=settings.threads)
+
+    on_cpu = device_of(settings.device) == "cpu"
+    stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)
+    return InProcess(
+        assembly.host(),
+        assembly.parts.names,
+        start_worker,
+        workers=settings.workers,
+        threads=settings.threads,
+        deadline=settings.deadline,
+        # processes on one GPU only get in each other's way, and sites in other processes do not stack
+        may_grow=on_cpu and not stacked,
+        stacked=stacked,
+    )
+
+
+def ray_engine(assembly: Assembly) -> Engine:
+    """Sites in actors of Ray."""
+    settings = assembly.study.engine
+    return Ray(
+        assembly.parts.names,
+        host_from,
+        assembly.order,
+        assembly.folder,
+        share=Share(settings.workers, settings.threads, gpu_share(settings.gpus, device_of(settings.device))),
+        address=settings.address,
+        deadline=settings.deadline,
+    )
+
+
+def gpu_share(chosen: float | None, device: str) -> float:
+    """The share of a GPU that a site takes while it works: the one chosen, or a quarter where it works on one."""
+    return chosen if chosen is not None else 0.0 if device == "cpu" else 0.25
