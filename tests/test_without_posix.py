@@ -1,0 +1,100 @@
+"""Without fcntl, fork, POSIX signals, select on pipes and inherited descriptors, as on Windows: all but deployment.
+
+No Windows machine runs this: `without_posix/sitecustomize.py` hides from polyclinic's modules what Windows lacks, in
+every process that is started here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import wait_for
+from run_folders import assert_same_run
+
+import polyclinic
+
+HIDING = Path(__file__).parent / "without_posix"
+ALL_MODULES = """
+import importlib, pkgutil, polyclinic
+for module in pkgutil.walk_packages(polyclinic.__path__, "polyclinic."):
+    if not module.name.startswith(("polyclinic.deployment", "polyclinic.__main__")):
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Starts Python without POSIX; gives the process, or waits for it and checks that all went well."""
+
+    def start(*arguments, wait=True):
+        places = [str(HIDING), str(Path(polyclinic.__file__).parents[1])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "NO_POSIX_IN": str(tmp_path)}
+        environment["POLYCLINIC_CACHE"] = str(tmp_path / "cache")
+        command = [sys.executable, *map(str, arguments)]
+        output = subprocess.PIPE if wait else subprocess.DEVNULL
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, text=True)
+        if wait:
+            out, err = process.communicate()
+            assert process.returncode == 0, err[-3000:]
+            return out
+        return process
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import fcntl", "from os import fork", "import signal; signal.SIGKILL", "import os; os.set_blocking(0, False)"],
+)
+def test_what_windows_lacks_is_really_hidden(python, line):
+    """From polyclinic, and from nobody else."""
+    python("-c", line)
+    inside = f"exec({line!r}, {{'__name__': 'polyclinic.x', '__builtins__': __builtins__}})"
+    with pytest.raises(AssertionError, match=r"is hidden|cannot import name 'fork'"):
+        python("-c", inside)
+
+
+@pytest.mark.parametrize("line", ["file.unlink()", "other.replace(file)", "other.rename(file)", "file.rename(third)"])
+def test_a_file_in_use_is_really_protected(python, tmp_path, line):
+    places = "from pathlib import Path; file, other, third = map(Path, ('file', 'other', 'third')); other.touch();"
+    use = "file.touch(); opened = file.open();"
+    with pytest.raises(AssertionError, match="PermissionError"):
+        python("-c", f"import os; os.chdir({str(tmp_path)!r}); {places} {use} {line}")
+
+
+def test_every_module_but_those_of_deployment_can_be_imported(python):
+    python("-c", ALL_MODULES)
+
+
+def test_a_study_runs_in_one_process_and_in_two_workers_is_resumed_and_audited(python, tiny, undisturbed, tmp_path):
+    """The second run is killed: its workers notice by their pipe, and the resumed run waits for their locks."""
+    study = tiny("fedavg", {"audit.keep_parcels": 1}, rounds=3)
+    (tmp_path / "one.toml").write_text(study.to_toml())
+    (tmp_path / "two.toml").write_text(study.with_settings({"engine.workers": 2}).to_toml())
+
+    def commands(name, *more):
+        run = ["run", str(tmp_path / f"{name}.toml"), "--out", str(tmp_path / name), "--quiet", *more]
+        audit = ["audit", str(tmp_path / name), "--budget", "quick", "--quiet"]
+        return "-c", f"from polyclinic.cli import run_app; assert run_app({run}) == run_app({audit}) == 0"
+
+    python(*commands("one"))
+    first = python(*commands("two"), wait=False)
+    history = tmp_path / "two" / "history.jsonl"
+    wait_for(lambda: (history.exists() and history.read_text()) or first.poll() is not None)
+    first.kill()
+    first.wait()
+    python(*commands("two", "--resume"))
+    for name in ("one", "two"):
+        assert_same_run(tmp_path / name, undisturbed(study).folder)
+        assert json.loads((tmp_path / name / "audit.json").read_text())["complete"]
+
+
+def test_methods_are_compared(python, tiny, tmp_path):
+    (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+    compare = ["compare", tmp_path / "study.toml", "--methods", "fedavg,cwt", "--seeds", "1", "--out", tmp_path / "all"]
+    python("-m", "polyclinic", *compare)
+    rows = json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["fedavg", "cwt"]
