@@ -152,10 +152,11 @@ def baseline_of(images: Tensor, guess: Tensor) -> dict[str, Any]:
 
 
 def picture(path: Path, truth: Tensor, found: dict[str, Tensor], shown: int = 6) -> None:
-    from polyclinic.generators.sheet import contact_sheet
+    from polyclinic.data.contact_sheet import contact_sheet
+    from polyclinic.data.pixels import to_uint8
 
     rows = {"real": truth[:shown], **{name: images[:shown] for name, images in found.items()}}
-    contact_sheet({name: (i.clamp(0, 1) * 255).round().to(torch.uint8) for name, i in rows.items()}, path)
+    contact_sheet({name: to_uint8(i) for name, i in rows.items()}, path)
 
 
 def main() -> None:

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from polyclinic.audits.audit import audit
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
+from polyclinic.data.pixels import to_uint8
 from polyclinic.generators import GENERATORS, Generator, GeneratorModel
-from polyclinic.generators.base import as_tensor, initial_networks, to_bytes
+from polyclinic.generators.base import as_tensor, initial_networks
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -87,7 +88,7 @@ class Overfitted(GeneratorModel):
         chosen = self.vectors[torch.randint(IMAGES, (len(labels),), generator=rng)]
         near = chosen + 0.1 * torch.randn(chosen.shape, generator=rng)
         made = self.networks["decoder"](self.on_device(near))
-        return to_bytes(made.unflatten(1, (self.channels, self.size, self.size)))
+        return to_uint8(made.unflatten(1, (self.channels, self.size, self.size)))
 
 
 class Album(GeneratorModel):
@@ -109,7 +110,7 @@ class Album(GeneratorModel):
 
     def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
         chosen = torch.randint(IMAGES, (len(labels),), generator=rng)
-        return to_bytes(self.networks["album"].images[chosen.to(self.device)])
+        return to_uint8(self.networks["album"].images[chosen.to(self.device)])
 
 
 # --- the study ----------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from scipy import stats
 from torch import Tensor
 
 from polyclinic.attacks.projection import Projected, Projection
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.parts import Part
+from polyclinic.data.pixels import to_uint8
 from polyclinic.generators import GENERATORS, private_tuning
 from polyclinic.generators.base import GeneratorModel
 from polyclinic.generators.private_tuning import Meter, PrivateTuning, fit
-from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.stylegan2.model import StyleGAN2Model
 from polyclinic.metrics.perceptual import perceptual_distance
 from polyclinic.models import build, initial_weights
@@ -158,10 +159,6 @@ def _nearer(near: Tensor, far: Tensor) -> float:
 
 def quartiles(values: Tensor) -> list[float]:
     return [round(float(v), 5) for v in np.quantile(values.numpy(), [0.25, 0.5, 0.75])]
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 # --- what a classifier learns from samples ------------------------------------------------------------

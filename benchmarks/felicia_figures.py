@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polyclinic.generators.sheet import contact_sheet
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.metrics.distribution import precision_recall
 
 Row = Mapping[str, Any]

@@ -217,7 +217,7 @@ def score_on(trainer: Trainer, case: Case, part: Part) -> float:
 
 
 def draw_sheet(case: Case, images: Tensor, back: Tensor, sampled: Tensor, labels: Tensor, path: Path) -> None:
-    from polyclinic.generators.sheet import contact_sheet  # only here, since not every machine has matplotlib
+    from polyclinic.data.contact_sheet import contact_sheet  # only here, since not every machine has matplotlib
 
     shown = torch.linspace(0, len(labels) - 1, 14).long()
     classes = case.target.classes

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from polyclinic.data.acquisition import apply_styles
+from polyclinic.data.contact_sheet import mosaic
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
@@ -22,7 +23,7 @@ from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
 from polyclinic.data.datasets.phantoms.skin import LESIONS, SkinPhantom
 from polyclinic.data.partitions import PARTITIONS, assign_to_sites
-from polyclinic.data.plots import INK, contact_sheet, draw
+from polyclinic.data.plots import INK, draw
 
 HERE = Path(__file__).parent
 REAL = Path(os.environ.get("POLYCLINIC_REAL_DATA", "")) if os.environ.get("POLYCLINIC_REAL_DATA") else None
@@ -31,7 +32,7 @@ ACROSS = 10
 
 def panel(name: str, rows: dict[str, np.ndarray], dpi: int = 110) -> None:
     """A sheet of images with a name per row."""
-    sheet = contact_sheet(list(rows.values()), gap=3)
+    sheet = mosaic(list(rows.values()), gap=3)
     height = 9.2 * sheet.shape[0] / sheet.shape[1]
     figure = Figure(figsize=(10.6, height + 0.1), layout="constrained")
     axes = figure.add_subplot()

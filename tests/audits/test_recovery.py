@@ -96,7 +96,7 @@ def test_a_picture_is_drawn(tmp_path, in_order):
 def test_only_a_sites_own_images_are_drawn(tmp_path, monkeypatch):
     """Of a sum over sites, which knows images of all."""
     drawn = []
-    monkeypatch.setattr("polyclinic.generators.sheet.contact_sheet", lambda rows, *_: drawn.append(rows))
+    monkeypatch.setattr("polyclinic.data.contact_sheet.contact_sheet", lambda rows, *_: drawn.append(rows))
     own = torch.arange(8) < 3
     found = recovery(TRUTH.flip(0), TRUTH, HELD_OUT, in_order=False, own=own)
     assert len(found.truth) == 8

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyclinic.data.acquisition import Style, acquire, apply_styles, crop_centre, crop_masks, draw_style
+from polyclinic.data.acquisition import Style, acquire, apply_styles, crop_masks, draw_style, zoom_centre
 from polyclinic.randomness import numpy_rng
 
 
@@ -65,8 +65,8 @@ def test_vignette_darkens_the_corners_only():
 def test_crop_enlarges_the_middle():
     mask = np.zeros((1, 40, 40), np.uint8)
     mask[:, 10:30, 10:30] = 1
-    assert crop_centre(mask, 0.5, order=0).all()
-    assert crop_centre(mask, 0.8, order=0).mean() == pytest.approx(0.25 / 0.64, rel=0.1)
+    assert zoom_centre(mask, 0.5, order=0).all()
+    assert zoom_centre(mask, 0.8, order=0).mean() == pytest.approx(0.25 / 0.64, rel=0.1)
 
 
 def test_a_site_keeps_its_camera_over_splits_and_sites_differ():

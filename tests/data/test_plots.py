@@ -4,7 +4,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from polyclinic.data.plots import contact_sheet, draw
+from polyclinic.data.contact_sheet import mosaic
+from polyclinic.data.plots import draw
 
 
 def sites(labels, k=3, channels=1):
@@ -66,7 +67,7 @@ def test_it_leaves_matplotlib_as_it_was(tmp_path):
 
 def test_a_contact_sheet_holds_the_images_in_rows():
     dark, light = np.zeros((2, 1, 4, 4), np.uint8), np.full((1, 1, 4, 4), 200, np.uint8)
-    sheet = contact_sheet([dark, light], gap=1)
+    sheet = mosaic([dark, light], gap=1)
     assert sheet.shape == (10, 10, 3)
     assert sheet[:4, :4].max() == 0
     assert sheet[:4, 5:9].max() == 0

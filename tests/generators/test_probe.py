@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.errors import BadInput
 from polyclinic.generators import probe
 from polyclinic.generators.probe import gather, real_or_replayed, which_site
-from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 
 

@@ -14,6 +14,7 @@ from polyclinic.attacks.projection import Projection
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, GeneratorModel
 from polyclinic.generators.labels import even_labels
@@ -30,15 +31,11 @@ VALUES = 8  # labels to choose from, where they are values and none is known
 def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
     """Attack synthetic images as they were sent."""
     shape = seen.tools.image_shape
-    images = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == shape]
-    if not images:
+    sent = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == shape]
+    if not sent:
         return [NotTried("copies", "the parcel holds no images of the study's size")]
-    return attack_images(seen, truth, as_bytes(torch.cat(images)))
-
-
-def as_bytes(images: Tensor) -> Tensor:
-    """Images as uint8, whether they were sent so or as numbers in [0, 1]."""
-    return images if images.dtype == torch.uint8 else (images.float().clamp(0, 1) * 255).round().to(torch.uint8)
+    images = torch.cat(sent)
+    return attack_images(seen, truth, images if images.dtype == torch.uint8 else to_uint8(images))
 
 
 def attack_generator(seen: Seen, truth: Truth) -> Results:
@@ -126,7 +123,7 @@ def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) 
     how = [ORIENTATIONS[int(turn)].replace(" by", "").replace(" degrees", "°") if turn else "" for turn in turns]
     distances = [f"{value:.2g}" for value in found.training.distance[which]]
     return Pairs(
-        {"made": as_bytes(made[which]), "training": members[found.training.index[which]]},
+        {"made": made[which], "training": members[found.training.index[which]]},
         [f"{distance}\n{words}" for distance, words in zip(distances, how, strict=True)],
     )
 

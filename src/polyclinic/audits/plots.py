@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from polyclinic.data.contact_sheet import draw_rows
 from polyclinic.data.plots import FAINT, INK
 
 COLOURS = ("#e07b54", "#4c8fbd", "#59a58b")
@@ -43,25 +44,10 @@ def histograms(
             axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2, label="limit of a copy")
         _tidy(axes, measured)
         if pairs is not None:
-            _show(pairs, parts[1])
+            draw_rows(parts[1].subplots(), pairs.rows, pairs.captions, size=7)
         figure.savefig(path, dpi=120)
 
     return draw
-
-
-def _show(pairs: Pairs, figure: Any) -> None:
-    """Images of a row beside each other, rows below each other, in a part of a figure."""
-    every = figure.subplots(len(pairs.rows), len(pairs.captions), squeeze=False)
-    for row, (name, images) in zip(every, pairs.rows.items(), strict=True):
-        for axes, image in zip(row, images, strict=True):
-            pixels = image[0] if len(image) == 1 else image.movedim(0, -1)
-            axes.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.set_frame_on(False)
-        row[0].set_ylabel(name, fontsize=8, color=INK)
-    for axes, words in zip(every[0], pairs.captions, strict=True):
-        axes.set_title(words, fontsize=6, color=INK)
 
 
 def _tidy(axes: Any, measured: str) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.attacks.verdict import Verdict
+from polyclinic.data.pixels import to_uint8
 from polyclinic.metrics.image_sets import turned
 from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim
 from polyclinic.metrics.neighbours import squared_distances
@@ -84,7 +85,7 @@ class Recovery:
 
     def draw(self, path: Path, count: int = 8) -> None:
         """Target beside reconstruction, the best ones first, and the guess below. No picture if none may be shown."""
-        from polyclinic.generators.sheet import contact_sheet
+        from polyclinic.data.contact_sheet import contact_sheet
 
         order = self.error.argsort()
         order = (order if self.shown is None else order[self.shown[order]])[:count]
@@ -93,7 +94,7 @@ class Recovery:
         rows = {"target": self.truth, "reconstruction": self.found}
         if self.shown is None:  # a guess may be another site's held-out image
             rows["guess"] = self.guess
-        pictures = {name: (images[order] * 255).round().to(torch.uint8) for name, images in rows.items()}
+        pictures = {name: to_uint8(images[order]) for name, images in rows.items()}
         contact_sheet(pictures, path, [f"{value:.1f} dB" for value in _decibels(self.error[order])])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import gaussian_filter1d, map_coordinates
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.randomness import numpy_rng
 
 CHUNK = 256  # images in float at a time
@@ -63,14 +64,14 @@ def acquire(images: np.ndarray, style: Style, rng: np.random.Generator) -> np.nd
 
 def _acquire_chunk(images: np.ndarray, style: Style, rng: np.random.Generator) -> np.ndarray:
     side = images.shape[-1]
-    light = crop_centre(images, style.crop, order=1).astype(np.float32) / 255
+    light = zoom_centre(images, style.crop, order=1).astype(np.float32) / 255
     light = (light**style.gamma - 0.5) * style.contrast + 0.5
     colour = np.array(style.colour) if images.shape[1] == 3 else np.full(images.shape[1], np.mean(style.colour))
     light *= colour.astype(np.float32)[:, None, None] * _vignette(side, style.vignette)
     if style.blur * side > 0.1:
         light = gaussian_filter1d(gaussian_filter1d(light, style.blur * side, axis=2), style.blur * side, axis=3)
     light += style.noise * rng.standard_normal(light.shape, dtype=np.float32)
-    return (np.clip(light, 0, 1) * 255 + 0.5).astype(np.uint8)
+    return to_uint8(light)
 
 
 def _vignette(side: int, strength: float) -> np.ndarray:
@@ -79,7 +80,7 @@ def _vignette(side: int, strength: float) -> np.ndarray:
     return 1 - strength * (at[:, None] ** 2 + at[None, :] ** 2) / 2
 
 
-def crop_centre(images: np.ndarray, keep: float, *, order: int) -> np.ndarray:
+def zoom_centre(images: np.ndarray, keep: float, *, order: int) -> np.ndarray:
     """The central share `keep` of each side, enlarged to the full size; order 1 for images, 0 for masks.
 
     images: [..., H, W]
@@ -107,4 +108,4 @@ def apply_styles(images: np.ndarray, address: tuple[str | int, ...], strength: f
 
 def crop_masks(masks: np.ndarray, address: tuple[str | int, ...], strength: float) -> np.ndarray:
     """uint8 [N, H, W] masks, cropped as `apply_styles` crops their images."""
-    return crop_centre(masks, draw_style(numpy_rng(*address), strength).crop, order=0)
+    return zoom_centre(masks, draw_style(numpy_rng(*address), strength).crop, order=0)

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 
 #: arrays above this many bytes are unpacked to a temporary file and memory-mapped
@@ -132,4 +133,4 @@ def as_bytes(pixels: np.ndarray) -> np.ndarray:
         return pixels.astype(np.uint8) * 255
     if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
         raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1")
-    return (pixels * 255 + 0.5).astype(np.uint8)
+    return to_uint8(pixels)

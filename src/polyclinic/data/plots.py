@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from polyclinic.data.contact_sheet import draw_rows
 from polyclinic.data.heterogeneity import pairwise_ks
 
 INK, FAINT = "#22303c", "#8a97a3"
@@ -128,31 +129,13 @@ def _how_they_differ(axes: Axes, labels: Mapping[str, np.ndarray]) -> None:
 
 def _what_they_look_like(axes: Axes, samples: Mapping[str, np.ndarray]) -> None:
     """A row of images per site."""
-    shown = dict(list(samples.items())[:MOST_ROWS])
-    mosaic = contact_sheet(list(shown.values()))
-    axes.imshow(mosaic, interpolation="antialiased")
+    shown = {name: images[:MOST_SAMPLES] for name, images in list(samples.items())[:MOST_ROWS]}
+    draw_rows(axes, shown, size=10)
     axes.set_anchor("W")
-    height = mosaic.shape[0] / max(1, len(shown))
-    axes.set_yticks([(k + 0.5) * height for k in range(len(shown))], list(shown))
-    axes.set_xticks([])
-    axes.tick_params(colors=INK, length=0)
+    axes.tick_params(colors=INK)
     left_out = len(samples) - len(shown)
     axes.set_title("Training images" + (f" (the first {len(shown)} sites)" if left_out else ""), fontsize=12,
                    color=INK, loc="left")  # fmt: skip
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
-def contact_sheet(rows: Sequence[np.ndarray], gap: int = 2) -> np.ndarray:
-    """Rows of images, each uint8 [k, C, H, W], as one white sheet uint8 [rows * (H + gap), width, 3]."""
-    height, width = rows[0].shape[-2:]
-    columns = max(1, min(MOST_SAMPLES, max(len(row) for row in rows)))
-    sheet = np.full((len(rows) * (height + gap), columns * (width + gap), 3), 255, dtype=np.uint8)
-    for r, row in enumerate(rows):
-        for c, image in enumerate(row[:columns]):
-            top, left = r * (height + gap), c * (width + gap)
-            sheet[top : top + height, left : left + width] = np.moveaxis(image, 0, -1)
-    return sheet
 
 
 def class_colours(count: int) -> list[str] | np.ndarray:

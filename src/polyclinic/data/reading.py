@@ -14,6 +14,8 @@ import pydicom
 from PIL import Image, ImageOps
 from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
 
+from polyclinic.data.pixels import to_uint8
+
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 DICOM = (".dcm", ".dicom", ".ima")
 NIFTI = (".nii", ".nii.gz")
@@ -78,12 +80,12 @@ def count_slices(file: Path) -> int:
         return 1
 
 
-def to_bytes(values: np.ndarray, low: float, high: float) -> np.ndarray:
+def window_to_uint8(values: np.ndarray, low: float, high: float) -> np.ndarray:
     """Intensities to uint8: `low` and below is 0, `high` and above is 255."""
     if not np.isfinite(values).all():
         raise ValueError("the image holds values that are not numbers")
     scaled = (values.astype(np.float32) - low) / max(high - low, 1e-12)
-    return (np.clip(scaled, 0, 1) * 255 + 0.5).astype(np.uint8)
+    return to_uint8(scaled)
 
 
 def _refuse_missing(file: Path) -> None:
@@ -108,7 +110,7 @@ def _picture(file: Path) -> np.ndarray:
         picture = ImageOps.exif_transpose(opened)
         if picture.mode.startswith(("I", "F")):
             values = np.asarray(picture)
-            return to_bytes(values, float(values.min()), float(values.max()))
+            return window_to_uint8(values, float(values.min()), float(values.max()))
         grey = picture.mode in ("1", "L", "LA")
         return np.asarray(picture.convert("L" if grey else "RGB"))
 
@@ -121,7 +123,7 @@ def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.nda
     if int(header.get("NumberOfFrames") or 1) > 1:
         values = values[_index(frame, len(values))]
     if header.get("SamplesPerPixel", 1) > 1:
-        return values if values.dtype == np.uint8 else to_bytes(values, 0, float(2**header.BitsStored - 1))
+        return values if values.dtype == np.uint8 else window_to_uint8(values, 0, float(2**header.BitsStored - 1))
     grey = _windowed(apply_modality_lut(values, header), header, window)
     return 255 - grey if header.get("PhotometricInterpretation") == "MONOCHROME1" else grey
 
@@ -135,20 +137,20 @@ def _windowed(values: np.ndarray, header: pydicom.Dataset, window: Window | None
         return _in_window(values, (float(centre), float(width)))
     if window is not None:
         return _in_window(values, window)
-    return to_bytes(values, float(values.min()), float(values.max()))
+    return window_to_uint8(values, float(values.min()), float(values.max()))
 
 
 def _in_window(values: np.ndarray, window: Window) -> np.ndarray:
     """The linear window of the DICOM standard (PS3.3 C.11.2.1.2): black from c - 0.5 - (w - 1) / 2 down."""
     centre, width = window
     half = max(width - 1, 1e-6) / 2
-    return to_bytes(values, centre - 0.5 - half, centre - 0.5 + half)
+    return window_to_uint8(values, centre - 0.5 - half, centre - 0.5 + half)
 
 
 def _nifti_slice(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
     volume, spread = load_volume(file)
     low, high = spread if window is None else (window[0] - window[1] / 2, window[0] + window[1] / 2)
-    return to_bytes(axial(volume, frame), low, high)
+    return window_to_uint8(axial(volume, frame), low, high)
 
 
 def axial(volume: np.ndarray, frame: int | None) -> np.ndarray:

@@ -176,11 +176,6 @@ def as_tensor(array: Tensor | np.ndarray | Any) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def to_bytes(images: Tensor) -> Tensor:
-    """Float images as uint8 on the CPU: made images get the 256 grey values that real ones have, and no others."""
-    return images.float().clamp(0, 1).mul(255).round().to(torch.uint8).contiguous().cpu()
-
-
 def select(codes: Codes, index: Tensor) -> dict[str, Tensor]:
     """The codes of some of the images."""
     return {level: values[index] for level, values in codes.items()}

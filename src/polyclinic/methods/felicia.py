@@ -23,13 +23,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.generators.base import initial_networks, to_bytes
+from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.central import Central, CentralTerm
 from polyclinic.generators.gan.model import GAN, centred
 from polyclinic.generators.gan.trainer import Dice
@@ -232,7 +233,7 @@ class Felicia(Worth, CentralTerm):
         if privacy is not None:
             privacy = {**privacy, "covers": ["images made by the generator"]}
         if self.wire == "small":
-            return Parcel("synthetic-images", {"images": to_bytes((images + 1) / 2)}, {}, privacy, ("images",))
+            return Parcel("synthetic-images", {"images": to_uint8((images + 1) / 2)}, {}, privacy, ("images",))
         return Parcel("synthetic-images", {"images": images.float().cpu()}, {}, privacy)
 
 

@@ -14,7 +14,7 @@ from polyclinic.data.file_source import FileSource
 from polyclinic.data.listing import Listing
 from polyclinic.data.names import safe_names
 from polyclinic.data.preprocessing.fit import crop_centre
-from polyclinic.data.reading import axial, load_volume, to_bytes
+from polyclinic.data.reading import axial, load_volume, window_to_uint8
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
 
@@ -91,7 +91,7 @@ def three_slices(file: Path, k: int) -> np.ndarray:
     """Slice k with the ones below and above it as channels, uint8 [224, 224, 3]."""
     volume, (low, high) = load_volume(file)
     last = volume.shape[2] - 1
-    slices = [to_bytes(axial(volume, min(max(k + d, 0), last)), low, high) for d in (-1, 0, 1)]
+    slices = [window_to_uint8(axial(volume, min(max(k + d, 0), last)), low, high) for d in (-1, 0, 1)]
     return _prepare(np.stack(slices, axis=2))
 
 

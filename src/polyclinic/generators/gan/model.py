@@ -15,9 +15,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
+from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks
 from polyclinic.generators.gan.losses import Measure, Phi, phi_of
 from polyclinic.generators.gan.networks import (
     Architecture,
@@ -257,7 +258,7 @@ class GANModel(GeneratorModel):
         made = []
         for some in labels.split(max(1, CHUNK_PIXELS // self.size**2)):
             noise = dice.normal(len(some), self.settings.latent)
-            made.append(to_bytes((net(noise, self.on_device(some)) + 1) / 2))
+            made.append(to_uint8((net(noise, self.on_device(some)) + 1) / 2))
         return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
 
     def latent_space(self) -> GaussianSpace:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
-from polyclinic.generators.base import initial_networks, to_bytes
+from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.central import Central, CentralTerm
 from polyclinic.generators.gan.model import CHUNK_PIXELS, GAN, GANModel, centred
 from polyclinic.generators.gan.networks import refine
@@ -141,7 +142,7 @@ class Owners:
         made = []
         for some in labels.to(self.device).split(max(1, CHUNK_PIXELS // self.shape[1] ** 2 // many)):
             noise = torch.stack([one.normal(len(some), self.settings.latent) for one in dice])
-            made.append(to_bytes((making(noise, some.expand(many, -1)) + 1) / 2))
+            made.append(to_uint8((making(noise, some.expand(many, -1)) + 1) / 2))
         return torch.cat(made, 1)
 
     # --- inside -----------------------------------------------------------------------------------

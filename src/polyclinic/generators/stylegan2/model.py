@@ -15,9 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks, to_bytes
+from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks
 from polyclinic.generators.gan.model import centred, endless_batches
 from polyclinic.generators.gan.trainer import Dice
 from polyclinic.generators.labels import check_labels, even_labels
@@ -158,7 +159,7 @@ class StyleGAN2Model(GeneratorModel):
         for some in labels.split(SAMPLED_AT_ONCE):
             w = network.mapping(dice.normal(len(some), self.settings.latent), self.on_device(some))
             noises = [dice.normal(len(some), 1, side, side) for side in network.synthesis.noise_sides]
-            made.append(to_bytes(self.images_of(network.truncated(w, self.settings.truncation), noises)))
+            made.append(to_uint8(self.images_of(network.truncated(w, self.settings.truncation), noises)))
         return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
 
     def latent_space(self) -> GaussianSpace:

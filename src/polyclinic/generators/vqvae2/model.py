@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
@@ -24,7 +25,6 @@ from polyclinic.generators.base import (
     as_tensor,
     count,
     initial_networks,
-    to_bytes,
 )
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.latent_space import CodeSpace
@@ -252,7 +252,7 @@ class VQVAE2Model(CodedModel):
         net = self.autoencoder.eval()
         self._check_codes(codes)
         pieces = zip(*(codes[level].split(self._chunk) for level in LEVELS), strict=True)
-        return torch.cat([to_bytes(net.decode(*(self.on_device(one).long() for one in some))) for some in pieces])
+        return torch.cat([to_uint8(net.decode(*(self.on_device(one).long() for one in some))) for some in pieces])
 
     def decoder_state(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.state().items() if name.startswith(DECODER_NAMES)}

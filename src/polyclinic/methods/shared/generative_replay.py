@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation
@@ -26,7 +27,6 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, Generator, GeneratorModel, probe, replay_stream
 from polyclinic.generators.labels import even_labels
-from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.site_codes import Groups, Share, from_groups, source_of, to_groups
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import Settings

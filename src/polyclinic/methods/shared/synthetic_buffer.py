@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.data.cache import code_digest
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.parts import Part
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
-from polyclinic.generators.sheet import contact_sheet
 from polyclinic.tasks import Target
 
 #: columns of the contact sheet

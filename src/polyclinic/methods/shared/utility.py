@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.parts import Part
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
@@ -23,7 +24,6 @@ from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators import utility
 from polyclinic.generators.base import as_tensor
-from polyclinic.generators.sheet import contact_sheet
 from polyclinic.generators.utility import DIETS, Learnt
 from polyclinic.methods.shared.gan_site import model_of
 from polyclinic.methods.shared.method import Method

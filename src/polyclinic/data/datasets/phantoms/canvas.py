@@ -115,8 +115,3 @@ def random_walks(
 def paint(image: np.ndarray, colour: np.ndarray, layer: np.ndarray) -> np.ndarray:
     """`image` [3, H, W] covered by `colour` [3] as densely as `layer` [H, W] says."""
     return image + (colour[:, None, None] - image) * layer
-
-
-def to_bytes(image: np.ndarray) -> np.ndarray:
-    """uint8 from intensities in [0, 1]."""
-    return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)

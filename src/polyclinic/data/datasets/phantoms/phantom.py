@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from polyclinic.data.datasets.phantoms.canvas import Canvas, to_bytes
+from polyclinic.data.datasets.phantoms.canvas import Canvas
+from polyclinic.data.pixels import to_uint8
 from polyclinic.data.source import Source
 from polyclinic.randomness import numpy_rng
 
@@ -33,7 +34,7 @@ class Phantom(Source):
         for i, case in enumerate(cases):
             image = self.draw(canvas, case, self.rng(i, "anatomy"))
             grain = self.rng(i, "grain").standard_normal(image.shape, dtype=np.float32)
-            images[i] = to_bytes(image + self.grain() * grain)
+            images[i] = to_uint8(image + self.grain() * grain)
         return images
 
     def grain(self) -> float:

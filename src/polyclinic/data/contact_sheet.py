@@ -1,0 +1,59 @@
+"""Contact sheets: rows of images, one above the other, for a human to look at."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from polyclinic.errors import BadInput
+
+INCH = 1.1  # side of an image on the sheet
+LETTERS = 14  # of a row's name that fit beside an image
+GAP = 2  # white pixels between images
+
+#: uint8 [N, C, H, W], C 1 or 3
+Images = Tensor | np.ndarray
+
+
+def mosaic(rows: Sequence[Images], gap: int = GAP) -> np.ndarray:
+    """Rows of images of one size as one white picture, uint8 [rows * (H + gap), columns * (W + gap), 3]."""
+    height, width = rows[0].shape[-2:]
+    columns = max(1, max(len(row) for row in rows))
+    sheet = np.full((len(rows) * (height + gap), columns * (width + gap), 3), 255, dtype=np.uint8)
+    for r, row in enumerate(rows):
+        for c, image in enumerate(row):
+            top, left = r * (height + gap), c * (width + gap)
+            sheet[top : top + height, left : left + width] = np.moveaxis(np.asarray(image), 0, -1)
+    return sheet
+
+
+def draw_rows(axes: Any, rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:
+    """Draw rows of images into `axes` of matplotlib: names at the left, captions above the columns, in font `size`."""
+    picture = mosaic(list(rows.values()))
+    axes.imshow(picture, interpolation="antialiased")
+    height, width = (side + GAP for side in next(iter(rows.values())).shape[-2:])
+    names = [textwrap.fill(name, LETTERS, break_long_words=False) for name in rows]
+    axes.set_yticks([(k + 0.5) * height for k in range(len(rows))], names, fontsize=size)
+    axes.set_xticks([(k + 0.5) * width for k in range(len(captions))], captions, fontsize=size - 1)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.set_frame_on(False)
+
+
+def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str] = ()) -> None:
+    """Write a picture with a row for each entry of `rows` under its name.
+
+    Columns belong together: an image, below it its reconstruction, below it a sample with its label. `captions`
+    are written above the columns.
+    """
+    columns = max((len(images) for images in rows.values()), default=0)
+    if not columns:
+        raise BadInput("sheet: there are no images to show")
+    figure = Figure(figsize=(INCH * columns + 1.0, INCH * len(rows) + 0.4), layout="constrained")
+    draw_rows(figure.subplots(), rows, captions)
+    figure.savefig(path, dpi=110)
