@@ -48,7 +48,8 @@ def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as 
     """Start one participant here, in the foreground, until Ctrl-C or the end of this process."""
     import signal
 
-    from polyclinic.deployment.processes import Participant, end_tree
+    from polyclinic.deployment.processes import Participant
+    from polyclinic.engines.nvflare.process_tree import end_tree
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

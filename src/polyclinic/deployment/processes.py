@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyclinic.engines.nvflare.process_tree import end_tree
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
@@ -139,23 +139,6 @@ class Rehearsal:
 
     def _note(self, processes: dict[str, dict[str, Any]]) -> None:
         atomic_write(self.folder / RUNNING, json.dumps(processes, indent=1))
-
-
-def end_tree(*pids: int, patience: float = 20.0) -> None:
-    """End processes and all that they started: politely, and after `patience` seconds not."""
-    import psutil
-
-    tree: list[psutil.Process] = []
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            tree += [*process.children(recursive=True), process]
-            process.terminate()
-    _, left = psutil.wait_procs(tree, timeout=patience)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left, timeout=5)
 
 
 def _started(pid: int) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyclinic.engines.nvflare.job import CLASSES
+from polyclinic.engines.nvflare.process_tree import end_tree
 from polyclinic.errors import BadInput, WorkFailed
 
 
@@ -42,7 +43,8 @@ def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[]
                 watch()
                 time.sleep(0.2)
         finally:
-            end_tree(process)
+            end_tree(process.pid, patience=0)
+            process.wait()
     if process.returncode:
         raise WorkFailed(f"NVFlare's simulator failed with exit code {process.returncode}; see {log} and {workspace}")
     watch()
@@ -54,22 +56,6 @@ def _allow_our_classes(workspace: Path) -> None:
     local.mkdir(parents=True)
     resources = {"format_version": 2, "class_allow_list": list(CLASSES)}
     (local / "resources.json.default").write_text(json.dumps(resources), encoding="utf-8")
-
-
-def end_tree(process: subprocess.Popen) -> None:
-    """End a process and all that it started, at once: they lie in sessions of their own, so by their numbers."""
-    import psutil
-
-    with_children: list[psutil.Process] = []
-    try:
-        parent = psutil.Process(process.pid)
-        with_children = [*parent.children(recursive=True), parent]
-    except psutil.NoSuchProcess:
-        pass
-    for one in with_children:
-        if one.is_running():
-            one.kill()
-    process.wait()
 
 
 def refuse_missing() -> None:
