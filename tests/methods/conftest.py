@@ -55,6 +55,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def study_of() -> Callable[..., Study]:
+    """The tiny study with another method, not yet run."""
+    return tiny_study
+
+
+@pytest.fixture
 def tiny_run(tmp_path: Path, cache: Path) -> Callable[..., Result]:
     """Runs a tiny study; each call in a folder of its own."""
     count = iter(range(1000))

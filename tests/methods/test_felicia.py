@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.federation.federation import Federation, Interrupted
+from polyclinic.federation.federation import Federation
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.model import RealBatches
 from polyclinic.generators.gan.trainer import Dice
@@ -229,10 +229,10 @@ def test_a_resumed_run_ends_with_the_same_bits(felicia, undisturbed, tmp_path, m
     def stop_after_the_first_round(self):
         saved(self)
         if self.round == 1:
-            raise Interrupted
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Federation, "save", stop_after_the_first_round)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run(study, tmp_path / "run")
     monkeypatch.undo()
     resumed = run(study, tmp_path / "run", resume=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.methods import METHODS
+from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
+from polyclinic.training.replayed import ReplayedBatches
 
 MASKS = {
     "data": {"source": "brain-phantom", "size": 28, "samples": 60},
@@ -28,7 +32,39 @@ def kinds_by_site(result: Result) -> dict[str, list[str]]:
     return {path.stem: [json.loads(line)["kind"] for line in path.read_text().splitlines()] for path in ledgers}
 
 
-# --- the wrapper --------------------------------------------------------------------------------------
+class AskedOperations(Display):
+    """Notes what the coordinator asks of which sites, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def asking(self, operation: str, sites) -> None:
+        self.asked.append((operation, ",".join(sites)))
+
+
+# --- CWT+Replay and FedAvg+Replay ---------------------------------------------------------------------
+
+
+def test_cwt_replay_asks_in_the_order_of_algorithm_1(study_of, tmp_path: Path, cache):
+    study, display, every = study_of({"name": "cwt-replay", "rounds": 2}), AskedOperations(), "site-1,site-2,site-3"
+    run(study, tmp_path / "run", display=display, cache=cache)
+    in_turn = [f"site-{number}" for number in (1, 2, 3)]
+    assert display.asked[:-1] == [
+        *(("train_generator", site) for site in in_turn),
+        ("encode_images", every),
+        ("take_replay", every),
+        ("look_at_replay", every),
+        *(("train", site) for site in [*in_turn, *in_turn]),
+    ]
+    assert display.asked[-1] == ("evaluate", every)
+
+
+def test_a_mixed_batch_is_the_real_one_with_a_replayed_one_behind_it():
+    real = [(torch.tensor([1.0, 2.0]), torch.tensor([0, 1])), (torch.tensor([3.0, 4.0]), torch.tensor([1, 1]))]
+    replayed = itertools.cycle([(torch.tensor([8.0]), torch.tensor([7])), (torch.tensor([9.0]), torch.tensor([6]))])
+    first, second = ReplayedBatches(replayed, 1).join(iter(real))
+    assert [first[0].tolist(), first[1].tolist()] == [[1.0, 2.0, 8.0], [0, 1, 7]]
+    assert [second[0].tolist(), second[1].tolist()] == [[3.0, 4.0, 9.0], [1, 1, 6]]
 
 
 @pytest.mark.parametrize("plain", ["cwt", "fedavg"])
@@ -44,6 +80,27 @@ def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
     split = tiny_run({"name": "splitnn"}, **table)
     assert by_name["weights_sha256"] == by_table["weights_sha256"] == split["weights_sha256"]
     assert by_name["weights_sha256"] != tiny_run({"name": "cwt"})["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].traits.takes_replay])
+def test_whoever_says_that_it_takes_replay_trains_on_replayed_images(tiny_run, method):
+    small = {"generator": {"name": "dcgan", "steps": 1, "width": 4}}
+    table = {"codes": "prior", "samples": 16, "probe": False}
+    with_replay = tiny_run({"name": method, "rounds": 1}, **small, replay=table)
+    without = tiny_run({"name": method, "rounds": 1}, **small, replay={**table, "ratio": 0.0})
+    assert with_replay["method"] == method
+    assert with_replay["weights_sha256"] != without["weights_sha256"]
+
+
+def test_a_table_leaves_the_study_as_it_was_written(study_of):
+    study = study_of({"name": "fedprox", "mu": 0.5}, replay={"probe": False})
+    assert isinstance(study.method, GenerativeReplay)
+    assert study.as_tables()["method"]["name"] == "fedprox"
+    assert study.method.mu == 0.5
+    again = parse_study(study.as_tables())
+    assert again == study
+    assert type(again.method) is type(study.method)
+    assert not isinstance(study_of({"name": "fedprox"}).method, GenerativeReplay)
 
 
 def test_codes_and_labels_of_the_finished_generator_leave_each_site(tiny_run):

@@ -181,10 +181,8 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
 def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | NotTried:
     """The study's generator in the state that was sent."""
     tools = seen.tools
-    channels, size, _ = tools.image_shape
-    model = tools.assembly.study.generator.build(
-        channels=channels, size=size, target=tools.assembly.target, seed=tools.assembly.study.seed, device=tools.device
-    )
+    study, target = tools.assembly.study, tools.assembly.target
+    model = study.generator.build_for(tools.image_shape, target, seed=study.seed, device=tools.device)
     try:
         model.load(state, partial=True)
     except BadInput as error:

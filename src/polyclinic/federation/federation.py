@@ -24,6 +24,7 @@ from polyclinic.federation.engine import Engine
 from polyclinic.federation.leaving.parcel import KINDS, Expected, Parcel, ParcelRejected
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.randomness import torch_rng
+from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -51,10 +52,6 @@ class State:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-class Interrupted(Exception):  # noqa: N818
-    """The run was asked to stop; everything up to its last checkpoint is kept."""
-
-
 class Federation:
     """The coordinator's view of a run. Build one per run; see `polyclinic.run`.
 
@@ -76,7 +73,8 @@ class Federation:
         checkpoint_every: int = 1,
         observer: Any = None,
         backbones: Mapping[str, str] | None = None,
-        generator: Any = None,
+        generator: Settings | None = None,
+        replay_settings: Settings | None = None,
     ) -> None:
         self.engine = engine
         self.sites = sites
@@ -88,7 +86,8 @@ class Federation:
         self.initial_weights = initial_weights
         self.trainer = trainer
         self.backbones = dict(backbones or {})
-        self.generator = generator  #: the study's table of that name
+        self.generator = generator  #: the study's table [generator]
+        self.replay_settings = replay_settings  #: the study's table [replay]
         self.observer = observer
         self._checkpoint = checkpoint
         self._expected = expected

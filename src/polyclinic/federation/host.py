@@ -25,15 +25,15 @@ from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, Parce
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.operation import operation as operation
+from polyclinic.federation.site import Site
+from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
 from polyclinic.files import atomic_write, write_tensors
 from polyclinic.randomness import seeded
+from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
 
 
 def room_for_states() -> int:
@@ -68,11 +68,11 @@ class SiteHost:
         open_data: Callable[[str], SiteData],
         policy: Policy,
         expected: Mapping[str, Expected],
-        replay: Any = None,
         keeping: ParcelArchive | None = None,
         defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None,
-        generator: Any = None,
-        tuning: Any = None,
+        generator: Settings | None = None,
+        tuning: Settings | None = None,
+        replay_settings: Settings | None = None,
         trainers: Mapping[str, TrainerLike] | None = None,
         terms: str = "",
     ) -> None:
@@ -80,13 +80,12 @@ class SiteHost:
         leaves instead of a parcel; `terms`: what the study says, in any form that is another one if it says anything
         else."""
         self.method = method
-        self.replay = replay
         self.keeping, self.defend = keeping, defend
         self.keys = key_exchange.KeyExchange()
         self.seed = seed
         self.trainer = trainer
         self.trainers = dict(trainers or {})
-        self.generator, self.tuning = generator, tuning
+        self.generator, self.tuning, self.replay_settings = generator, tuning, replay_settings
         self.terms = terms
         self.keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
         self.folder = folder
@@ -166,8 +165,8 @@ class SiteHost:
         return found
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
-        """An operation of the method, of the replay that wraps it, or of any site, and what it declares."""
-        for owner in (self.method, self.replay, self.keys):
+        """An operation of the method, or of the key exchange that every site takes part in, and what it declares."""
+        for owner in (self.method, self.keys):
             found: Any = getattr(owner, name, None)
             if hasattr(found, "operation"):
                 return found, found.operation
@@ -253,16 +252,16 @@ class SiteHost:
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if self.policy.deployed else ""
         return Site(
-            name,
-            self.seed,
-            data,
-            self.trainers.get(name, self.trainer),
-            state,
-            folder,
-            self.replay,
-            self.generator,
-            self.tuning,
-            (self.trainer, *self.trainers.values()),
+            name=name,
+            seed=self.seed,
+            data=data,
+            trainer=self.trainers.get(name, self.trainer),
+            state=state,
+            folder=folder,
+            generator=self.generator,
+            tuning=self.tuning,
+            replay_settings=self.replay_settings,
+            trainers=(self.trainer, *self.trainers.values()),
             secret=secret,
             keep_model=self.keep_model,
         )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polyclinic.federation.operation import operation as operation
+from polyclinic.federation.state import SiteState
 from polyclinic.randomness import torch_rng
+from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.state import SiteState
 
 
 @dataclass
@@ -24,9 +24,9 @@ class Site:
     """What an operation gets to work with: the site's own data, state and tools, and nothing of others.
 
     `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
-    state. `folder` is the site's own; what lies there never leaves it. `replay` mixes replayed images into batches.
-    `generator` and `tuning` are the study's tables of that name. `trainers` are the trainers of all networks that
-    the study's sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
+    state. `folder` is the site's own; what lies there never leaves it. `generator`, `tuning` and `replay_settings` are
+    the study's tables [generator], [tuning] and [replay]. `trainers` are the trainers of all networks that the study's
+    sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
     draw it; a simulated site has none, and its noise is the same in every run. `keep_model` puts a finished model where
     the site's people find it; nobody is there at a simulated site.
     """
@@ -37,9 +37,9 @@ class Site:
     trainer: TrainerLike
     state: SiteState
     folder: Path
-    replay: Any = None
-    generator: Any = None
-    tuning: Any = None
+    generator: Settings | None = None
+    tuning: Settings | None = None
+    replay_settings: Settings | None = None
     trainers: tuple[TrainerLike, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ tensors (`state`, `load`). A generator that works through discrete codes also en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,6 +46,23 @@ class Generator(Settings):
         self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
     ) -> GeneratorModel:
         """A model for images [channels, size, size] and such labels, its first weights drawn from `seed`."""
+
+    def build_for(
+        self,
+        image_shape: Sequence[int],
+        target: Target,
+        *,
+        seed: int,
+        device: str = "cpu",
+        precision: str = "fp32",
+        state: Mapping[str, Tensor] | None = None,
+    ) -> GeneratorModel:
+        """A model for square images of a shape [C, H, W], in a given state or with its first weights."""
+        channels, size, _ = image_shape
+        model = self.build(channels=channels, size=size, target=target, seed=seed, device=device, precision=precision)
+        if state:
+            model.load(state)
+        return model
 
     @abstractmethod
     def dp_obstacle(self) -> str | None:

@@ -25,12 +25,16 @@ from polyclinic.training.augmentation import augment
 SAMPLED_AT_ONCE = 512  # a prior draws many images in little more time than one
 
 
-class Source(Protocol):
+class ReplaySource(Protocol):
     """Images that can be replayed, with their labels [N] and, where there are any, masks uint8 [N, H, W]."""
 
-    labels: Tensor
-    masks: Tensor | None
-    at_once: int  #: how many images are best made in one go
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def masks(self) -> Tensor | None: ...
+    @property
+    def at_once(self) -> int:
+        """How many images are best made in one go."""
 
     def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
         """The images of some of the labels, uint8 [B, C, H, W]."""
@@ -78,13 +82,13 @@ class Buffer:
         return self.stored[index]
 
 
-def fill(source: Source, rng: torch.Generator) -> Buffer:
+def fill(source: ReplaySource, rng: torch.Generator) -> Buffer:
     """Every image of the source once, kept."""
     return Buffer(source.images(torch.arange(len(source.labels)), rng), source.labels, source.masks)
 
 
 def stream(
-    source: Source,
+    source: ReplaySource,
     batch_size: int,
     rng: torch.Generator,
     *,
@@ -108,7 +112,7 @@ def stream(
 
 
 def batch(
-    source: Source,
+    source: ReplaySource,
     index: Tensor,
     images: Tensor,
     rng: torch.Generator,
@@ -128,14 +132,6 @@ def endless_order(images: int, rng: torch.Generator) -> Iterator[int]:
     """Indices of one shuffled pass after another."""
     while True:
         yield from torch.randperm(images, generator=rng).tolist()
-
-
-def mixed(real: Iterator[Batch], replayed: Iterator[Batch] | None) -> Iterator[Batch]:
-    """Each real batch with the next replayed one behind it; without replay, the real ones as they are."""
-    if replayed is None:
-        return real
-    pairs = zip(real, replayed, strict=False)
-    return ((torch.cat([images, more]), torch.cat([targets, others])) for (images, targets), (more, others) in pairs)
 
 
 def check_lengths(images: int, labels: Tensor, masks: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""What each site contributes to a replay: the codes of its images with their labels, as parcels carry them."""
+"""Codes of each site's images with their labels, and how parcels carry them (packed bits)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Groups = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Share:
+class SiteCodes:
     """Codes of a site's images by level, int16 [N, h, w], their labels [N] and perhaps masks uint8 [N, H, W]."""
 
     codes: Mapping[str, Tensor]
@@ -28,30 +28,30 @@ class Share:
         return count(self.codes)
 
 
-def to_groups(shares: Mapping[str, Share], model: CodedModel) -> Groups:
-    """Shares by site as tensors of the kinds codes, labels and masks; codes at ceil(log2 K) bits each."""
+def to_groups(by_site: Mapping[str, SiteCodes], model: CodedModel) -> Groups:
+    """Codes by site as tensors of the kinds codes, labels and masks; codes at ceil(log2 K) bits each."""
     sizes = model.codebook_sizes
     groups: Groups = {
         "codes": {
-            f"{site}/{level}": pack(s.codes[level], sizes[level]) for site, s in shares.items() for level in sizes
+            f"{site}/{level}": pack(one.codes[level], sizes[level]) for site, one in by_site.items() for level in sizes
         },
-        "labels": {site: share.labels for site, share in shares.items()},
+        "labels": {site: one.labels for site, one in by_site.items()},
     }
-    masks = {site: share.masks for site, share in shares.items() if share.masks is not None}
+    masks = {site: one.masks for site, one in by_site.items() if one.masks is not None}
     return groups | ({"masks": masks} if masks else {})
 
 
-def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -> dict[str, Share]:
+def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -> dict[str, SiteCodes]:
     """What `to_groups` was given; BadInput where the bytes are not codes of this model."""
     grids = code_shapes(model)
-    shares = {}
+    by_site = {}
     for site, labels in groups["labels"].items():
         codes = {
             level: unpack(groups["codes"][f"{site}/{level}"], size, (len(labels), *grids[level]))
             for level, size in model.codebook_sizes.items()
         }
-        shares[site] = Share(codes, labels, groups.get("masks", {}).get(site))
-    return shares
+        by_site[site] = SiteCodes(codes, labels, groups.get("masks", {}).get(site))
+    return by_site
 
 
 def code_shapes(model: CodedModel) -> dict[str, tuple[int, ...]]:
@@ -60,13 +60,13 @@ def code_shapes(model: CodedModel) -> dict[str, tuple[int, ...]]:
     return {level: tuple(codes.shape[1:]) for level, codes in model.encode(blank).items()}
 
 
-def source_of(shares: Mapping[str, Share], model: CodedModel) -> FromCodes:
-    """All shares together as something that can be replayed."""
-    every = list(shares.values())
-    masks = [share.masks for share in every if share.masks is not None]
+def source_of(by_site: Mapping[str, SiteCodes], model: CodedModel) -> FromCodes:
+    """The images of all sites' codes, as something that can be replayed."""
+    every = list(by_site.values())
+    masks = [one.masks for one in every if one.masks is not None]
     return FromCodes(
         model,
-        {level: torch.cat([share.codes[level] for share in every]) for level in model.codebook_sizes},
-        torch.cat([share.labels for share in every]),
+        {level: torch.cat([one.codes[level] for one in every]) for level in model.codebook_sizes},
+        torch.cat([one.labels for one in every]),
         torch.cat(masks) if masks else None,
     )

@@ -47,9 +47,11 @@ class CyclicWeightTransfer(Method):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(site, weights, steps=self.local_steps, class_weights=self._class_weights(site))
+        return local_training.train(
+            site, weights, steps=self.local_steps, class_weights=self.class_weights(site), replayed=self.replayed(site)
+        )
 
-    def _class_weights(self, site: Site) -> Tensor | None:
+    def class_weights(self, site: Site) -> Tensor | None:
         if not self.weighted_loss:
             return None
         classes = len(site.trainer.target.classes)

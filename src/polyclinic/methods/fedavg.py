@@ -43,4 +43,4 @@ class FedAvg(Method):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(site, weights, steps=self.local_steps)
+        return local_training.train(site, weights, steps=self.local_steps, replayed=self.replayed(site))

@@ -61,7 +61,8 @@ class FedAvgShare(FedAvg):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(site, weights, steps=self.local_steps, part=self._union(site))
+        part, replayed = self._union(site), self.replayed(site)
+        return local_training.train(site, weights, steps=self.local_steps, part=part, replayed=replayed)
 
     @staticmethod
     def _union(site: Site) -> Part:

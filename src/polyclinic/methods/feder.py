@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -34,6 +34,7 @@ from polyclinic.methods.shared import synthetic_buffer as synthesis
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training.replayed import ReplayedBatches
 
 
 class FedER(PeerMethod):
@@ -221,14 +222,14 @@ class FedER(PeerMethod):
         if buffer is None or each == 0:
             return real
         stream = replay_stream.stream(
-            cast(replay_stream.Source, replay_stream.Buffer(buffer["images"], buffer["labels"])),
+            replay_stream.Buffer(buffer["images"], buffer["labels"]),
             each,
             site.rng("buffer batches"),
             task=site.trainer.task,
             augmentation=site.trainer.optimizer.augment,
             device=site.trainer.device,
         )
-        return replay_stream.mixed(real, stream)
+        return ReplayedBatches(stream, each).join(real)
 
     def joined(self, real: int) -> int:
         """Synthetic images for so many real ones."""

@@ -31,4 +31,5 @@ class FedProx(FedAvg):
                 if parameter.grad is not None and name in start:
                     parameter.grad.add_(parameter.detach() - start[name], alpha=self.mu)
 
-        return local_training.train(site, weights, steps=self.local_steps, correct=pull_back)
+        replayed = self.replayed(site)
+        return local_training.train(site, weights, steps=self.local_steps, correct=pull_back, replayed=replayed)

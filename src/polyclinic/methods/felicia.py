@@ -137,7 +137,7 @@ class Felicia(Worth, CentralTerm):
 
     def central(self, federation: Federation, state: State, fakes: Tensor) -> Central:
         """The central discriminator as it stands; built when the first synthetic images show their shape."""
-        settings, trainer = federation.generator, federation.trainer
+        settings, trainer = gan_settings(federation), federation.trainer
         network = central_network(settings, fakes.shape, trainer.target, len(federation.sites), federation.seed)
         if state.central:
             network.load_state_dict(dict(state.central))

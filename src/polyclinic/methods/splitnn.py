@@ -17,7 +17,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import local_training, optimizer_state
+from polyclinic.methods.shared import optimizer_state
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 
@@ -82,10 +82,11 @@ class SplitNN(Method):
         trainer.load(weights)
         front = copy.deepcopy(trainer.split(trainer.model)[0]).train()
         steps = self.local_steps or trainer.steps_in(part)
+        batches, replayed = trainer.batches(part, site.rng("batches")), self.replayed(site)
         site.memory.update(
             front=front,
             optimizer=optimizer_state.start_optimizer(site, front),
-            batches=local_training.batches(site, part),
+            batches=replayed.join(batches) if replayed else batches,
         )
         return Parcel("statistics", {}, {"steps": steps, "samples": len(part)})
 

@@ -18,7 +18,6 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.methods.shared.generative_replay import Replaying
 from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
@@ -105,11 +104,6 @@ class Assembly:
             "gradients": Expected("gradients", max_bytes=2**31),
         }
 
-    @cached_property
-    def replaying(self) -> Replaying | None:
-        """The replay that wraps the method, where the study has one."""
-        return Replaying(self.study.replay, self.study.generator) if self.study.replay else None
-
     def host(self) -> SiteHost:
         trainers = {name: self.trainer(name) for name in dict.fromkeys(self.backbones.values())}
         return SiteHost(
@@ -120,11 +114,11 @@ class Assembly:
             open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
             policy=self.policy or Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
-            replay=self.replaying,
             keeping=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             defend=self.study.defence,
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
+            replay_settings=self.study.replay,
             trainers={site: trainers[name] for site, name in self.backbones.items()},
             terms=self.terms,
         )

@@ -146,14 +146,13 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         observer=recorder,
         backbones=assembly.backbones,
         generator=study.generator,
+        replay_settings=study.replay,
     )
     started = time.perf_counter()
     try:
         federation.resume()
         recorder.rewind_history(federation.round)
         display.started(study, parts.names, federation.round + 1)
-        if assembly.replaying:
-            assembly.replaying.prepare(federation)
         last = study.method.run(federation)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
         federation.save()

@@ -10,6 +10,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.generators.private_tuning import can_tune
 from polyclinic.methods import METHODS
+from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.models import BACKBONES, build, norm_names
 from polyclinic.privacy import settings as private
 from polyclinic.settings import nearest
@@ -67,7 +68,7 @@ def check_replay(study: Study) -> None:
     """BadInput if the study replays and cannot."""
     if study.replay is None:
         return
-    if not study.method.traits.takes_replay:
+    if not isinstance(study.method, GenerativeReplay):
         can = ", ".join(name for name, method in METHODS.items() if method.traits.takes_replay)
         raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
     if study.replay.codes != "prior" and not study.generator.has_codes:

@@ -21,7 +21,7 @@ from polyclinic.generators.private_tuning import PrivateTuning, can_tune
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.messages import sentences
 from polyclinic.methods import METHODS, Method
-from polyclinic.methods.shared.generative_replay import Replay
+from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import BACKBONES, NORMS
 from polyclinic.privacy.settings import Privacy
 from polyclinic.settings import Settings, nearest, variant
@@ -140,9 +140,11 @@ class Study(Settings):
         if not isinstance(given, Mapping):
             return given
         tables = {name: _table(name, value) for name, value in given.items()}
-        if getattr(tables.get("method"), "replays", False):  # cwt-replay is cwt with the table [replay]
-            tables.setdefault("replay", Replay())
         method = tables.get("method")
+        if isinstance(method, GenerativeReplay):
+            tables.setdefault("replay", Replay())
+        elif isinstance(method, Method) and tables.get("replay") and method.traits.takes_replay:
+            tables["method"] = method = with_replay(method)
         if isinstance(method, Method) and method.needs_generator():
             tables.setdefault("generator", DCGAN())
             if method.traits.tunes_generator and can_tune(tables["generator"]):

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS, Method
+from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.settings import Settings, variant
 from polyclinic.study import Study
 from polyclinic.study.tables import PLAIN, VARIANTS
@@ -49,7 +50,7 @@ def _needless(method: str) -> set[str]:
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
     if chosen.needs_generator():
         return optional - {"tuning"} if chosen.traits.tunes_generator else optional
-    return optional - {"replay"} if chosen.replays else optional | {"generator"}
+    return optional - {"replay"} if isinstance(chosen, GenerativeReplay) else optional | {"generator"}
 
 
 def _method(name: str) -> Method:

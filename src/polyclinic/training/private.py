@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polyclinic.privacy import dp_sgd
     from polyclinic.privacy.settings import Privacy
     from polyclinic.training.fitting import LearnPrivately, Schedule
+    from polyclinic.training.replayed import ReplayedBatches
 
 #: the group of a site's state in which its account lies
 STATE = "privacy"
@@ -89,13 +90,14 @@ def train(
     optimizer: torch.optim.Optimizer,
     *,
     correct: Callable[[nn.Module], None] | None = None,
+    replayed: ReplayedBatches | None = None,
 ) -> int:
     """Private steps of the trainer's network on the task; how many were taken.
 
-    Replayed images join each batch where the study replays. Arithmetic is float32: a norm that was rounded to
-    bfloat16 would bound nothing.
+    `replayed` images join each batch, and the guarantee is not about them. Arithmetic is float32: a norm that
+    was rounded to bfloat16 would bound nothing.
     """
-    trainer, part, replay = site.trainer, site.data.train, site.replay
+    trainer, part = site.trainer, site.data.train
     turns = site.rng("augmentation")
     return descend(
         site,
@@ -105,8 +107,8 @@ def train(
         steps,
         optimizer,
         batch_size=trainer.optimizer.batch_size,
-        join=(lambda real: replay.mix(site, real)) if replay else None,
-        joined=replay.joined(site) if replay else 0,
+        join=replayed.join if replayed else None,  # type: ignore[arg-type]
+        joined=replayed.size if replayed else 0,
         correct=correct,
     )
 

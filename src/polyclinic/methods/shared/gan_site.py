@@ -5,7 +5,6 @@ Everything here is at the site. What may leave are the images that `made` gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +14,12 @@ from torch import Tensor
 from polyclinic.generators.gan.model import GAN, GANModel, RealBatches, private_losses
 from polyclinic.generators.gan.trainer import Dice
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private as at_site
 
 if TYPE_CHECKING:
+    from polyclinic.federation.federation import Federation
     from polyclinic.federation.site import Site
 
 #: groups of a site's state
@@ -114,23 +115,14 @@ class Owner:
         )
 
 
-def gan_settings(site: Site) -> GAN:
-    assert isinstance(site.generator, GAN), "the coordinator checks it before it asks"
-    return site.generator
+def gan_settings(at: Federation | Site) -> GAN:
+    """The study's table [generator], at the coordinator or at a site."""
+    assert isinstance(at.generator, GAN), "the coordinator checks it before it asks"
+    return at.generator
 
 
 def model_of(site: Site) -> GANModel:
     """The owner's GAN as it is now; in the beginning all owners' have the same weights."""
-    channels, size, _ = site.data.train.images.shape[1:]
-    model = gan_settings(site).build(
-        channels=channels,
-        size=size,
-        target=site.trainer.target,
-        seed=site.seed,
-        device=str(site.trainer.device),
-        precision="fp32" if at_site.is_private(site, "generator") else site.trainer.precision,
-    )
-    known: Mapping[str, Tensor] = site.state.group(NETWORKS)
-    if known:
-        model.load(known)
+    model = build_generator(site, site.state.group(NETWORKS))
+    assert isinstance(model, GANModel)
     return model

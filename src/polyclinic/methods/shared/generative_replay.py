@@ -1,41 +1,38 @@
-"""Generative replay (Qu et al. 2022, Algorithm 1): sites train on their own images and on replayed ones of all.
+"""Generative replay (Qu et al. 2022): sites train on their own images and on synthetic ones of all sites.
 
-A wrapper for any method that trains at the sites, not a method of its own. Before the first round the generator goes
-from site to site, each training it on its own images and on what it replays of the sites before; then its decoder, the
-codes and the labels of all images go to every site. From then on each mini-batch of real images is joined by a
-replayed one.
+The parts that methods with replay are made of; `methods/cwt_replay.py` puts them together as Algorithm 1 does. Before
+the first round the generator goes from site to site; each trains it on its own images and on what it replays of the
+sites before. Then its decoder, the codes and the labels of all images go to every site. From then on each mini-batch
+of real images is joined by a replayed one.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.federation import Federation
+from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
-from polyclinic.generators import CodedModel, Generator, GeneratorModel, probe, replay_stream
+from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.labels import even_labels
-from polyclinic.generators.site_codes import Groups, Share, from_groups, source_of, to_groups
-from polyclinic.metrics.images import pooled_psnr
+from polyclinic.generators.site_codes import Groups, SiteCodes, from_groups, source_of, to_groups
+from polyclinic.methods.shared import replay_quality
+from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.site_generator import build_generator, generator_settings
 from polyclinic.settings import Settings
-from polyclinic.training import private as at_site
+from polyclinic.training import private
+from polyclinic.training.replayed import ReplayedBatches
 
-#: columns of the contact sheet
-SHOWN = 10
-#: replayed images of each site that the probe looks at
-PROBED = 400
+if TYPE_CHECKING:
+    from polyclinic.federation.site import Site
 
 Tensors = Mapping[str, Tensor]
 
@@ -58,220 +55,195 @@ class Replay(Settings):
     samples: int = Field(1024, ge=1, description="with codes = 'prior': labels that a site replays in one pass")
 
 
-@dataclass(frozen=True)
-class Replaying:
-    """The wrapper at work: a coordinator half (`prepare`), operations of the sites, and `mix` for mini-batches."""
+def replay_settings(at: Federation | Site) -> Replay:
+    """The study's table [replay], at the coordinator or at a site."""
+    assert isinstance(at.replay_settings, Replay), "the study has the table wherever its method replays"
+    return at.replay_settings
 
-    settings: Replay
-    generator: Generator
 
-    name: ClassVar[str] = "replay"
+# --- the coordinator ----------------------------------------------------------------------------------
 
-    # --- the coordinator --------------------------------------------------------------------------
 
-    def prepare(self, federation: Federation) -> None:
-        """Algorithm 1, t = 1: train the generator over the sites, then give every site what it will replay."""
-        if self.settings.ratio == 0:
-            return
-        carried: Tensors = {}
-        for site in federation.sites:
-            carried = federation.once(f"generator-{site}", functools.partial(self.turn, federation, site, carried))
-        found = federation.once("replay", functools.partial(self.distribute, federation, carried))
-        federation.report("replay", {name: round(float(value), 4) for name, value in found.items()})
+def prepare(federation: Federation) -> None:
+    """Train the generator over the sites, then give every site what it will replay."""
+    if replay_settings(federation).ratio == 0:
+        return
+    carried: Tensors = {}
+    for site in federation.sites:
+        carried = train_generator_at(federation, site, carried)
+    distribute(federation, carried)
 
-    def turn(self, federation: Federation, site: str, carried: Tensors) -> Tensors:
-        """One site's turn with the generator and the codes so far; what it hands on."""
+
+def train_generator_at(federation: Federation, site: str, carried: Tensors) -> Tensors:
+    """One site's turn with the generator and the codes of the sites before (`carried`); what it hands on."""
+
+    def take_turn() -> Tensors:
         groups: dict[str, Any] = _groups(carried)
         reply = federation.ask(site, "train_generator", **groups)
         if not reply:
             raise WorkFailed(f"site '{site}' could not train the generator: {reply.reason}")
         return _flat({parcel.kind: dict(parcel.tensors) for parcel in reply.parcels})
 
-    def distribute(self, federation: Federation, carried: Tensors) -> Tensors:
-        """Give every site the generator and what to replay with it; what a probe makes of the replayed images."""
-        groups: dict[str, Any] = _groups(carried)
-        if self.settings.codes == "final-encoder":
-            groups = {"generator": groups["generator"]}
-            for reply in federation.ask_all("encode_images", generator=groups["generator"]):
-                for parcel in reply.parcels:
-                    groups.setdefault(parcel.kind, {}).update(parcel.tensors)
-        federation.ask_all("take_replay", **groups)
-        usages = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
-        found = {name: torch.stack([usage[name] for usage in usages]).mean() for name in usages[0]}
-        # one site's probe tells enough: every site replays the same images; but it tells about real ones as well
-        probing = self.settings.probe and federation.trainer.privacy is None
-        probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
-        return {**found, **(probed.metrics if probed else {})}
+    return federation.once(f"generator-{site}", take_turn)
 
-    # --- at a site --------------------------------------------------------------------------------
+
+def distribute(federation: Federation, carried: Tensors) -> None:
+    """Have every site encode its images with the finished generator, and give the codes and labels of all to all."""
+    figures = federation.once("replay", functools.partial(_distribute, federation, carried))
+    federation.report("replay", {name: round(float(value), 4) for name, value in figures.items()})
+
+
+def _distribute(federation: Federation, carried: Tensors) -> Tensors:
+    settings = replay_settings(federation)
+    groups: dict[str, Any] = _groups(carried)
+    if settings.codes == "final-encoder":
+        groups = {"generator": groups["generator"]}
+        for reply in federation.ask_all("encode_images", generator=groups["generator"]):
+            for parcel in reply.parcels:
+                groups.setdefault(parcel.kind, {}).update(parcel.tensors)
+    federation.ask_all("take_replay", **groups)
+    quality = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
+    means = {name: torch.stack([of_site[name] for of_site in quality]).mean() for name in quality[0]}
+    # one site's probe is enough: every site replays the same images; but its scores tell about real images as well
+    probing = settings.probe and federation.trainer.privacy is None
+    probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
+    return {**means, **(probed.metrics if probed else {})}
+
+
+# --- at a site ----------------------------------------------------------------------------------------
+
+
+class GenerativeReplay(Method):
+    """The site half of generative replay, for any method that trains with `replayed=self.replayed(site)`.
+
+    Write it before that method: `class FedProxReplay(GenerativeReplay, FedProx)` is FedProx with replay.
+    """
+
+    def run(self, federation: Federation) -> Weights:
+        prepare(federation)
+        return super().run(federation)  # type: ignore[safe-super]
+
+    def replayed(self, site: Site) -> ReplayedBatches | None:
+        return replayed(site)
 
     @operation("generator", "codes", "labels", "masks")
     def train_generator(self, site: Site, generator: Tensors | None = None, **before: Tensors) -> list[Parcel]:
-        """Train on the site's images and on what the generator replays of the sites before."""
-        model, part, rng = self.model(site, generator), site.data.train, site.rng("generator")
-        size = self.generator.batch_size
-        shares = from_groups(before, _coded(model)) if before else {}
-        old = copy.deepcopy(model)
-        stream = (
-            replay_stream.stream(self.source(old, shares), size, site.rng("generator replay")) if generator else None
-        )
-        private = at_site.learners(site, "generator", "prior")
-        if self.settings.codes == "prior":
-            model.fit(part.images, part.labels, rng, replayed=stream, private=private)
-            return [Parcel("generator", model.state(), privacy=at_site.record_of(site, "generator", "prior"))]
+        """Lines 8 to 21: train on the site's images and on what the generator replays of the sites before."""
+        model, part, rng = build_generator(site, generator), site.data.train, site.rng("generator")
+        earlier = from_groups(before, _coded(model)) if before else {}
+        old = copy.deepcopy(model)  # line 9
+        size, draws = generator_settings(site).batch_size, site.rng("generator replay")
+        stream = replay_stream.stream(source(site, old, earlier), size, draws) if generator else None
+        learners = private.learners(site, "generator", "prior")
+        if replay_settings(site).codes == "prior":
+            model.fit(part.images, part.labels, rng, replayed=stream, private=learners)
+            return [Parcel("generator", model.state(), privacy=private.record_of(site, "generator", "prior"))]
         model, old = _coded(model), _coded(old)
-        model.fit_codes(part.images, rng, replayed=stream, private=private)
-        remade = {name: self.remade(old, model, share) for name, share in shares.items()}
-        groups = to_groups({**remade, site.name: self.share(site, model)}, model)
-        trained = Parcel("generator", model.state(), privacy=at_site.record_of(site, "generator"))
+        model.fit_codes(part.images, rng, replayed=stream, private=learners)
+        codes = {name: encode_again(old, model, of_site) for name, of_site in earlier.items()}
+        groups = to_groups({**codes, site.name: encode(site, model)}, model)
+        trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))
         return [trained, *(Parcel(kind, tensors) for kind, tensors in groups.items())]
 
     @operation("codes", "labels", "masks")
     def encode_images(self, site: Site, generator: Tensors) -> list[Parcel]:
         """The site's images as codes of the finished generator, with their labels."""
-        model = _coded(self.model(site, generator))
-        groups = to_groups({site.name: self.share(site, model)}, model)
+        model = _coded(build_generator(site, generator))
+        groups = to_groups({site.name: encode(site, model)}, model)
         return [Parcel(kind, tensors) for kind, tensors in groups.items()]
 
     @operation()
     def take_replay(self, site: Site, **groups: Tensors) -> None:
-        """Keep the generator and what to replay with it."""
+        """Keep the generator and what to replay with it in the site's state."""
         site.state.put("replay", _flat({kind: dict(tensors) for kind, tensors in groups.items()}))
 
     @operation("metrics")
     def look_at_replay(self, site: Site) -> Parcel:
         """How many codes the site's images use and how well they come back; draws the site's contact sheet."""
-        model, _ = self.kept(site)
-        images, replayed = self.real_and_replayed(site, model)
-        self._draw(site, model, images[:SHOWN], replayed[:SHOWN])
-        if self.settings.codes == "prior":  # what real images look like to the generator would tell about them
-            return _metrics({})
-        used = _coded(model).usage(_coded(model).encode(images))
-        return _metrics(
-            {"psnr": pooled_psnr(images, replayed, data_range=255)}
-            | {f"code_usage_{level}": share for level, share in used.items()}
-        )
-
-    def _draw(self, site: Site, model: GeneratorModel, images: Tensor, replayed: Tensor) -> None:
-        """The site's contact sheet: real images, the same through the codes, and samples with the same labels."""
-        rows = {"real": images}
-        if isinstance(model, CodedModel):
-            rows["reconstructed"] = model.decode(model.encode(images))
-        if self.settings.codes == "prior":
-            rows["sampled"] = replayed
-        labels = site.data.train.labels[: len(images)]
-        contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels])
+        return replay_quality.measure(site, received(site)[0], sampled=replay_settings(site).codes == "prior")
 
     @operation("metrics")
     def probe_replay(self, site: Site) -> Parcel:
         """How well a probe tells real from replayed images, and which site made a replayed one."""
-        model, shares = self.kept(site)
-        rng, device = site.rng("probe"), str(site.trainer.device)
-        paired = self.settings.codes != "prior"
-        told = probe.real_or_replayed(*self.real_and_replayed(site, model), rng, paired=paired, device=device)
-        return _metrics({"real_or_replayed_auc": told["auc"], **self._which_site(model, shares, rng, device)})
+        model, codes = received(site)
+        by_site = {name: source(site, model, {name: of_site}) for name, of_site in codes.items()}
+        return replay_quality.probe_images(site, model, by_site, sampled=replay_settings(site).codes == "prior")
 
-    def real_and_replayed(self, site: Site, model: GeneratorModel) -> tuple[Tensor, Tensor]:
-        """Some of the site's images, and the same (or, of a prior, others with the same labels) replayed."""
-        part, some = site.data.train, slice(0, PROBED)
-        images = torch.from_numpy(part.images[some].copy())
-        if self.settings.codes == "prior":
-            return images, model.sample(part.labels[some].copy(), site.rng("samples"))
-        return images, _coded(model).decode(_coded(model).encode(images))
 
-    def _which_site(
-        self, model: GeneratorModel, shares: Mapping[str, Share], rng: torch.Generator, device: str
-    ) -> dict[str, float]:
-        if len(shares) < 2 or min(len(share) for share in shares.values()) < probe.FOLDS:
-            return {}
-        groups = {}
-        for site, share in shares.items():
-            chosen = torch.randperm(len(share), generator=rng)[:PROBED]
-            groups[site] = self.source(model, {site: share}).images(chosen, rng)
-        told = probe.which_site(groups, rng, device=device)
-        return {"which_site_accuracy": told["accuracy"], "which_site_chance": told["chance"]}
+def replayed(site: Site) -> ReplayedBatches | None:
+    """Replayed mini-batches that join the site's own; None if `replay.ratio` makes them empty."""
+    trainer = site.trainer
+    size = round(replay_settings(site).ratio * min(trainer.optimizer.batch_size, len(site.data.train)))
+    if size == 0:
+        return None
+    stream = replay_stream.stream(
+        replayed_images(site),
+        size,
+        site.rng("replay"),
+        task=trainer.task,
+        augmentation=trainer.optimizer.augment,
+        device=trainer.device,
+    )
+    return ReplayedBatches(stream, size)
 
-    # --- replayed mini-batches --------------------------------------------------------------------
 
-    def mix(self, site: Site, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Each mini-batch of real images with a replayed one behind it."""
-        trainer, size = site.trainer, self.joined(site)
-        if size == 0:
-            return batches
-        stream = replay_stream.stream(
-            self.replayed(site),
-            size,
-            site.rng("replay"),
-            task=trainer.task,
-            augmentation=trainer.optimizer.augment,
-            device=trainer.device,
-        )
-        return replay_stream.mixed(batches, stream)
+def replayed_images(site: Site) -> replay_stream.ReplaySource:
+    """What the site replays; put together once, and cached while the site is open."""
+    if "replay" not in site.cache:
+        settings, (model, codes) = replay_settings(site), received(site)
+        chosen = {name: of_site for name, of_site in codes.items() if settings.own or name != site.name}
+        images = source(site, model, chosen)
+        # a buffer is the same in every round, so the address of its draws has no round
+        buffered = settings.made == "buffer"
+        site.cache["replay"] = replay_stream.fill(images, site.lasting_rng("buffer")) if buffered else images
+    return site.cache["replay"]
 
-    def joined(self, site: Site) -> int:
-        """How many replayed images a mini-batch has."""
-        return round(self.settings.ratio * min(site.trainer.optimizer.batch_size, len(site.data.train)))
 
-    def replayed(self, site: Site) -> replay_stream.Source:
-        """What the site replays; put together once, and kept while the site is open."""
-        if "replay" not in site.cache:
-            model, shares = self.kept(site)
-            wanted = {name: share for name, share in shares.items() if self.settings.own or name != site.name}
-            source = self.source(model, wanted)
-            # a buffer is the same in every round, so it is drawn from an address without one
-            site.cache["replay"] = replay_stream.fill(source, site.lasting_rng("buffer")) if self._buffered else source
-        return site.cache["replay"]
+def received(site: Site) -> tuple[GeneratorModel, dict[str, SiteCodes]]:
+    """The generator and the sites' codes that `take_replay` put into the site's state."""
+    groups = _groups(site.state.group("replay"))
+    model = build_generator(site, groups.pop("generator"))
+    return model, from_groups(groups, _coded(model)) if groups else {}
 
-    def kept(self, site: Site) -> tuple[GeneratorModel, dict[str, Share]]:
-        """The generator and the sites' shares that `take_replay` put into the site's state."""
-        groups = _groups(site.state.group("replay"))
-        model = self.model(site, groups.pop("generator"))
-        return model, from_groups(groups, _coded(model)) if groups else {}
 
-    @property
-    def _buffered(self) -> bool:
-        return self.settings.made == "buffer"
+def source(site: Site, model: GeneratorModel, codes: Mapping[str, SiteCodes]) -> replay_stream.ReplaySource:
+    """The images of the sites' codes; without codes, samples for labels spread evenly over their public range."""
+    if codes:
+        return source_of(codes, _coded(model))
+    return replay_stream.FromSamples(model, even_labels(replay_settings(site).samples, model.target))
 
-    def source(self, model: GeneratorModel, shares: Mapping[str, Share]) -> replay_stream.Source:
-        """The images of the sites' codes; without codes, samples for labels spread evenly over their public range."""
-        if shares:
-            return source_of(shares, _coded(model))
-        return replay_stream.FromSamples(model, even_labels(self.settings.samples, model.target))
 
-    def share(self, site: Site, model: CodedModel) -> Share:
-        part = site.data.train
-        masks = torch.from_numpy(part.masks[:].copy()) if site.trainer.task.dense and part.masks is not None else None
-        return Share(model.encode(part.images[:]), torch.from_numpy(part.labels[:].copy()), masks)
+def encode(site: Site, model: CodedModel) -> SiteCodes:
+    """The site's training images as codes, with their labels and, for segmentation, masks."""
+    part = site.data.train
+    masks = torch.from_numpy(part.masks[:].copy()) if site.trainer.task.dense and part.masks is not None else None
+    return SiteCodes(model.encode(part.images[:]), torch.from_numpy(part.labels[:].copy()), masks)
 
-    @staticmethod
-    def remade(before: CodedModel, now: CodedModel, share: Share) -> Share:
-        """An earlier site's share as the generator codes it now: through the old decoder and the new encoder."""
-        return Share(now.encode(before.decode(share.codes)), share.labels, share.masks)
 
-    def model(self, site: Site, state: Tensors | None) -> GeneratorModel:
-        """The study's generator at a site, in a given state or as it is in the beginning."""
-        channels, size, _ = site.data.train.images.shape[1:]
-        trainer = site.trainer
-        model = self.generator.build(
-            channels=channels,
-            size=size,
-            target=trainer.target,
-            seed=site.seed,
-            device=str(trainer.device),
-            precision="fp32" if at_site.is_private(site, "generator") else trainer.precision,
-        )
-        if state:
-            model.load(state)
-        return model
+def encode_again(before: CodedModel, now: CodedModel, codes: SiteCodes) -> SiteCodes:
+    """An earlier site's codes as the generator makes them now: through the old decoder and the new encoder."""
+    return SiteCodes(now.encode(before.decode(codes.codes)), codes.labels, codes.masks)
+
+
+# --- any method, with replay --------------------------------------------------------------------------
+
+
+def with_replay(method: Method) -> Method:
+    """The same method with the same settings, and with replay: what a table [replay] makes of `cwt` or `fedprox`."""
+    return _replaying(type(method)).model_validate(method.model_dump())
+
+
+@functools.cache
+def _replaying(kind: type[Method]) -> type[Method]:
+    return type(f"{kind.__name__}WithReplay", (GenerativeReplay, kind), {"__module__": kind.__module__})
+
+
+# --- small things -------------------------------------------------------------------------------------
 
 
 def _coded(model: GeneratorModel) -> CodedModel:
     assert isinstance(model, CodedModel), "the study check lets codes be replayed only where the generator has some"
     return model
-
-
-def _metrics(values: Mapping[str, float]) -> Parcel:
-    return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})
 
 
 def _flat(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

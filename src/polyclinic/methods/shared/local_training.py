@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ from polyclinic.training import private
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
-    from polyclinic.federation.collaborators import Batch
+    from polyclinic.training.replayed import ReplayedBatches
 from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
 
 
@@ -35,35 +35,33 @@ def train(
     part: Part | None = None,
     class_weights: Tensor | None = None,
     correct: Callable[[nn.Module], None] | None = None,
+    replayed: ReplayedBatches | None = None,
 ) -> Parcel:
     """Train from `weights` on the site's images (or on `part`) for floor(|D| / b) steps, or as many as given.
 
-    What stays at the site goes into its state; the rest is the parcel of weights.
+    `replayed` images join each mini-batch. `correct` may change gradients before a step. What stays at the
+    site goes into its state; the rest is the parcel of weights.
     """
     trainer = site.trainer
     part = part or site.data.train
     steps = steps or trainer.steps_in(part)
     model = trainer.load(assemble(site, weights))
     optimizer = start_optimizer(site, model)
-    told: dict[str, float] = {}
+    metadata: dict[str, float] = {}
     if private.is_private(site, "classifier"):
-        steps = private.train(site, steps, optimizer, correct=correct)  # its loss would tell about the images
+        # its loss would tell about the images
+        steps = private.train(site, steps, optimizer, correct=correct, replayed=replayed)
     else:
-        told["loss"] = trainer.train(
-            batches(site, part), steps, optimizer, class_weights=class_weights, correct=correct
+        real = trainer.batches(part, site.rng("batches"))
+        metadata["loss"] = trainer.train(
+            replayed.join(real) if replayed else real, steps, optimizer, class_weights=class_weights, correct=correct
         )
     keep_optimizer(site, optimizer)
     trained = trainer.weights()
     if trainer.local_names:
         site.state.put("local", {name: trained.pop(name) for name in sorted(trainer.local_names)})
-    counted = {"samples": len(part), "steps": steps, **told}
-    return Parcel("weights", trained, counted, private.record_of(site, "classifier"))
-
-
-def batches(site: Site, part: Part) -> Iterator[Batch]:
-    """Mini-batches of the site's images for this round, joined by replayed ones where the study replays."""
-    real = site.trainer.batches(part, site.rng("batches"))
-    return site.replay.mix(site, real) if site.replay else real
+    metadata = {"samples": len(part), "steps": steps, **metadata}
+    return Parcel("weights", trained, metadata, private.record_of(site, "classifier"))
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

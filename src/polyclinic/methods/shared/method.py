@@ -20,6 +20,7 @@ from polyclinic.training import private
 
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
+    from polyclinic.training.replayed import ReplayedBatches
 
 
 class Method(Settings):
@@ -32,12 +33,14 @@ class Method(Settings):
     summary: ClassVar[str]
     #: what it can do and what it needs
     traits: ClassVar[Traits] = Traits()
-    #: replays even where the study has no table `[replay]`
-    replays: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, federation: Federation) -> Weights:
         """The coordinator half: train across the sites, and return the last weights."""
+
+    def replayed(self, site: Site) -> ReplayedBatches | None:
+        """Replayed images that join a site's mini-batches; None here, see `generative_replay.GenerativeReplay`."""
+        return None
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """Names of the weights that stay at each site: batch-norm statistics where the study says so."""

@@ -19,6 +19,7 @@ from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
+from polyclinic.methods.shared.site_generator import build_generator, generator_settings, tuning_settings
 from polyclinic.tasks import Target
 
 #: columns of the contact sheet
@@ -34,7 +35,7 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
 
     With `reuse` it is kept in the cache, and taken from there where the very same was trained before.
     """
-    model = untrained(site)
+    model = build_generator(site)
     if not reuse:
         return model, fit(site, model)
     file = kept_at(site)
@@ -68,13 +69,13 @@ def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
 
 def fingerprint(site: Site) -> str:
     """Of everything that a trained generator depends on."""
-    part, trainer = site.data.train, site.trainer
+    part, trainer, tuning = site.data.train, site.trainer, tuning_settings(site)
     images = hashlib.sha256(np.ascontiguousarray(part.images).data)
     images.update(np.ascontiguousarray(part.labels).data)
     return digest_of(
         {
-            "generator": site.generator.model_dump(mode="json"),
-            "tuning": site.tuning.model_dump(mode="json") if site.tuning else None,
+            "generator": generator_settings(site).model_dump(mode="json"),
+            "tuning": tuning.model_dump(mode="json") if tuning else None,
             "images": images.hexdigest(),
             "draws": [site.seed, site.name, site.round],
             "device": [trainer.device.type, trainer.precision, torch.__version__, torch.get_num_threads()],
@@ -83,27 +84,14 @@ def fingerprint(site: Site) -> str:
     )
 
 
-def untrained(site: Site) -> GeneratorModel:
-    """The study's generator as it is in the beginning."""
-    part = site.data.train
-    channels, size, _ = part.images.shape[1:]
-    return site.generator.build(
-        channels=channels,
-        size=size,
-        target=site.trainer.target,
-        seed=site.seed,
-        device=str(site.trainer.device),
-        precision=site.trainer.precision,
-    )
-
-
 def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     """Train a generator on the site's images; the figures of its training."""
     part, rng = site.data.train, site.rng("generator")
     images, labels = np.asarray(part.images), np.asarray(part.labels)
-    if site.tuning is None:
+    tuning = tuning_settings(site)
+    if tuning is None:
         return {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
-    return private_tuning.fit(model, images, labels, rng, site.tuning)
+    return private_tuning.fit(model, images, labels, rng, tuning)
 
 
 def draw_buffer(site: Site, model: GeneratorModel, count: int) -> dict[str, Tensor]:

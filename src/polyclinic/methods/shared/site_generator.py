@@ -1,0 +1,39 @@
+"""The study's generator at a site, and the study's tables about it, with their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from polyclinic.federation.site import Site
+from polyclinic.generators import Generator, GeneratorModel
+from polyclinic.generators.private_tuning import PrivateTuning
+from polyclinic.training import private
+
+
+def build_generator(site: Site, state: Mapping[str, Tensor] | None = None) -> GeneratorModel:
+    """The study's generator for the site's images, in a given state or with its first weights, the same at all sites.
+
+    Where it is trained with differential privacy it computes in float32: rounded gradients have no bounded norm.
+    """
+    return generator_settings(site).build_for(
+        site.data.train.images.shape[1:],
+        site.trainer.target,
+        seed=site.seed,
+        device=str(site.trainer.device),
+        precision="fp32" if private.is_private(site, "generator") else site.trainer.precision,
+        state=state,
+    )
+
+
+def generator_settings(site: Site) -> Generator:
+    """The study's table [generator]."""
+    assert isinstance(site.generator, Generator), "every study has one"
+    return site.generator
+
+
+def tuning_settings(site: Site) -> PrivateTuning | None:
+    """The study's table [tuning], if its generator is trained in phases."""
+    assert isinstance(site.tuning, PrivateTuning | None)
+    return site.tuning
