@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput, WorkFailed
+
+if TYPE_CHECKING:
+    from polyclinic.study import Study
 
 app = typer.Typer(help="Run studies across institutions (NVFlare).", no_args_is_help=True)
 
@@ -179,7 +182,7 @@ def down(names: list[str] = NAMES, folder: Path = FOLDER) -> None:
 # --- behind the commands ------------------------------------------------------------------------------
 
 
-def study_to_send(path: Path, sets: list[str], folder: Path):
+def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     """A study without data of its own; one that was rehearsed gets what `deploy init` found out about its images."""
     from polyclinic.data.datasets.at_sites import AtSites
     from polyclinic.study import load_study

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from polyclinic.errors import BadInput
+
+if TYPE_CHECKING:
+    from polyclinic.study import Study
 
 STUDY = typer.Argument(
     None, help="The study, a TOML file; without one, the embedded default study.", show_default=False
@@ -52,7 +56,7 @@ def run(
         print_result(result)
 
 
-def read_study(path: Path | None, sets: list[str], begun: Path | None = None):
+def read_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
     from polyclinic.study import load_run_study, load_study
     from polyclinic.study.reading import default_path

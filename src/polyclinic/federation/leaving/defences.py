@@ -1,4 +1,4 @@
-"""What a site may do to its gradients before they leave, to see what helps. Each returns new tensors by name.
+"""Defences of gradients before they leave a site: clipping and noise, top-k sparsification, pruning, quantisation.
 
 (The secure sum is a defence, too: attack `secure_sum` of what the sites would have sent.)
 """

@@ -63,17 +63,19 @@ class Canvas:
         """Like spots, for points densely along lines: a thin line dims with its width, not with its area."""
         return self._stamp(x, y, radius, strength, thin_power=1)
 
-    def _stamp(self, x, y, radius, strength, *, thin_power: int) -> np.ndarray:
-        x, y, radius, strength = (np.ravel(a) for a in np.broadcast_arrays(x, y, radius, strength))
-        wide = np.hypot(radius, PIXEL_BLUR * self.pixel)
-        strength = strength * (radius / wide) ** thin_power
+    def _stamp(self, x: Numbers, y: Numbers, radius: Numbers, strength: Numbers, *, thin_power: int) -> np.ndarray:
+        across, down, narrow, full = (np.ravel(a) for a in np.broadcast_arrays(x, y, radius, strength))
+        wide = np.hypot(narrow, PIXEL_BLUR * self.pixel)
+        dimmed = full * (narrow / wide) ** thin_power
         layer = np.zeros((self.size, self.size), dtype=np.float32)
         reach = np.ceil(1.6 * wide / self.pixel).astype(int)
         for r in np.unique(reach):  # stamps of one reach share one window
-            self._stamp_windows(layer, r, *(a[reach == r] for a in (x, y, wide, strength)))
+            self._stamp_windows(layer, r, *(a[reach == r] for a in (across, down, wide, dimmed)))
         return layer
 
-    def _stamp_windows(self, layer, reach, x, y, wide, strength) -> None:
+    def _stamp_windows(
+        self, layer: np.ndarray, reach: int, x: np.ndarray, y: np.ndarray, wide: np.ndarray, strength: np.ndarray
+    ) -> None:
         offset = np.arange(-reach, reach + 1)
         column = ((x + 1) / self.pixel).astype(int)[:, None] + offset
         row = ((y + 1) / self.pixel).astype(int)[:, None] + offset

@@ -89,7 +89,9 @@ class FundusPhantom(Phantom):
         return np.maximum(canvas.strokes(x, y, radius, density), canvas.strokes(bx, by, branch, density))
 
     @staticmethod
-    def _optic_disc(canvas: Canvas, image: np.ndarray, disc: tuple[float, float], rng: np.random.Generator):
+    def _optic_disc(
+        canvas: Canvas, image: np.ndarray, disc: tuple[float, float], rng: np.random.Generator
+    ) -> np.ndarray:
         radius = rng.uniform(0.11, 0.15)
         bright = rng.uniform(0.6, 0.95)
         image = paint(image, DISC, bright * 0.75 * canvas.ellipse(*disc, radius, radius * 1.1, soft=0.05))
@@ -108,7 +110,9 @@ class FundusPhantom(Phantom):
         return paint(image, BLOOD, canvas.spots(x[pale:], y[pale:], radius[pale:], strength[pale:]))
 
     @staticmethod
-    def _lesions(canvas: Canvas, image: np.ndarray, grade: int, disc: tuple[float, float], rng: np.random.Generator):
+    def _lesions(
+        canvas: Canvas, image: np.ndarray, grade: int, disc: tuple[float, float], rng: np.random.Generator
+    ) -> np.ndarray:
         """Microaneurysms (small, red), haemorrhages (dark, in blots) and exudates (yellow, in clusters)."""
         small, blots, hard = rng.poisson(LESIONS[grade]) if grade else (0, 0, 0)
         if grade and small + blots + hard == 0:
