@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from json_schemas import assert_valid
@@ -16,6 +17,12 @@ from json_schemas import assert_valid
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
+
+# how long an example takes says something about the machine, not about the code
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 TINY: dict[str, dict[str, Any]] = {
     "data": {"source": "fundus-phantom", "samples": 96, "size": 28},

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.methods import METHODS
@@ -47,7 +48,8 @@ def afflict(trouble: str, site, parcel: Parcel) -> Parcel:
     if what == "raise":
         raise RuntimeError("the scanner\nis on fire")
     if what == "hang":
-        time.sleep(600)
+        (Path(trouble) / f"{site.name}-hangs").touch()
+        time.sleep(3600)
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "nan":
@@ -61,6 +63,12 @@ def afflict(trouble: str, site, parcel: Parcel) -> Parcel:
     if what == "images":
         return Parcel("weights", {"conv1.weight": torch.tensor(site.data.train.images[:2])}, parcel.metadata)
     return parcel
+
+
+def will_hang(trouble: Path, call: Call) -> bool:
+    """Whether a call will never be answered."""
+    file = trouble / f"{call.site}-{call.round}"
+    return call.operation == "train" and file.exists() and file.read_text() == "hang"
 
 
 FAULTY = {"faulty": Faulty, "faulty-bn": FaultyBN}

@@ -77,11 +77,10 @@ def kill(process: multiprocessing.Process) -> None:
     process.join()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait until `condition()` is true and return it."""
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Wait until `condition()` is true and return it. How long that takes is the machine's business: where it never
+    comes true, pytest's own timeout ends the test."""
     while not (value := condition()):
-        assert time.monotonic() < until, "waited in vain"
         time.sleep(0.002)
     return value
 

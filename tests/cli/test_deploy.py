@@ -24,7 +24,7 @@ def free_port():
 
 
 def two_sites(tiny, **method):
-    return tiny("fedavg", {"sites.count": 2, "engine.silence": 20.0}, **{"rounds": 2, **method})
+    return tiny("fedavg", {"sites.count": 2, "engine.silence": 600.0}, **{"rounds": 2, **method})
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,8 @@ def test_a_server_that_is_not_there_is_one_sentence(deployment, capsys):
 @pytest.fixture(scope="module")
 def rehearsal(deployment):
     """Server and sites, running; ended by their numbers whatever happens."""
-    for attempt in range(2):  # a machine under load may take longer than it is given
-        if run_app(["deploy", "up", "--here", "-d", str(deployment), "--within", "120"]) == 0:
-            break
-        assert attempt == 0, (deployment / "server" / "console.log").read_text()[-2000:]
+    started = run_app(["deploy", "up", "--here", "-d", str(deployment), "--within", "900"])
+    assert started == 0, (deployment / "server" / "console.log").read_text()[-2000:]
     started = list(Rehearsal(deployment).running().values())
     tree = [one for pid in started for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
     try:
@@ -144,7 +142,7 @@ def rehearsal(deployment):
 def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsal, tmp_path, capsys):
     study = two_sites(tiny)
     submitted = ["deploy", "submit", str(rehearsal.parent / "study.toml"), "-d", str(rehearsal)]
-    assert run_app([*submitted, "--out", str(tmp_path / "run")]) == 0
+    assert run_app([*submitted, "--within", "900", "--out", str(tmp_path / "run")]) == 0
     expected = undisturbed(study).folder
     assert result(tmp_path / "run")["weights_sha256"] == result(expected)["weights_sha256"]
     assert history(tmp_path / "run") == history(expected)
@@ -158,7 +156,7 @@ def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsa
         assert study_of(there, kit_of(there)).method == study.method
     assert not (tmp_path / "run" / "ledger").exists()
 
-    assert run_app(["deploy", "status", "-d", str(rehearsal)]) == 0
+    assert run_app(["deploy", "status", "-d", str(rehearsal), "--within", "900"]) == 0
     status = capsys.readouterr().out
     assert "connected: site-1, site-2" in status
     assert "FINISHED" in status

@@ -16,7 +16,7 @@ from run_folders import history, ledgers, result
 from polyclinic.deployment.processes import Rehearsal
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def polyclinic(*arguments, background=False):
@@ -29,7 +29,7 @@ def polyclinic(*arguments, background=False):
 @pytest.fixture
 def deployment(tiny, tmp_path):
     study = tiny(
-        "fedavg", {"engine.silence": 8.0, "engine.quorum": 0.6}, rounds=40, local_steps=60
+        "fedavg", {"engine.silence": 20.0, "engine.quorum": 0.6}, rounds=40, local_steps=60
     )  # a second or so a round
     (tmp_path / "study.toml").write_text(study.to_toml())
     with socket.socket() as one:
@@ -50,7 +50,7 @@ def rounds(deployment):
 
 
 def wait_for_round(deployment, number):
-    wait_for(lambda: len(rounds(deployment)) >= number, seconds=240)
+    wait_for(lambda: len(rounds(deployment)) >= number)
 
 
 def child_of(site, deployment):
@@ -65,21 +65,21 @@ def test_child_site_and_server_are_killed_and_the_run_ends_well(deployment, tiny
     wait_for_round(deployment, 2)
 
     child_of("site-1", deployment).kill()
-    wait_for(lambda: any("site-1" in line["failed"] for line in rounds(deployment)), seconds=60)
+    wait_for(lambda: any("site-1" in line["failed"] for line in rounds(deployment)))
     [died] = [line["failed"]["site-1"] for line in rounds(deployment) if "site-1" in line["failed"]]
     assert "the site's process died (exit code -9)" in died
 
     os.kill(Rehearsal(deployment).running()["site-2"], signal.SIGKILL)
-    wait_for(lambda: rounds(deployment)[-1]["failed"].keys() == {"site-2"}, seconds=120)
-    assert "engine.silence = 8" in rounds(deployment)[-1]["failed"]["site-2"]
+    wait_for(lambda: rounds(deployment)[-1]["failed"].keys() == {"site-2"})
+    assert "engine.silence = 20" in rounds(deployment)[-1]["failed"]["site-2"]
     polyclinic("deploy", "up", "--here", "site-2", "-d", deployment)
     missed = len(rounds(deployment))
-    wait_for(lambda: len(rounds(deployment)) > missed + 1 and not rounds(deployment)[-1]["failed"], seconds=240)
+    wait_for(lambda: len(rounds(deployment)) > missed + 1 and not rounds(deployment)[-1]["failed"])
 
     os.kill(Rehearsal(deployment).running()["server"], signal.SIGKILL)
     finished = len(rounds(deployment))
     assert finished < 40
-    output, _ = watching.communicate(timeout=120)
+    output, _ = watching.communicate()
     assert watching.returncode == 1
     assert "site-2: back again" in output
     assert "no server answers" in output

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SITES = ("site-1", "site-2")
 DATA = {"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2}

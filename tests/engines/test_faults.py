@@ -5,8 +5,8 @@ import signal
 import threading
 
 import pytest
-from faulty_method import FAULTY
-from processes import ForkedWorker
+from faulty_method import FAULTY, will_hang
+from processes import ForkedWorker, wait_for
 from run_folders import assert_same_run, history, ledgers, result
 
 from polyclinic.errors import WorkFailed
@@ -16,8 +16,10 @@ from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 
-#: long enough for a loaded machine to do a call, short enough for a test to wait for
-DEADLINE = 4.0
+#: `engine.deadline` of these tests, which no machine is too slow for
+DEADLINE = 3600.0
+#: how long a call that nobody will ever answer is waited for instead: that one fails however slow the machine is
+SHORT = 0.5
 
 REASONS = {
     "raise": "RuntimeError: the scanner is on fire",
@@ -40,14 +42,21 @@ def trouble(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    """The worker processes of runs, as they are started."""
+def workers(monkeypatch, trouble):
+    """The worker processes of runs, as they are started. The deadline comes early where a call is never answered."""
     started = []
 
     class Noted(ForkedWorker):
+        stopped = False
+
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             started.append(self)
+
+        def call(self, call, deadline):
+            assert deadline in (None, DEADLINE)
+            early = deadline and (self.stopped or will_hang(trouble, call))
+            return super().call(call, SHORT if early else None)
 
     monkeypatch.setattr(engines, "WorkerProcess", Noted)
     return started
@@ -113,8 +122,12 @@ def test_the_round_goes_on_without_a_site_that_hangs_or_dies_in_mid_call(tiny, t
 def test_a_worker_struck_while_idle_fails_its_next_call(tiny, trouble, workers, tmp_path, signal_number):
     """A stopped process takes no input: the deadline must cover sending the weights, too."""
     study = make(tiny, trouble, {"workers": 3, "deadline": DEADLINE})
-    strike = After(1, lambda: os.kill(workers[1]._process.pid, signal_number))
-    run(study, tmp_path / "run", display=strike)
+
+    def strike():
+        os.kill(workers[1]._process.pid, signal_number)
+        workers[1].stopped = signal_number == signal.SIGSTOP
+
+    run(study, tmp_path / "run", display=After(1, strike))
     (failure,) = result(tmp_path / "run")["failures"]
     assert failure["reason"].startswith(REASONS["die" if signal_number == signal.SIGKILL else "hang"])
     assert (failure["round"], failure["operation"]) == (2, "train")
@@ -189,9 +202,13 @@ def test_ctrl_c_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path
     """Nor does it start them again; the run can be resumed."""
     study = tiny("faulty", {"engine.workers": 2}, trouble=str(trouble))
     (trouble / "site-2-2").write_text("hang")
-    interrupt = threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    def interrupt():
+        wait_for((trouble / "site-2-hangs").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with pytest.raises(KeyboardInterrupt):
-        run(study, tmp_path / "run", display=After(1, interrupt.start))
+        run(study, tmp_path / "run", display=After(1, threading.Thread(target=interrupt).start))
     assert [worker._process.process.is_alive() for worker in workers] == [False, False]
     (trouble / "site-2-2").unlink()
     run(study, tmp_path / "run", resume=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import wait_for
 
 from polyclinic.engines.nvflare import engine as coordinators_end
 from polyclinic.engines.nvflare import relay as sites_end
@@ -20,6 +21,9 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.state import SitePosition
+
+#: for sites that are lost for good: that shows however slow the machine is
+LOST_SOON = Patience(None, 0.5)
 
 
 class Worker:
@@ -61,7 +65,7 @@ class Federation:
         self.wire = wire or (lambda site, what: None)
         self.durable = 0
         sends = {site: self._sender(site) for site in sites}
-        patience = patience or Patience(None, 0.5)
+        patience = patience or Patience(None, 3600.0)
         self.engine = NVFlare(sends, patience=patience, simulation=True, durable=self._count)
 
     def _count(self):
@@ -135,13 +139,13 @@ def test_answers_are_fetched_one_by_one_as_they_are_taken():
 
 
 def test_long_work_is_waited_for_in_short_messages():
-    federation = Federation("a", behave=lambda call: time.sleep(0.5))
+    federation = Federation("a", behave=lambda call: wait_for(lambda: federation.messages("a").count("wait") >= 3))
     assert federation.ask("a")
-    assert federation.messages("a").count("wait") >= 3
 
 
 @pytest.mark.parametrize("lost", ["run", "answer to run", "piece", "answer to piece", "take", "answer to take", "wait"])
 def test_a_lost_message_is_sent_again_and_nothing_is_done_twice(lost):
+    """The site works until it has been asked twice how far it is, so that there is a message to lose."""
     losses = {lost: 2}
 
     def wire(site, what):
@@ -149,7 +153,9 @@ def test_a_lost_message_is_sent_again_and_nothing_is_done_twice(lost):
             losses[what] -= 1
             raise TimeoutError("lost on the way")
 
-    federation = Federation("a", behave=lambda call: time.sleep(0.25), wire=wire)
+    enough = 3 if lost == "wait" else 1
+    work = lambda call: wait_for(lambda: federation.messages("a").count("wait") >= enough)  # noqa: E731
+    federation = Federation("a", behave=work, wire=wire)
     [answer] = federation.ask("a", parcels=weights(1000))
     assert torch.equal(answer.weights["w"], torch.arange(1000, dtype=torch.float32))
     assert losses == {lost: 0}
@@ -178,7 +184,7 @@ def test_a_site_whose_answer_was_lost_goes_back_to_where_the_coordinator_saw_it(
             raise TimeoutError("lost on the way")
         cut["off"] = what == "run" and federation.engine.checkpoint() != {}
 
-    federation = Federation("a", wire=wire)
+    federation = Federation("a", wire=wire, patience=LOST_SOON)
     assert federation.ask("a")
     [failure] = federation.ask("a")
     assert "no sign of life" in failure.reason
@@ -196,13 +202,11 @@ def test_a_site_whose_answer_was_lost_goes_back_to_where_the_coordinator_saw_it(
 
 
 def test_the_deadline_is_named_and_work_that_was_given_up_is_ended():
-    federation = Federation("a", behave=lambda call: federation.workers["a"][-1].killed.wait(5), patience=Patience(0.3))
+    federation = Federation("a", behave=lambda call: federation.workers["a"][-1].killed.wait(), patience=Patience(0.3))
     [failure] = federation.ask("a")
     assert failure.reason == "no answer within the deadline (engine.deadline)"
     federation.workers["a"][0].behave = lambda call: None
-    started = time.monotonic()
     federation.ask("a")
-    assert time.monotonic() - started < 4
     assert federation.workers["a"][0].killed.is_set()
 
 
@@ -211,7 +215,7 @@ def test_one_lost_site_does_not_hold_up_the_others():
         if site == "b":
             raise TimeoutError("lost on the way")
 
-    answers = Federation("a", "b", "c", wire=wire).ask("a", "b", "c")
+    answers = Federation("a", "b", "c", wire=wire, patience=LOST_SOON).ask("a", "b", "c")
     assert [bool(answer) for answer in answers] == [True, False, True]
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_method import FAULTY, register
+from faulty_method import FAULTY, register, will_hang
 from run_folders import assert_same_run, result
 
 from polyclinic.cli import run_app
-from polyclinic.engines.ray import Share, take_own_token
+from polyclinic.engines.ray import RayWorker, Share, take_own_token
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
 from polyclinic.runner import assembly, engines
@@ -82,23 +82,31 @@ def trouble(tmp_path, monkeypatch):
     return tmp_path / "trouble"
 
 
-@pytest.mark.parametrize(
-    ("what", "reason"),
-    [
-        ("raise", "RuntimeError: the scanner is on fire"),
-        ("die", "the site's process died"),
-        ("hang", "no answer within the deadline (engine.deadline)"),
-    ],
-)
-def test_a_failed_site_is_left_out_until_the_next_round(tiny, running, trouble, tmp_path, what, reason):
-    (trouble / "site-2-2").write_text(what)
-    study = tiny("faulty", trouble=str(trouble))
-    run(on_ray(study, workers=2, **({"deadline": 5.0} if what == "hang" else {})), tmp_path / "run")
-    (failure,) = result(tmp_path / "run")["failures"]
-    assert (failure["round"], failure["site"]) == (2, "site-2")
-    assert failure["reason"].startswith(reason)
+def test_failed_sites_are_left_out_until_the_next_round(tiny, running, trouble, tmp_path, monkeypatch):
+    """One hangs, one raises, one dies. The deadline comes early for the call that is never answered alone."""
+    faults = {
+        "site-2-2": ("hang", "no answer within the deadline (engine.deadline)"),
+        "site-3-3": ("raise", "RuntimeError: the scanner is on fire"),
+        "site-1-4": ("die", "the site's process died"),
+    }
+    for name, (what, _) in faults.items():
+        (trouble / name).write_text(what)
+    real_call = RayWorker.call
 
-    (trouble / "site-2-2").write_text("raise")  # which reason it was changes no number
+    def call(self, call, deadline):
+        assert deadline == 3600.0
+        return real_call(self, call, 0.5 if will_hang(trouble, call) else None)
+
+    monkeypatch.setattr(RayWorker, "call", call)
+    study = tiny("faulty", trouble=str(trouble), rounds=4)
+    run(on_ray(study, workers=2, deadline=3600.0), tmp_path / "run")
+    failures = result(tmp_path / "run")["failures"]
+    assert [f"{failure['site']}-{failure['round']}" for failure in failures] == list(faults)
+    for failure, (_, reason) in zip(failures, faults.values(), strict=True):
+        assert failure["reason"].startswith(reason)
+
+    for name in faults:
+        (trouble / name).write_text("raise")  # which reason it was changes no number
     run(study, tmp_path / "here")
     assert result(tmp_path / "run")["weights_sha256"] == result(tmp_path / "here")["weights_sha256"]
 

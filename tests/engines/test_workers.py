@@ -1,5 +1,6 @@
 """Any number of worker processes, few sites in memory, growing in mid-run: the same bits and the same ledgers."""
 
+import itertools
 import os
 
 import pytest
@@ -68,10 +69,15 @@ def test_growing_into_workers_in_mid_run_changes_nothing(tiny, undisturbed, fork
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
 
 
-def test_little_work_does_not_grow_into_workers(tiny, undisturbed, forked, tmp_path):
-    study = tiny("fedavg", KEEP, rounds=2)
+@pytest.mark.parametrize(("seconds", "workers"), [(0.5, 0), (1.5, 2)])
+def test_only_much_work_grows_into_workers(tiny, undisturbed, forked, tmp_path, monkeypatch, seconds, workers):
+    """Six sites, each of whose calls takes so long by a clock that only this test has: round 2 decides."""
+    clock = itertools.count(step=seconds)
+    monkeypatch.setattr(in_process, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    study = tiny("fedavg", KEEP | {"sites.count": 6, "evaluation.every": 0}, rounds=2)
     run(study.with_settings({"engine.workers": "auto"}), tmp_path / "run")
-    assert not forked
+    assert len(forked) == workers
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
 
 

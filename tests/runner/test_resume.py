@@ -164,14 +164,14 @@ def test_killed_with_workers_from_the_command_line(killable):
     folder = case.fresh()
     (folder / "study.toml").write_text(case.study.with_settings({"engine.workers": 2}).to_toml())
     process = start(begin, folder)
-    wait_for(lambda: lines(folder) >= 4, seconds=120)
+    wait_for(lambda: lines(folder) >= 4)
     kill(process)
 
     def resumed():
         with contextlib.suppress(BadInput):  # "another run is working in it"
             return run(case.study, folder, resume=True)
 
-    wait_for(resumed, seconds=20)
+    wait_for(resumed)
     assert_same_run(folder, case.expected)
 
 

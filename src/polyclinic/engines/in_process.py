@@ -6,8 +6,8 @@ with addresses, and never sees another site's numbers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Literal
 
 from polyclinic.engines.pool import Worker, WorkerPool
@@ -66,10 +66,10 @@ class InProcess(WorkerPool):
 
     def _call_in_turn(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         for call in calls:
-            started = time.perf_counter()
+            started = perf_counter()
             answer = self._call_here(call)
             if len(calls) > 1:
-                self._busy_seconds += time.perf_counter() - started
+                self._busy_seconds += perf_counter() - started
             yield answer
 
     def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
