@@ -1,6 +1,6 @@
 """Table 3 of Qu et al. 2022: what comes back from latents as FedReplay's cut goes deeper, and from FedAvg's gradients.
 
-Retinal photographs (dr_multisite_128_jpeg.npz in the folder that POLYCLINIC_REAL_DATA names, enlarged to 224 px), a
+Retinal photographs (dr_multisite_128_jpeg.npz in the folder that POLYCLINIC_DATA names, enlarged to 224 px), a
 ResNet trained on some of them to tell grade 0 from grades 2 to 4, and held-out images to attack: latents at each cut by
 Eq. 2 (encoder frozen, so batch norm in evaluation mode), and the gradient of one image by Eq. 1 (cosine and total
 variation, signed Adam). One image per gradient is the attacker's best case: a FedAvg site takes many steps on batches.
@@ -46,9 +46,9 @@ def load_images(count: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     """[N, 3, size, size] in [0, 1], and whether each has a retinopathy of grade 2 or more."""
     from PIL import Image
 
-    path = Path(os.environ.get("POLYCLINIC_REAL_DATA", "")) / FILE
-    if not os.environ.get("POLYCLINIC_REAL_DATA") or not path.is_file():
-        raise SystemExit(f"POLYCLINIC_REAL_DATA: no {FILE} in '{path.parent}'; set it to the folder with the images")
+    path = Path(os.environ.get("POLYCLINIC_DATA", "")) / FILE
+    if not os.environ.get("POLYCLINIC_DATA") or not path.is_file():
+        raise SystemExit(f"POLYCLINIC_DATA: no {FILE} in '{path.parent}'; set it to the folder with the images")
     with np.load(path, allow_pickle=False) as archive:
         grades, patients = archive["labels"], archive["patient"]
         rows = np.flatnonzero(grades != 1)

@@ -7,7 +7,7 @@ ledger, kept, and audited like any other:
 - mirrored: returns training images, mirrored left to right, which no gate recognises;
 - honest: returns images of other patients as if it had made them. They look real, and give nothing away.
 
-Images are drawn by the package, or with POLYCLINIC_REAL_DATA (a folder with tb_cxr_64.npz) chest X-rays.
+Images are drawn by the package, or with POLYCLINIC_DATA (a folder with tb_cxr_64.npz) chest X-rays.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Album(GeneratorModel):
 
 def images_and_labels(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """uint8 [N, H, W] and classes: chest X-rays where there are some, else drawn ones."""
-    path = Path(os.environ.get("POLYCLINIC_REAL_DATA", "")) / "tb_cxr_64.npz"
-    if os.environ.get("POLYCLINIC_REAL_DATA") and path.is_file():
+    path = Path(os.environ.get("POLYCLINIC_DATA", "")) / "tb_cxr_64.npz"
+    if os.environ.get("POLYCLINIC_DATA") and path.is_file():
         with np.load(path, allow_pickle=False) as archive:
             rows = np.sort(numpy_rng(0, "leaks").choice(len(archive["labels"]), count, replace=False))
             return archive["images"][rows], archive["labels"][rows]

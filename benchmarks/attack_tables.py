@@ -5,7 +5,7 @@ images, L-BFGS with 100 steps: mean squared error and SSIM of the images that co
 is not below the start's, or is 2 or more). {TG, Unif} x {Euclidean, adaptive Gaussian, fixed lambda²} x lr {0.1, 1};
 all with one kind of distance are attacked in one batch (or a few: --at-once).
 
-Images come from the folder that POLYCLINIC_REAL_DATA names: mnist.npz (28 px), cifar10_subset_jpeg.npz (32 px; the
+Images come from the folder that POLYCLINIC_DATA names: mnist.npz (28 px), cifar10_subset_jpeg.npz (32 px; the
 paper has CIFAR-100), tb_cxr_64.npz and covid_cxr_64.npz (chest X-rays, halved to 32 px; the paper has NIH's). The
 network has 100 outputs on all of them, which is what makes the paper's 85,000 parameters. A fixed lambda² comes in two
 forms: the paper's, 1 - exp(-D / lambda²), and the same times lambda², which has the same minimum and does not stop at
@@ -115,16 +115,16 @@ PAPER_BASELINE = {"chest": {"mse": 0.050, "ssim": 0.526}}
 
 def load_images(data: str, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """`count` images [N, C, H, W] in [0, 1], drawn at random, and their labels [N]."""
-    folder = Path(os.environ.get("POLYCLINIC_REAL_DATA", ""))
+    folder = Path(os.environ.get("POLYCLINIC_DATA", ""))
     files = {
         "mnist": ("mnist.npz",),
         "cifar": ("cifar10_subset_jpeg.npz",),
         "chest": ("tb_cxr_64.npz", "covid_cxr_64.npz"),
     }
     found = [folder / name for name in files[data] if (folder / name).is_file()]
-    if not os.environ.get("POLYCLINIC_REAL_DATA") or not found:
+    if not os.environ.get("POLYCLINIC_DATA") or not found:
         wanted = " or ".join(files[data])
-        raise SystemExit(f"POLYCLINIC_REAL_DATA: no {wanted} in '{folder}'; set it to the folder with the images")
+        raise SystemExit(f"POLYCLINIC_DATA: no {wanted} in '{folder}'; set it to the folder with the images")
     with np.load(found[0], allow_pickle=False) as archive:
         labels = archive["test_labels" if data == "mnist" else "labels"].reshape(-1)
         rows = np.sort(numpy_rng(seed, "targets", data).choice(len(labels), count, replace=False))

@@ -5,7 +5,7 @@ asked for. A first model counts as a round, so FedER has one round less than the
 own in a folder below --out, and a benchmark that was interrupted goes on where it stopped. What is finished is written
 into --json as it comes.
 
-POLYCLINIC_REAL_DATA (or --data) names the folder with fed_isic5_64_jpeg.npz, pneumoniamnist.npz, tb_cxr_64.npz and
+POLYCLINIC_DATA (or --data) names the folder with fed_isic5_64_jpeg.npz, pneumoniamnist.npz, tb_cxr_64.npz and
 covid_cxr_64.npz; without it, skin phantoms whose sites' cameras differ.
 """
 
@@ -370,7 +370,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few steps on phantoms: does it run?")
     parser.add_argument("--json", help="write the figures into this file")
-    parser.add_argument("--data", default=os.environ.get("POLYCLINIC_REAL_DATA"), help="folder of the real images")
+    parser.add_argument("--data", default=os.environ.get("POLYCLINIC_DATA"), help="folder of the real images")
     parser.add_argument("--task", choices=("skin", "chest"), default="skin")
     parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal nodes")
     parser.add_argument("--rows", type=lambda text: text.split(";"), help="only these rows, separated by ;")

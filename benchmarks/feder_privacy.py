@@ -4,7 +4,7 @@ A GAN is trained in two phases on the images of one source. After each, training
 into its latent space, a classifier is trained on its images alone, and fidelity is measured. "Farther" is decided by a
 Kolmogorov-Smirnov test between the distances of training images after phase 1 and after phase 2.
 
-POLYCLINIC_REAL_DATA (or --data) names the folder of real images; without it, chest phantoms.
+POLYCLINIC_DATA (or --data) names the folder of real images; without it, chest phantoms.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few steps on phantoms: does it run?")
     parser.add_argument("--json", help="write the figures into this file")
     parser.add_argument("--sheet", help="draw training images and their projections into this file")
-    parser.add_argument("--data", default=os.environ.get("POLYCLINIC_REAL_DATA"), help="folder of the real images")
+    parser.add_argument("--data", default=os.environ.get("POLYCLINIC_DATA"), help="folder of the real images")
     parser.add_argument("--task", choices=tuple(MAKERS), default="chest")
     parser.add_argument("--source", default="tuberculosis", help="whose images, as the task names its sites")
     parser.add_argument("--size", type=int, default=32)

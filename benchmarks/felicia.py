@@ -3,7 +3,7 @@
     python benchmarks/felicia.py --quick                      # one seed, minutes on a CPU
     python benchmarks/felicia.py --device cuda --only skin    # three seeds, as docs/felicia.md reports them
 
-Real images come from the folder that POLYCLINIC_REAL_DATA or --data names (mnist.npz, cifar10_subset_jpeg.npz,
+Real images come from the folder that POLYCLINIC_DATA or --data names (mnist.npz, cifar10_subset_jpeg.npz,
 fed_isic5_64_jpeg.npz); without it only the speed is measured, on noise. Figures and rows go to --out.
 """
 
@@ -158,7 +158,7 @@ def main() -> None:
         figures["speed"] = speed(options.device, options.quick)
     for name in (name for name in EXPERIMENTS if name in options.only):
         if options.data is None:
-            print(f"{name}: needs real images; set POLYCLINIC_REAL_DATA", flush=True)
+            print(f"{name}: needs real images; set POLYCLINIC_DATA", flush=True)
             continue
         say, save = functools.partial(_say, name), functools.partial(_written, name, out=options.out)
         figures[name] = save(EXPERIMENTS[name](options.data, _scale(name, options), say, save))
@@ -198,7 +198,7 @@ def _options() -> argparse.Namespace:
 
 
 def _folder() -> Path | None:
-    return Path(os.environ["POLYCLINIC_REAL_DATA"]) if os.environ.get("POLYCLINIC_REAL_DATA") else None
+    return Path(os.environ["POLYCLINIC_DATA"]) if os.environ.get("POLYCLINIC_DATA") else None
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -3,7 +3,7 @@
 For each seed it fits the autoencoder and the prior on the training images and then trains the same small network from
 the same weights for the same number of steps on real images, on reconstructions, and on samples alone. As in a study,
 the network released is the one that was best on real validation images; how the last one does on the (real) test
-images is shown beside it. POLYCLINIC_REAL_DATA names the folder with pneumoniamnist.npz and boneage_rsna_male_64.npz.
+images is shown beside it. POLYCLINIC_DATA names the folder with pneumoniamnist.npz and boneage_rsna_male_64.npz.
 
 On a machine without the package: PYTHONPATH=src python benchmarks/generators.py --device cuda; beside torch and numpy
 it needs pydantic and monai with what they depend on, and matplotlib for --sheet.
@@ -280,9 +280,9 @@ def main() -> None:
 
 
 def real_data() -> Path:
-    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    folder = os.environ.get("POLYCLINIC_DATA")
     if not folder:
-        raise SystemExit("POLYCLINIC_REAL_DATA is not set: it names the folder with the real images")
+        raise SystemExit("POLYCLINIC_DATA is not set: it names the folder with the real images")
     return Path(folder)
 
 

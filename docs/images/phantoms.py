@@ -1,7 +1,7 @@
 """Draws the pictures of docs/phantoms.md: python docs/images/phantoms.py
 
 Rows of real images (DeepDRiD, CC BY-SA 4.0; PneumoniaMNIST, CC BY 4.0) are added where the environment variable
-POLYCLINIC_REAL_DATA names a folder with dr_multisite_128_jpeg.npz and pneumoniamnist.npz.
+POLYCLINIC_DATA names a folder with dr_multisite_128_jpeg.npz and pneumoniamnist.npz.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.data.plots import INK, draw
 
 HERE = Path(__file__).parent
-REAL = Path(os.environ.get("POLYCLINIC_REAL_DATA", "")) if os.environ.get("POLYCLINIC_REAL_DATA") else None
+REAL = Path(os.environ.get("POLYCLINIC_DATA", "")) if os.environ.get("POLYCLINIC_DATA") else None
 ACROSS = 10
 
 

@@ -16,7 +16,7 @@ LIGHT = ("pydantic", "monai", "safetensors", "scipy")
 
 
 def figures(name: str, *options: str, data: Path | None = None) -> dict:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLYCLINIC_REAL_DATA": str(data or "")}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLYCLINIC_DATA": str(data or "")}
     command = [sys.executable, str(BENCHMARKS / name), "--threads", "1", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

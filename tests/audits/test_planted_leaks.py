@@ -30,7 +30,7 @@ def leaks() -> ModuleType:
 @pytest.fixture
 def report_on(leaks, tmp_path, monkeypatch):
     monkeypatch.setitem(GENERATORS, "planted", leaks.Planted)
-    monkeypatch.delenv("POLYCLINIC_REAL_DATA", raising=False)
+    monkeypatch.delenv("POLYCLINIC_DATA", raising=False)
 
     def audited(leak: str) -> dict:
         study = leaks.study_of(tmp_path / "data", leaks.planted(leak, tmp_path / "data"), 28)

@@ -49,6 +49,8 @@ def hospital(tmp_path, monkeypatch):
     images = rng.integers(0, 256, (200, 20, 20), np.uint8)
     columns = {"grade": np.arange(200) % 5, "case": np.arange(200) // 2, "site": np.arange(200) % 3}
     np.savez("images.npz", images=images, is_test=np.arange(200) // 2 % 5 == 0, **columns)
+    np.savez("boneage_rsna_male_64.npz", images=images, boneage_months=np.arange(200))
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
 
 
 def write(text):

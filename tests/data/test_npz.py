@@ -1,9 +1,12 @@
 """NumPy archives: every layout they come in, and what is said when one is at fault."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from polyclinic.data.datasets import SOURCES, own_settings
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.errors import BadInput
 
@@ -170,3 +173,37 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path):
     ]:
         with pytest.raises(ValueError, match=says):
             Npz(path=tmp_path, **settings)
+
+
+# --- where the file lies --------------------------------------------------------------------------------
+
+
+def test_a_path_in_the_data_folder_is_found_on_every_machine(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "images.npz", images=np.zeros((2, 16, 16), np.uint8), labels=[0, 1])
+    source = Npz(path="$POLYCLINIC_DATA/images.npz", size=16)
+    for name in ("here", "there"):
+        monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path / name))
+        assert source.location == tmp_path / name / "images.npz"
+        assert len(source.listing()) == 2
+    assert source.model_dump(mode="json")["path"] == "$POLYCLINIC_DATA/images.npz"
+    assert Npz(path="images.npz").location == Path("images.npz")
+
+
+def test_where_the_images_can_be_had_changes_nothing_that_is_prepared(tmp_path):
+    np.savez(tmp_path / "images.npz", images=np.zeros((2, 16, 16), np.uint8), labels=[0, 1])
+    told = Npz(path=tmp_path / "images.npz", origin="the archive of our clinic")
+    assert told._entry() == Npz(path=tmp_path / "images.npz")._entry()
+
+
+def test_settings_of_real_images_and_of_phantoms_stand_side_by_side(tmp_path):
+    table = {"path": "images.npz", "labels": "grade", "keep": {"grade": [1]}, "samples": 50, "size": 32}
+    real = own_settings(Npz, {"source": "npz", **table})
+    assert Npz.model_validate(real).labels == "grade"
+    assert real.keys() == {"source", "path", "labels", "keep", "size"}
+    drawn = own_settings(SOURCES["hand-phantom"], {"source": "hand-phantom", **table})
+    assert drawn == {"source": "hand-phantom", "samples": 50, "size": 32}
+    for kind in (Npz, SOURCES["hand-phantom"], SOURCES["at-sites"]):
+        assert own_settings(kind, {"sampels": 50}) == {"sampels": 50}  # misspelt: left in, and so refused
+    assert own_settings(SOURCES["at-sites"], {"samples": 50}) == {"samples": 50}

@@ -303,6 +303,11 @@ class TestSubgroupBias:
         with pytest.raises(BadInput, match=r"^sites.per_class: 1000 images .* need 500 of 'keratosis'"):
             self.counts(sites)
 
+    def test_of_several_names_the_first_that_the_data_have_counts(self):
+        for names in (("MEL", "melanoma"), ("melanoma", "nevus")):
+            sites = PARTITIONS["subgroup-bias"](count=2, subgroup=names, share=1 / 30, per_class=300)
+            assert self.counts(sites) == self.counts(self.sites)
+
     def test_an_unknown_subgroup(self):
         sites = PARTITIONS["subgroup-bias"](count=2, subgroup="melanom")
         with pytest.raises(BadInput, match=r"^sites.subgroup: 'melanom' .*did you mean 'melanoma'"):

@@ -24,9 +24,9 @@ from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
 from polyclinic.metrics.perceptual import PerceptualDistance, Pixels, embed_all, perceptual_distance, prepared
 from polyclinic.randomness import torch_rng
 
-#: the file of real LPIPS weights, which lies beside the folder of real images
-REAL = Path(os.environ.get("POLYCLINIC_REAL_DATA") or "nowhere").parent / "weights" / "lpips_alexnet.safetensors"
-needs_weights = pytest.mark.skipif(not REAL.is_file(), reason="no weights beside the folder in POLYCLINIC_REAL_DATA")
+#: the file of real LPIPS weights, in the folder of real images
+REAL = Path(os.environ.get("POLYCLINIC_DATA") or "nowhere") / "weights" / "lpips_alexnet.safetensors"
+needs_weights = pytest.mark.skipif(not REAL.is_file(), reason="no weights in the folder that POLYCLINIC_DATA names")
 
 MILITARY_UNIFORM = 652
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,18 +28,26 @@ from polyclinic.errors import BadInput
 from polyclinic.files import cache_folder, digest_of
 
 #: settings that do not change what is prepared, only how it is split afterwards
-AFTERWARDS = {"validation", "test", "seed", "acquisition"}
+AFTERWARDS = {"validation", "test", "seed", "acquisition", "origin"}
+
+#: a path that begins with it lies in the folder that the environment variable POLYCLINIC_DATA names
+DATA_FOLDER = "$POLYCLINIC_DATA"
 
 
 class FileSource(Source):
     """A source with a path. A subclass says what its images are, where to get them and how they lie."""
 
-    path: Path = Field(description="the folder or file of the source, relative to where polyclinic is started")
+    path: Path = Field(
+        description="the folder or file of the source, relative to where polyclinic is started, or $POLYCLINIC_DATA/..."
+    )
+    origin: str | None = Field(None, description="where these images can be had, told to whoever lacks them")
     shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
     channels: Literal["auto", 1, 3] = Field("auto", description="1 for grey, 3 for colour, auto to look")
 
     #: where to get the images and under which terms, for `polyclinic data show`
     where: ClassVar[str] = "Your own."
+    #: drawn images that stand in for these, to try a study without them
+    phantom: ClassVar[str] = "chest-phantom"
     #: what must lie at `path`, for `polyclinic data show`
     layout: ClassVar[str] = ""
 
@@ -51,22 +60,39 @@ class FileSource(Source):
     def listing(self) -> Listing:
         """Every image of the source, without opening one."""
 
+    @property
+    def location(self) -> Path:
+        """Where `path` is on this machine; a study keeps `path` as it was written, so that it fits other machines."""
+        if self.path.parts[:1] != (DATA_FOLDER,):
+            return self.path
+        folder = os.environ.get(DATA_FOLDER[1:])
+        if not folder:
+            raise BadInput(
+                f"data.path: '{self.path}' needs the environment variable POLYCLINIC_DATA, which names the folder of "
+                f"your images; {self._cure()}"
+            )
+        return Path(folder, *self.path.parts[1:]).expanduser()
+
+    def _cure(self) -> str:
+        """Where the images can be had, and the one word that makes the study run without them."""
+        where = self.origin or (self.where if self.where != FileSource.where else "")
+        get = where.rstrip(".") or f"`polyclinic data show {self.source}` says what should be there"
+        phantom = "hand-phantom" if getattr(self, "label_range", None) else self.phantom
+        return f'to get it: {get}; to run on drawn images instead: source = "{phantom}" in [data]'
+
     def files(self) -> Iterable[str | Path]:
         """The files whose change makes a new preparation necessary: `path`, or all below it."""
-        return files_below(self.path) if self.path.is_dir() else [self.path]
+        return files_below(self.location) if self.location.is_dir() else [self.location]
 
     def fingerprint(self) -> str:
         """Names the content of the source's files."""
         self.refuse_missing_path()
-        return files_digest(self.files(), self.path)
+        return files_digest(self.files(), self.location)
 
     def refuse_missing_path(self) -> None:
         """One sentence when there is nothing at `path`."""
-        if not self.path.exists():
-            raise BadInput(
-                f"data.path: there is nothing at '{self.path}'; "
-                f"`polyclinic data show {self.source}` says what should be"
-            )
+        if not self.location.exists():
+            raise BadInput(f"data.path: there is nothing at '{self.location}'; {self._cure()}")
 
     def load(self) -> Dataset:
         return self.prepared()
@@ -90,7 +116,7 @@ class FileSource(Source):
         code += [*PACKAGE.glob("preprocessing/*.py"), PACKAGE / "reading.py", PACKAGE / "listing.py"]
         drawn = {"seed"} if getattr(self, "per_class", None) else set()
         settings = self.model_dump(mode="json", exclude=AFTERWARDS - drawn)
-        settings["path"] = str(self.path.resolve())
+        settings["path"] = str(self.location.resolve())
         return digest_of({"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))})
 
 

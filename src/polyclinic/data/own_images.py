@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.partitions.iid import Iid
 from polyclinic.data.parts import Part, SiteData, open_site, prepare
 from polyclinic.data.source import Source
@@ -48,7 +49,8 @@ def own_source(file: Path, wanted: AtSites) -> Source:
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
     settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "seed")}}
     if "path" in settings:
-        settings["path"] = base / Path(settings["path"]).expanduser()
+        path = Path(settings["path"]).expanduser()
+        settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path
     if "channels" in kind.model_fields:
         settings.setdefault("channels", wanted.channels)
     try:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from polyclinic.data.datasets import SOURCES
+from polyclinic.data.datasets import SOURCES, own_settings
 from polyclinic.data.partitions import PARTITIONS, Sites
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
@@ -228,6 +228,8 @@ def _table(name: str, value: Any) -> Any:
         kind = variant(registry, value, path=name, key=key)
     else:
         kind = PLAIN[name]
+    if issubclass(kind, Source):
+        value = own_settings(kind, value)
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:

@@ -106,9 +106,9 @@ def test_first_steps_are_those_of_the_papers_loop(lenet, smooth_images, sent):
 @pytest.mark.slow
 def test_most_of_eight_real_images_come_back():
     """LeNet-5 at 28 px, 100 steps of L-BFGS at lr 1, as the papers attack; where they converge, so does their loop."""
-    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    folder = os.environ.get("POLYCLINIC_DATA")
     if not folder or not (Path(folder) / "mnist.npz").is_file():
-        pytest.skip("POLYCLINIC_REAL_DATA names no folder with mnist.npz")
+        pytest.skip("POLYCLINIC_DATA names no folder with mnist.npz")
     with np.load(Path(folder) / "mnist.npz") as archive:
         images = torch.from_numpy(archive["test_images"][:8]).float().div(255)[:, None, None]
         labels = torch.from_numpy(archive["test_labels"][:8]).reshape(8, 1)

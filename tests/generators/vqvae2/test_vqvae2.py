@@ -143,9 +143,9 @@ def test_more_than_half_of_the_codes_stay_in_use():
 
 @pytest.mark.slow
 def test_more_than_half_of_the_codes_are_in_use_on_real_chest_images():
-    folder = os.environ.get("POLYCLINIC_REAL_DATA")
+    folder = os.environ.get("POLYCLINIC_DATA")
     if not folder:
-        pytest.skip("POLYCLINIC_REAL_DATA does not name a folder with real images")
+        pytest.skip("POLYCLINIC_DATA does not name a folder with real images")
     images = np.load(Path(folder) / "pneumoniamnist.npz", allow_pickle=False)["train_images"][:, None]
     model = make(width=16, code_width=16, top_codes=512, bottom_codes=512, epochs=2, batch_size=32, lr=1e-3)
     model.fit_codes(images, rng())

@@ -4,6 +4,9 @@ A source may import `data` and what lies below it (`errors`, `settings`, `random
 except to share a reader.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.datasets.bone_age import RsnaBoneAge
 from polyclinic.data.datasets.brats import Brats2017
@@ -20,11 +23,13 @@ from polyclinic.data.datasets.phantoms.brain import BrainPhantom
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
+from polyclinic.data.datasets.phantoms.phantom import Phantom
 from polyclinic.data.datasets.phantoms.skin import SkinPhantom
 from polyclinic.data.datasets.retinopathy import KaggleRetinopathy
 from polyclinic.data.datasets.svhn import Svhn
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.datasets.tuberculosis import MontgomeryShenzhen
+from polyclinic.data.file_source import FileSource
 from polyclinic.data.source import Source
 
 #: every source by the name that `data.source` takes: phantoms, your own images, named datasets
@@ -52,3 +57,13 @@ SOURCES: dict[str, type[Source]] = {
     "omniglot": Omniglot,
     "at-sites": AtSites,
 }
+
+
+def own_settings(kind: type[Source], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A `[data]` table without the settings that only images of the other kind have, real ones or drawn ones.
+
+    So a study can hold settings for both, and one word changes between them: `source`.
+    """
+    other = FileSource if issubclass(kind, Phantom) else Phantom if issubclass(kind, FileSource) else None
+    theirs = {name for each in SOURCES.values() if other and issubclass(each, other) for name in each.model_fields}
+    return {name: value for name, value in table.items() if name in kind.model_fields or name not in theirs}

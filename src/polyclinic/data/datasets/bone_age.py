@@ -23,6 +23,7 @@ class RsnaBoneAge(FileSource):
     sex: Literal["male", "female", "both"] = Field("male", description="whose hands")
 
     tasks: ClassVar[tuple[str, ...]] = ("regression",)
+    phantom: ClassVar[str] = "hand-phantom"
     where: ClassVar[str] = (
         "The RSNA Pediatric Bone Age Machine Learning Challenge (2017), from the RSNA's challenge page or the copy "
         "'RSNA Bone Age' at Kaggle; non-commercial research."
@@ -36,17 +37,17 @@ class RsnaBoneAge(FileSource):
 
     def listing(self) -> Listing:
         training = self._part("boneage-training-dataset", "id", "male", "")
-        if not (self.path / "boneage-test-dataset.csv").exists():
+        if not (self.location / "boneage-test-dataset.csv").exists():
             return training
-        test = read_table(self.path / "boneage-test-dataset.csv", "Case ID", "Sex")
+        test = read_table(self.location / "boneage-test-dataset.csv", "Case ID", "Sex")
         if "boneage" not in test.columns:  # as it is distributed: without the answers
             return training
         return training.joined(self._part("boneage-test-dataset", "Case ID", "Sex", "test"))
 
     def _part(self, name: str, id_column: str, sex_column: str, split: str) -> Listing:
-        table = read_table(self.path / f"{name}.csv", id_column, "boneage", sex_column)
+        table = read_table(self.location / f"{name}.csv", id_column, "boneage", sex_column)
         table = table.where(self._wanted(table, sex_column))
-        folder = self.path / name
+        folder = self.location / name
         folder = folder / name if (folder / name).is_dir() else folder
         files = [folder / f"{case}.png" for case in table.column(id_column)]
         return listing_of_files(

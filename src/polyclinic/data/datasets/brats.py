@@ -36,6 +36,7 @@ class Brats2017(FileSource):
     )
 
     tasks: ClassVar[tuple[str, ...]] = ("segmentation",)
+    phantom: ClassVar[str] = "brain-phantom"
     where: ClassVar[str] = (
         "The BraTS 2017 challenge (CBICA, University of Pennsylvania), training data, on registration; for research. "
         "Institutions were given to the authors of the paper privately: without your own table of them the three "
@@ -50,9 +51,9 @@ class Brats2017(FileSource):
         return [*super().files(), *([self.institutions] if self.institutions else [])]
 
     def listing(self) -> Listing:
-        subjects = sorted(folder for folder in (self.path / "HGG").glob("*") if folder.is_dir())
+        subjects = sorted(folder for folder in (self.location / "HGG").glob("*") if folder.is_dir())
         if not subjects:
-            raise BadInput(f"data.path: '{self.path}' has no HGG/<subject> folders; see `data show brats2017`")
+            raise BadInput(f"data.path: '{self.location}' has no HGG/<subject> folders; see `data show brats2017`")
         items = [(subject, k) for subject in subjects for k in self._slices(subject)]
         names = np.array([subject.name for subject, _ in items])
         return Listing(

@@ -38,9 +38,9 @@ class NihChestXray(FileSource):
         path/train_val_list.txt, path/test_list.txt   the official split, used where both are there"""
 
     def listing(self) -> Listing:
-        tables = sorted(self.path.glob("Data_Entry_2017*.csv"))
+        tables = sorted(self.location.glob("Data_Entry_2017*.csv"))
         if not tables:
-            raise BadInput(f"data.path: '{self.path}' has no Data_Entry_2017.csv; see `data show nih-chestxray`")
+            raise BadInput(f"data.path: '{self.location}' has no Data_Entry_2017.csv; see `data show nih-chestxray`")
         table = read_table(tables[0], "Image Index", "Finding Labels", "Patient ID", "View Position")
         found = [text.split("|") for text in table.column("Finding Labels")]
         ill = np.array([self.finding in names for names in found])
@@ -63,12 +63,12 @@ class NihChestXray(FileSource):
         )
 
     def _files(self, names: np.ndarray) -> list[Path]:
-        folders = [self.path / "images", *sorted(self.path.glob("images_*/images"))]
+        folders = [self.location / "images", *sorted(self.location.glob("images_*/images"))]
         where = {file.name: file for folder in folders if folder.is_dir() for file in folder.iterdir()}
-        return [where.get(name, self.path / "images" / name) for name in names]
+        return [where.get(name, self.location / "images" / name) for name in names]
 
     def _official_split(self, names: np.ndarray) -> np.ndarray | None:
-        lists = {split: self.path / f"{split}_list.txt" for split in ("train_val", "test")}
+        lists = {split: self.location / f"{split}_list.txt" for split in ("train_val", "test")}
         if not all(file.is_file() for file in lists.values()):
             return None
         test = set(lists["test"].read_text().split())

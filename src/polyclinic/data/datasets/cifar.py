@@ -28,10 +28,10 @@ class Cifar10(FileSource):
         path/data_batch_1.bin ... path/data_batch_5.bin, path/test_batch.bin, path/batches.meta.txt"""
 
     def listing(self) -> Listing:
-        train = [read_records(self.path / f"data_batch_{n}.bin", labels=1) for n in range(1, 6)]
-        test = read_records(self.path / "test_batch.bin", labels=1)
-        classes = read_names(self.path / "batches.meta.txt", 10)
-        return _listing(self.path, [*train, test], column=0, classes=classes)
+        train = [read_records(self.location / f"data_batch_{n}.bin", labels=1) for n in range(1, 6)]
+        test = read_records(self.location / "test_batch.bin", labels=1)
+        classes = read_names(self.location / "batches.meta.txt", 10)
+        return _listing(self.location, [*train, test], column=0, classes=classes)
 
 
 class Cifar100(FileSource):
@@ -46,10 +46,10 @@ class Cifar100(FileSource):
         path/train.bin, path/test.bin, path/fine_label_names.txt, path/coarse_label_names.txt"""
 
     def listing(self) -> Listing:
-        parts = [read_records(self.path / f"{name}.bin", labels=2) for name in ("train", "test")]
+        parts = [read_records(self.location / f"{name}.bin", labels=2) for name in ("train", "test")]
         fine = self.labels == "fine"
-        classes = read_names(self.path / f"{self.labels}_label_names.txt", 100 if fine else 20)
-        return _listing(self.path, parts, column=1 if fine else 0, classes=classes)
+        classes = read_names(self.location / f"{self.labels}_label_names.txt", 100 if fine else 20)
+        return _listing(self.location, parts, column=1 if fine else 0, classes=classes)
 
 
 def read_records(file: Path, labels: int) -> np.ndarray:

@@ -41,12 +41,13 @@ class Folder(FileSource):
         classes = tuple(sorted({label for _, label, _ in found}, key=natural))
         if len(classes) < 2:
             raise BadInput(
-                f"data.path: '{self.path}' needs at least two folders with images, one per class; it has {len(classes)}"
+                f"data.path: '{self.location}' needs at least two folders with images, one per class; "
+                f"it has {len(classes)}"
             )
         number = {name: i for i, name in enumerate(classes)}
         reader = Reader(self.window, self.slices)
         items = [(*item, frame) for item in found for frame in reader.frames(item[2])]
-        root = f"{self.path.as_posix()}/"
+        root = f"{self.location.as_posix()}/"
         names = [_called(file.as_posix().removeprefix(root), frame) for _, _, file, frame in items]
         return Listing(
             picture=lambda i: reader.pixels(items[i][2], items[i][3]),
@@ -60,12 +61,12 @@ class Folder(FileSource):
 
     def _tops(self) -> list[tuple[str, Path]]:
         """The folders that hold the class folders, each with the split it stands for."""
-        if not self.path.is_dir():
-            raise BadInput(f"data.path: '{self.path}' is not a folder; source 'folder' needs a folder per class")
-        inside = _folders(self.path)
+        if not self.location.is_dir():
+            raise BadInput(f"data.path: '{self.location}' is not a folder; source 'folder' needs a folder per class")
+        inside = _folders(self.location)
         if inside and all(folder.name.lower() in SPLIT_NAMES for folder in inside):
             return [(SPLIT_NAMES[folder.name.lower()], folder) for folder in inside]
-        return [("", self.path)]
+        return [("", self.location)]
 
     def _patients(self, files: list[Path]) -> np.ndarray | None:
         """The patient of each file; slices of one volume are one patient's even where no pattern is given."""

@@ -29,6 +29,7 @@ class Ham10000(FileSource):
     source: Literal["ham10000"] = "ham10000"
     channels: Literal["auto", 1, 3] = Field(3, description="1 for grey, 3 for colour")
 
+    phantom: ClassVar[str] = "skin-phantom"
     where: ClassVar[str] = (
         "HAM10000 (Tschandl et al. 2018) at the Harvard Dataverse, or the copy 'Skin Cancer MNIST: HAM10000' at "
         "Kaggle; CC BY-NC 4.0."
@@ -43,8 +44,8 @@ class Ham10000(FileSource):
         table = self._table()
         table = table.where(np.flatnonzero(np.isin(table.column("dx"), list(LESIONS))))
         kinds = [LESIONS[dx] for dx in table.column("dx")]
-        folders = {file.stem: file for file in sorted(self.path.glob("HAM10000_images*/*.jpg"))}
-        first = self.path / "HAM10000_images_part_1"
+        folders = {file.stem: file for file in sorted(self.location.glob("HAM10000_images*/*.jpg"))}
+        first = self.location / "HAM10000_images_part_1"
         files = [folders.get(name, first / f"{name}.jpg") for name in table.column("image_id")]
         sites = safe_names(table.column("dataset")) if "dataset" in table.columns else None
         return listing_of_files(
@@ -59,6 +60,6 @@ class Ham10000(FileSource):
 
     def _table(self) -> Table:
         for name in ("HAM10000_metadata.csv", "HAM10000_metadata"):
-            if (self.path / name).is_file():
-                return read_table(self.path / name, "lesion_id", "image_id", "dx")
-        raise BadInput(f"data.path: '{self.path}' has no HAM10000_metadata.csv; see `polyclinic data show ham10000`")
+            if (self.location / name).is_file():
+                return read_table(self.location / name, "lesion_id", "image_id", "dx")
+        raise BadInput(f"data.path: '{self.location}' has no HAM10000_metadata.csv; see `data show ham10000`")

@@ -24,6 +24,7 @@ class Isic2019(FileSource):
     labels: Literal["melanoma", "diagnosis"] = Field("melanoma", description="melanoma or not, or all 8 diagnoses")
     channels: Literal["auto", 1, 3] = Field(3, description="1 for grey, 3 for colour")
 
+    phantom: ClassVar[str] = "skin-phantom"
     where: ClassVar[str] = (
         "The ISIC Challenge 2019 (training input, ground truth and metadata), from the ISIC challenge data page; "
         "CC BY-NC 4.0."
@@ -35,8 +36,8 @@ class Isic2019(FileSource):
     The collection is the beginning of lesion_id; images without one are left out. Splits keep lesions together."""
 
     def listing(self) -> Listing:
-        truth = read_table(self.path / "ISIC_2019_Training_GroundTruth.csv", "image", *DIAGNOSES)
-        metadata = read_table(self.path / "ISIC_2019_Training_Metadata.csv", "image", "lesion_id")
+        truth = read_table(self.location / "ISIC_2019_Training_GroundTruth.csv", "image", *DIAGNOSES)
+        metadata = read_table(self.location / "ISIC_2019_Training_Metadata.csv", "image", "lesion_id")
         lesions = {row["image"]: row["lesion_id"] for row in metadata.rows}
         lesion = np.array([lesions.get(name, "") for name in truth.column("image")])
         collection = np.array([name.split("_")[0] for name in lesion])
@@ -46,7 +47,7 @@ class Isic2019(FileSource):
         truth = truth.where(known)
         diagnosis = np.stack([truth.numbers(name) for name in DIAGNOSES], axis=1).argmax(axis=1)
         melanoma = self.labels == "melanoma"
-        files = [self.path / "ISIC_2019_Training_Input" / f"{name}.jpg" for name in truth.column("image")]
+        files = [self.location / "ISIC_2019_Training_Input" / f"{name}.jpg" for name in truth.column("image")]
         return listing_of_files(
             files,
             places(truth, files),

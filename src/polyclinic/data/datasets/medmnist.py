@@ -83,15 +83,15 @@ class MedMnist(FileSource):
         if self.subset not in CLASSES:
             hint = nearest(self.subset, list(CLASSES))
             raise BadInput(f"data.subset: there is no '{self.subset}'{hint}; choose one of {', '.join(CLASSES)}")
-        if self.path.is_file():
-            return self.path
+        if self.location.is_file():
+            return self.location
         larger = [size for size in SIZES if size >= self.size]
         smaller = [size for size in reversed(SIZES) if size < self.size]
         for size in (*larger, *smaller):
-            file = self.path / (f"{self.subset}.npz" if size == 28 else f"{self.subset}_{size}.npz")
+            file = self.location / (f"{self.subset}.npz" if size == 28 else f"{self.subset}_{size}.npz")
             if file.is_file():
                 return file
-        raise BadInput(f"data.path: '{self.path}' has no {self.subset}.npz (nor one of _64, _128, _224)")
+        raise BadInput(f"data.path: '{self.location}' has no {self.subset}.npz (nor one of _64, _128, _224)")
 
     def _classes(self, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
         classes = CLASSES[self.subset]

@@ -37,7 +37,7 @@ class Mnist(FileSource):
         labels = np.concatenate([read_idx(self._file(part, "labels-idx1")) for part in PARTS])
         return listing_of_arrays(
             images,
-            str(self.path),
+            str(self.location),
             labels=labels.astype(np.int64),
             classes=tuple(str(digit) for digit in range(10)),
             split=np.repeat(list(PARTS.values()), images.lengths),
@@ -46,9 +46,9 @@ class Mnist(FileSource):
     def _file(self, part: str, what: str) -> Path:
         name = f"{part}-{what}-ubyte"
         for candidate in (name, f"{name}.gz", name.replace("-idx", ".idx")):
-            if (self.path / candidate).is_file():
-                return self.path / candidate
-        raise BadInput(f"data.path: '{self.path}' has no {name}.gz; see `polyclinic data show mnist`")
+            if (self.location / candidate).is_file():
+                return self.location / candidate
+        raise BadInput(f"data.path: '{self.location}' has no {name}.gz; see `polyclinic data show mnist`")
 
 
 def read_idx(file: Path) -> np.ndarray:

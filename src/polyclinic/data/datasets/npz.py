@@ -48,12 +48,12 @@ class Npz(LabelledSource):
     Other names of arrays are settings: labels = "boneage_months", group = "lesion", split = "is_test"."""
 
     def listing(self) -> Listing:
-        columns = Columns(Archive(self.path), self.images)
+        columns = Columns(Archive(self.location), self.images)
         chosen = self.kept(columns) if self.keep else np.arange(len(columns.images))
         names = self._column(columns, "ids", chosen)
 
         def place(i: int) -> str:
-            return f"{self.path.name} image {chosen[i]}" + ("" if names is None else f" ({names[i]})")
+            return f"{self.location.name} image {chosen[i]}" + ("" if names is None else f" ({names[i]})")
 
         masks_name = self._name(columns, "masks") or (
             "mask_png" if self.masks is None and "mask_png" in columns else ""
@@ -99,7 +99,7 @@ class Npz(LabelledSource):
         if values is not None:
             return self.targets(values, place, columns.names_of(self._name(columns, "labels")))
         if not has_masks:
-            raise BadInput(f"{self.path}: there is no array 'labels'; name one of {', '.join(columns)}")
+            raise BadInput(f"{self.location}: there is no array 'labels'; name one of {', '.join(columns)}")
         return np.zeros(len(chosen), dtype=np.int64), ("image",)
 
     def _splits(self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str]) -> np.ndarray | None:

@@ -31,16 +31,16 @@ class Omniglot(FileSource):
     Any of images_background, images_evaluation, images_background_small1, images_background_small2."""
 
     def listing(self) -> Listing:
-        files = [file for name in SETS for file in sorted((self.path / name).glob("*/character*/*.png"))]
+        files = [file for name in SETS for file in sorted((self.location / name).glob("*/character*/*.png"))]
         if not files:
-            raise BadInput(f"data.path: '{self.path}' has no images_background/<alphabet>/character*/*.png")
+            raise BadInput(f"data.path: '{self.location}' has no images_background/<alphabet>/character*/*.png")
         alphabets = [file.parent.parent.name for file in files]
         kinds = [_kind(file) for file in files] if self.labels == "character" else alphabets
         classes = tuple(sorted(set(kinds)))
         number = {name: i for i, name in enumerate(classes)}
         return listing_of_files(
             files,
-            [file.relative_to(self.path).as_posix() for file in files],
+            [file.relative_to(self.location).as_posix() for file in files],
             labels=np.array([number[kind] for kind in kinds], dtype=np.int64),
             classes=classes,
             site=safe_names(alphabets),

@@ -24,6 +24,7 @@ class KaggleRetinopathy(FileSource):
     per_class: int | None = Field(None, ge=1, description="so many images of each class, drawn by data.seed")
     graham: bool = Field(True, description="Graham's preprocessing; otherwise the photograph as it is")
 
+    phantom: ClassVar[str] = "fundus-phantom"
     where: ClassVar[str] = (
         "The competition 'Diabetic Retinopathy Detection' at Kaggle (2015, images by EyePACS), files train.zip.00* "
         "and trainLabels.csv, after accepting its rules: research use only."
@@ -33,13 +34,13 @@ class KaggleRetinopathy(FileSource):
         path/train/10_left.jpeg, path/train/10_right.jpeg, ..."""
 
     def listing(self) -> Listing:
-        table = read_table(self.path / "trainLabels.csv", "image", "level")
+        table = read_table(self.location / "trainLabels.csv", "image", "level")
         sides = ("left", "right") if self.eyes == "both" else (self.eyes,)
         eyes = np.array([name.endswith(sides) for name in table.column("image")])
         levels = table.column("level")
         table = table.where(np.flatnonzero(eyes & ((levels != "1") | (self.grades == 5))))
         names = table.column("image")
-        files = [self.path / "train" / f"{name}.jpeg" for name in names]
+        files = [self.location / "train" / f"{name}.jpeg" for name in names]
         merge = {"healthy": ["0"], "diseased": [g for g in "234" if g in table.column("level")]}
         labels, classes = classes_of(table.column("level"), merge=merge if self.grades == 2 else None)
         return listing_of_files(

@@ -31,11 +31,11 @@ class Svhn(FileSource):
         path/train_32x32.mat, path/test_32x32.mat"""
 
     def listing(self) -> Listing:
-        parts = [read_digits(self.path / f"{name}_32x32.mat") for name in ("train", "test")]
+        parts = [read_digits(self.location / f"{name}_32x32.mat") for name in ("train", "test")]
         images = Chain([pixels for pixels, _ in parts])
         return listing_of_arrays(
             images,
-            str(self.path),
+            str(self.location),
             labels=np.concatenate([labels for _, labels in parts]),
             classes=tuple(str(digit) for digit in range(10)),
             split=np.repeat(["train", "test"], images.lengths),

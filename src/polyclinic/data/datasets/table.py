@@ -48,14 +48,15 @@ class Csv(LabelledSource):
     Paths are relative to the CSV. PNG, JPEG, TIFF, BMP, DICOM and NIfTI may be mixed."""
 
     def files(self) -> Iterable[str | Path]:
-        table = read_table(self.path, self.image)
+        table = read_table(self.location, self.image)
         names = [name for name in (self.image, self._name(table, "mask")) if name]
-        return [self.path, *(self.path.parent / row[name] for row in table.rows for name in names)]
+        return [self.location, *(self.location.parent / row[name] for row in table.rows for name in names)]
 
     def listing(self) -> Listing:
         table = self._chosen_rows()
         reader = Reader(self.window, self.slices)
-        paths = [self.path.parent / row[self.image] for row in table.rows]
+        folder = self.location.parent
+        paths = [folder / row[self.image] for row in table.rows]
         items = [(row, frame) for row, path in enumerate(paths) for frame in reader.frames(path)]
         rows = np.array([row for row, _ in items])
         labels, classes = self._labels(table)
@@ -69,7 +70,7 @@ class Csv(LabelledSource):
             classes=classes,
             unit=self.unit,
             label_range=self.label_range,
-            mask=None if masks is None else lambda i: reader.mask(self.path.parent / masks[items[i][0]], items[i][1]),
+            mask=None if masks is None else lambda i: reader.mask(folder / masks[items[i][0]], items[i][1]),
             patient=self._patients(columns["patient"], rows),
             site=_taken(columns["site"], rows, safe_names),
             split=_taken(columns["split"], rows, lambda values: split_names(values, places)),
@@ -78,7 +79,7 @@ class Csv(LabelledSource):
         )
 
     def _chosen_rows(self) -> Table:
-        table = read_table(self.path, self.image)
+        table = read_table(self.location, self.image)
         table.require(*(name for name in (getattr(self, field) for field in OPTIONAL) if name))
         if self.keep:
             table = table.where(self.kept({name: table.column(name) for name in table.columns}))
@@ -96,7 +97,7 @@ class Csv(LabelledSource):
             if not row[name]
         ]
         if gaps:
-            head = f"{self.path}: {len(gaps)} cells are empty; fill them or remove the rows:"
+            head = f"{self.location}: {len(gaps)} cells are empty; fill them or remove the rows:"
             raise BadInput("\n  ".join([head, *gaps[:200]]))
 
     def _column(self, table: Table, name: str) -> np.ndarray | None:
@@ -112,7 +113,7 @@ class Csv(LabelledSource):
         values = self._column(table, "label")
         if values is None:
             if not self._name(table, "mask"):
-                raise BadInput(f"{self.path}: there is neither a column 'label' nor 'mask'; set data.label to one")
+                raise BadInput(f"{self.location}: there is neither a column 'label' nor 'mask'; set data.label to one")
             return np.zeros(len(table), dtype=np.int64), ("image",)
         return self.targets(values, table.place)
 

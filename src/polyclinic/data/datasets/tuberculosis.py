@@ -34,17 +34,17 @@ class MontgomeryShenzhen(FileSource):
         found = [
             (site, file)
             for site, (folder, prefix) in SITES.items()
-            for file in sorted((self.path / folder / "CXR_png").glob(f"{prefix}_*.png"))
+            for file in sorted((self.location / folder / "CXR_png").glob(f"{prefix}_*.png"))
         ]
         if not found:
             raise BadInput(
-                f"data.path: '{self.path}' has no MontgomerySet/CXR_png/MCUCXR_*.png and no "
+                f"data.path: '{self.location}' has no MontgomerySet/CXR_png/MCUCXR_*.png and no "
                 "ChinaSet_AllFiles/CXR_png/CHNCXR_*.png; see `polyclinic data show montgomery-shenzhen`"
             )
         files = [file for _, file in found]
         return listing_of_files(
             files,
-            [file.relative_to(self.path).as_posix() for file in files],
+            [file.relative_to(self.location).as_posix() for file in files],
             labels=np.array([_label(file.stem) for file in files], dtype=np.int64),
             classes=("normal", "tuberculosis"),
             site=np.array([site for site, _ in found]),

@@ -23,7 +23,9 @@ class SubgroupBias(Sites):
     """
 
     partition: Literal["subgroup-bias"] = Field("subgroup-bias", description="one site lacks a sub-group of a class")
-    subgroup: str = Field(description="the sub-group whose share is set, e.g. melanoma")
+    subgroup: str | tuple[str, ...] = Field(
+        description="the sub-group whose share is set, e.g. melanoma; of several names, the first that the data have"
+    )
     share: float = Field(0.1, ge=0, le=1, description="its share of its class at the first site (FELICIA's beta)")
     per_class: int = Field(300, ge=1, description="training images of each class at the first site")
     others: Literal["remainder", "balanced"] = Field("remainder", description="what the other sites hold")
@@ -60,23 +62,32 @@ class SubgroupBias(Sites):
             raise BadInput("sites.partition: 'subgroup-bias' needs classes and sub-groups, as skin-phantom has")
         strata = sorted({(int(c), str(g)) for c, g in zip(dataset.labels, dataset.subgroup, strict=True)})
         groups = [g for _, g in strata]
-        if groups.count(self.subgroup) != 1:
-            hint = nearest(self.subgroup, groups)
+        if groups.count(self._chosen(strata)) != 1:
+            named = " or ".join(f"'{name}'" for name in self._names())
             raise BadInput(
-                f"sites.subgroup: '{self.subgroup}' must be a sub-group of one class{hint}; "
+                f"sites.subgroup: {named} must be a sub-group of one class{nearest(self._names()[0], groups)}; "
                 f"there are {', '.join(groups)}"
             )
         return strata
 
+    def _names(self) -> tuple[str, ...]:
+        return (self.subgroup,) if isinstance(self.subgroup, str) else self.subgroup
+
+    def _chosen(self, strata: list[tuple[int, str]]) -> str:
+        """The first name that is a sub-group of the data, or '' where none is."""
+        groups = {g for _, g in strata}
+        return next((name for name in self._names() if name in groups), "")
+
     def _wanted(self, strata: list[tuple[int, str]], *, biased: bool) -> np.ndarray:
         """Training images of each stratum at the biased first site, or at a balanced one: [strata]."""
         in_class = {c: [g for k, g in strata if k == c] for c, _ in strata}
+        chosen = self._chosen(strata)
         wanted = []
         for c, g in strata:
             peers = len(in_class[c])
             share = 1 / peers
-            if biased and self.subgroup in in_class[c] and peers > 1:
-                share = self.share if g == self.subgroup else (1 - self.share) / (peers - 1)
+            if biased and chosen in in_class[c] and peers > 1:
+                share = self.share if g == chosen else (1 - self.share) / (peers - 1)
             wanted.append(self.per_class * share)
         return np.rint(wanted)
 

@@ -1,0 +1,74 @@
+"""Every example is a study; those of real images run on drawn ones when one word is changed, as their comments say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import Study, load_study, parse_study
+
+FILES = sorted((Path(__file__).parent.parent / "examples").rglob("*.toml"))
+#: the line that names the source, and in its comment the phantom
+WORD = re.compile(r'^source = "npz"  # without these images: "([a-z]+-phantom)"$', re.MULTILINE)
+REAL = [file for file in FILES if WORD.search(file.read_text(encoding="utf-8"))]
+
+
+def on_phantoms(file: Path, folder: Path) -> Path:
+    """A copy of the example with one word changed."""
+    text = file.read_text(encoding="utf-8")
+    (phantom,) = WORD.findall(text)
+    changed = folder / file.name
+    changed.write_text(WORD.sub(f'source = "{phantom}"', text), encoding="utf-8")
+    return changed
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_example_is_a_study_that_survives_being_written_out(file):
+    study = load_study(file)
+    assert "format = 1\n" in file.read_text(encoding="utf-8")
+    assert parse_study(study.as_tables()) == study
+    assert isinstance(study.data, FileSource) == (file in REAL)
+
+
+@pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)
+def test_without_its_images_an_example_says_where_to_get_them_and_which_word_to_change(file, tmp_path, monkeypatch):
+    study = load_study(file)
+    assert study.data.path.parts[0] == "$POLYCLINIC_DATA"
+    for place in (None, tmp_path):
+        monkeypatch.delenv("POLYCLINIC_DATA", raising=False)
+        if place:
+            monkeypatch.setenv("POLYCLINIC_DATA", str(place))
+        with pytest.raises(BadInput) as refused:
+            prepare(study.data, study.sites, cache=tmp_path)
+        sentence = str(refused.value)
+        assert sentence.startswith("data.path: ")
+        assert study.data.origin in sentence
+        assert '-phantom" in [data]' in sentence
+
+
+@pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)
+def test_one_word_changes_an_example_to_phantoms(file, tmp_path):
+    study = load_study(on_phantoms(file, tmp_path))
+    few = {"data.samples": 400, "data.size": 28}  # fewer and smaller, so that they are drawn in a second
+    if hasattr(study.sites, "per_class"):
+        few["sites.per_class"] = study.sites.per_class * 400 // study.data.samples
+    assert_assembles(study.with_settings(few), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)
+def test_there_are_as_many_phantoms_as_an_example_needs(file, tmp_path):
+    assert_assembles(load_study(on_phantoms(file, tmp_path)), tmp_path)
+
+
+def assert_assembles(study: Study, folder: Path) -> None:
+    parts = prepare(study.data, study.sites)
+    assembly = Assembly(study, parts, folder)
+    assert all(parts.info["counts"][site]["train"] for site in parts.names)
+    assert assembly.initial_weights().keys() == assembly.build_model(None).state_dict().keys()
