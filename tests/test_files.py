@@ -1,0 +1,103 @@
+"""Atomic writes are whole or absent, locks end with their process."""
+
+import os
+import stat
+import time
+
+import pytest
+import torch
+from processes import kill, start, wait_for
+from safetensors.torch import load_file
+
+from polyclinic.files import PARTIAL, atomic_file, atomic_folder, atomic_write, lock, write_tensors
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("content", "written"), [("Größe\r\n", "Größe\r\n".encode()), (b"\x00\n", b"\x00\n")])
+def test_a_file_is_written_and_replaced(tmp_path, content, written):
+    for _ in range(2):
+        atomic_write(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == written
+    assert names(tmp_path) == ["file"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    atomic_write(tmp_path / "file", "old")
+
+    def write_half():
+        with atomic_file(tmp_path / "file") as partial:
+            partial.write_text("ne")
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        write_half()
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_kill_leaves_the_old_file_and_the_next_write_is_whole(tmp_path):
+    atomic_write(tmp_path / "file", "old")
+    process = start(_die_half_way, tmp_path / "file")
+    process.join()
+    assert process.exitcode == 3
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file", f"file{PARTIAL}"]
+    atomic_write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+    assert names(tmp_path) == ["file"]
+
+
+def _die_half_way(path):
+    with atomic_file(path) as partial:
+        partial.write_text("ne")
+        os._exit(3)
+
+
+def test_a_private_file_is_never_readable_by_others(tmp_path):
+    (tmp_path / f"key{PARTIAL}").touch(mode=0o644)  # left by somebody else
+    atomic_write(tmp_path / "key", "secret", private=True)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_tensors_that_share_memory_or_lie_across_it_are_written(tmp_path):
+    whole = torch.arange(6.0).reshape(2, 3)
+    tensors = {"whole": whole, "again": whole, "across": whole.T}
+    write_tensors(tmp_path / "file", tensors)
+    for name, tensor in load_file(tmp_path / "file").items():
+        assert torch.equal(tensor, tensors[name])
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path):
+    (tmp_path / f".entry{PARTIAL}").mkdir()
+    (tmp_path / f".entry{PARTIAL}" / "left by an earlier attempt").touch()
+    with atomic_folder(tmp_path / "entry") as partial:
+        (partial / "a").touch()
+        assert not (tmp_path / "entry").exists()
+    assert names(tmp_path) == ["entry"]
+    assert names(tmp_path / "entry") == ["a"]
+
+
+def test_a_folder_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "entry"):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
+
+
+def test_a_lock_is_held_until_its_process_is_gone(tmp_path):
+    holder = start(_hold, tmp_path / "lock", tmp_path / "held")
+    wait_for((tmp_path / "held").exists)
+    with pytest.raises(TimeoutError), lock(tmp_path / "lock", wait=0):
+        pass
+    kill(holder)
+    with lock(tmp_path / "lock"):
+        pass
+
+
+def _hold(path, told):
+    with lock(path):
+        told.touch()
+        time.sleep(3600)
