@@ -2,10 +2,13 @@
 
 import json
 import socket
+import subprocess
+import sys
 import tomllib
 
 import psutil
 import pytest
+from processes import wait_for
 from run_folders import history, ledgers, result
 
 from polyclinic.audits.open_run import kit_of, study_of
@@ -105,6 +108,7 @@ def test_kits_for_hospitals_have_a_policy_and_a_place_for_their_data(tmp_path):
         (["submit", "{study}", "--set", "data.size=32", "-d", "{deployment}"], "at 28 px"),
         (["logs", "site-1", "-d", "{deployment}"], "has it been started here?"),
         (["fetch", "--out", "{deployment}", "-d", "{deployment}"], "exists already"),
+        (["stop", "-d", "{empty}"], "is no deployment with an admin's kit"),
     ],
 )
 def test_mistakes_are_one_sentence(deployment, tmp_path, capsys, arguments, words):
@@ -162,3 +166,20 @@ def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsa
     assert "FINISHED" in status
     assert run_app(["deploy", "logs", "site-1", "-d", str(rehearsal)]) == 0
     assert "site-1" in capsys.readouterr().out
+
+
+def test_a_run_is_stopped_by_its_owner(tiny, rehearsal, tmp_path, capsys):
+    """One that would take days: stopped after the round it is in, and not submitted again by who watches over it."""
+    (tmp_path / "long.toml").write_text(two_sites(tiny, rounds=10**6).to_toml())
+    patient = ["-d", str(rehearsal), "--within", "900"]
+    submit = [sys.executable, "-m", "polyclinic", "deploy", "submit", str(tmp_path / "long.toml"), "--name", "long"]
+    watching = subprocess.Popen([*submit, *patient], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    history_file = rehearsal / "server" / "runs" / "long" / "history.jsonl"
+    wait_for(lambda: history_file.exists() and history_file.read_text())
+    assert run_app(["deploy", "stop", *patient]) == 0
+    assert "stops after the round it is in" in capsys.readouterr().out
+    _, words = watching.communicate()
+    assert watching.returncode == 1
+    assert "the run was stopped by its owner (deploy stop); finished rounds are kept, add --resume" in words
+    assert run_app(["deploy", "stop", *patient]) == 2
+    assert "has ended already" in capsys.readouterr().err

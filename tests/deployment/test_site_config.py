@@ -10,7 +10,7 @@ from PIL import Image
 import polyclinic
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
-from polyclinic.deployment.at_site import deployed_host, discreet, relay_of
+from polyclinic.deployment.deployed_site import deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.gate import GateRefused

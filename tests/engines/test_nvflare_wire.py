@@ -248,15 +248,15 @@ def test_a_site_that_raises_is_a_failure():
 
 
 def test_a_job_brings_no_code(tmp_path):
-    job = write_job(tmp_path, "polyclinic", order={"study": {"x": "{y}"}}, least=2)
+    job = write_job(tmp_path, "polyclinic", spec={"study": {"x": "{y}"}}, least=2)
     files = sorted(str(path.relative_to(job)) for path in job.rglob("*") if path.is_file())
     assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
 
 
-def test_an_order_is_not_mistaken_for_variables():
-    order = {"study": {"classes": ["{workspace}", "$x"]}}
-    assert decode_property(encode_property(order)) == order
-    assert not set("{}$") & set(encode_property(order))
+def test_a_job_spec_is_not_mistaken_for_variables():
+    job_spec = {"study": {"classes": ["{workspace}", "$x"]}}
+    assert decode_property(encode_property(job_spec)) == job_spec
+    assert not set("{}$") & set(encode_property(job_spec))
 
 
 def test_names_that_nvflare_cannot_take_are_translated():

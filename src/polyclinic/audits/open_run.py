@@ -30,7 +30,7 @@ def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = No
     found = load_study(study) if study else study_of(folder, kit)
     lines = lines_of(folder)
     if kit:
-        return at_site(found, folder.resolve(), kit, lines), lines
+        return assembly_at_site(found, folder.resolve(), kit, lines), lines
     if isinstance(found.data, AtSites):
         raise BadInput(
             f"{folder}: images and kept parcels of this run are at its sites; each audits its own part, with "
@@ -63,7 +63,7 @@ def lines_of(folder: Path) -> Lines:
         raise WorkFailed(f"the chain is broken: {error}") from None
 
 
-def at_site(study: Study, folder: Path, kit: Path, lines: Lines) -> Assembly:
+def assembly_at_site(study: Study, folder: Path, kit: Path, lines: Lines) -> Assembly:
     """The assembly of the one site whose kit this is."""
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")

@@ -100,26 +100,28 @@ def submit(
 ) -> None:
     """Run a study at the sites, and watch over it until it is done."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.deployment.admin import Administration, Order, Watch
+    from polyclinic.deployment.admin import Administration, Submission, Watch
 
     chosen = study_to_send(study, sets, folder)
-    order = Order(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
+    submission = Submission(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
     display = RunDisplay()
     with Administration(folder, within) as administration:
-        job = administration.submit(order)
-        typer.echo(f"submitted '{order.name}' as job {job}")
+        job = administration.submit(submission)
+        typer.echo(f"submitted '{submission.name}' as job {job}")
         if detach:
             return
         try:
-            result = Watch(administration, display, typer.echo).run(order, job)
+            result = Watch(administration, display, typer.echo).run(submission, job)
         except KeyboardInterrupt:
             typer.echo("the run goes on; `polyclinic deploy status` shows it, `polyclinic deploy fetch` fetches it")
             raise typer.Exit(1) from None
         except WorkFailed as error:
-            raise WorkFailed(f"{error}; finished rounds are kept, add --resume to continue '{order.name}'") from None
+            raise WorkFailed(
+                f"{error}; finished rounds are kept, add --resume to continue '{submission.name}'"
+            ) from None
         finally:
             display.close()
-        show_result(order.name, result, administration, out)
+        show_result(submission.name, result, administration, out)
 
 
 @app.command("status")
@@ -168,6 +170,30 @@ def fetch(
             raise BadInput("there is no job yet; `polyclinic deploy submit` makes one")
         administration.fetch(job or jobs[0]["job_id"], out)
     typer.echo(f"wrote {out}")
+
+
+@app.command("stop")
+def stop(
+    job: str | None = typer.Argument(None, help="The job to stop; by default the latest."),
+    now: bool = typer.Option(False, "--now", help="Do not wait for the end of the round; it will be done again."),
+    folder: Path = FOLDER,
+    within: float = WITHIN,
+) -> None:
+    """Stop a run that was submitted; `deploy submit --resume` continues it."""
+    from polyclinic.deployment.admin import Administration
+
+    with Administration(folder, within) as administration:
+        jobs = {one["job_id"]: one["status"] for one in administration.jobs()}
+        if not jobs:
+            raise BadInput("there is no job to stop; `polyclinic deploy submit` makes one")
+        chosen = job or next(iter(jobs))
+        if chosen not in jobs:
+            raise BadInput(f"{chosen}: there is no such job; `polyclinic deploy status` lists them")
+        if jobs[chosen].startswith("FINISHED"):
+            raise BadInput(f"{chosen}: has ended already; `polyclinic deploy fetch` fetches what it left")
+        at_once = administration.stop(chosen, now=now)
+    when = "was stopped" if at_once else "stops after the round it is in"
+    typer.echo(f"job {chosen} {when}; add --resume to `polyclinic deploy submit` to continue its run")
 
 
 @app.command("down")

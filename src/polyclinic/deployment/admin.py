@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyclinic import __version__
-from polyclinic.deployment.at_server import OUTCOME
+from polyclinic.deployment.coordination import OUTCOME, STOPPED
 from polyclinic.deployment.kits import ADMIN
-from polyclinic.engines.nvflare.job import STATUS, write_job
+from polyclinic.engines.nvflare.job import STATUS, STOP, write_job
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.recorder import Display
@@ -35,14 +35,14 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Order:
+class Submission:
     """A study to run, under a name, at a server: from its beginning, or from where it stopped."""
 
     study: Study
     name: str
     resume: bool = False
 
-    def plain(self) -> dict[str, Any]:
+    def job_spec(self) -> dict[str, Any]:
         tables = self.study.as_tables()
         return {"study": tables, "run": self.name, "resume": self.resume, "version": __version__}
 
@@ -83,18 +83,24 @@ class Administration:
             return self._ask(lambda server: server.do_app_command(job, STATUS, {}), attempts=1)
         return None
 
-    def submit(self, order: Order) -> str:
+    def submit(self, submission: Submission) -> str:
         """Submit a run; the job's number."""
         with tempfile.TemporaryDirectory() as scratch:
-            job = write_job(Path(scratch), "polyclinic", order=order.plain(), least=order.least)
+            job = write_job(Path(scratch), "polyclinic", spec=submission.job_spec(), least=submission.least)
             self._ask(lambda server: server.get_system_info())  # so that what follows finds the server and is done once
             return self._ask(lambda server: server.submit_job(str(job)), attempts=1)
 
     def status(self, job: str) -> str:
         return self._ask(lambda server: server.get_job_status(job))
 
-    def abort(self, job: str) -> None:
-        self._ask(lambda server: server.abort_job(job))
+    def stop(self, job: str, *, now: bool = False) -> bool:
+        """Stop a run after the round it is in; True if it stops at once instead: `now`, or before its first round."""
+        told = None
+        with contextlib.suppress(WorkFailed):  # it is not running yet, or its coordinator is lost
+            told = self._ask(lambda server: server.do_app_command(job, STOP, {}), attempts=1)
+        if told is None or now:
+            self._ask(lambda server: server.abort_job(job))
+        return told is None or now
 
     def fetch(self, job: str, target: Path) -> Path:
         """What a job has left to be fetched, put into a new folder, and the log of its coordinator."""
@@ -160,34 +166,39 @@ class Watch:
         self.say = say
         self._round = 0
 
-    def run(self, order: Order, job: str) -> dict[str, Any]:
+    def run(self, submission: Submission, job: str) -> dict[str, Any]:
         """The result of the run; WorkFailed or BadInput if there is none."""
-        self.display.started(order.study, order.study.sites.site_names(), 1)
+        self.display.started(submission.study, submission.study.sites.site_names(), 1)
         attempts, before = 0, 0
         while True:
-            self._follow(order, job)
+            has_run = self._follow(submission, job)
             outcome = self.administration.outcome(job)
+            if outcome is None and not has_run:
+                raise WorkFailed(STOPPED)
             if outcome is not None and outcome.error != "Rejoining":
                 return outcome.result()
             attempts, before = (0 if self._round > before else attempts + 1), self._round
             if attempts >= ATTEMPTS:
                 raise WorkFailed(f"the run stopped {ATTEMPTS} times in a row; `polyclinic deploy logs server` says why")
             self.say(outcome.reason if outcome and outcome.reason else f"job {job} was lost")
-            order = Order(order.study, order.name, resume=True)
-            job = self.administration.submit(order)
+            submission = Submission(submission.study, submission.name, resume=True)
+            job = self.administration.submit(submission)
             self.say(f"going on after round {self._round} as job {job}")
 
-    def _follow(self, order: Order, job: str) -> None:
-        """Until the job has ended: show its rounds."""
+    def _follow(self, submission: Submission, job: str) -> bool:
+        """Until the job has ended: show its rounds. Whether it was seen running at all."""
+        has_run = False
         patient_until: float | None = time.monotonic() + 15 * LOOK
         while not (status := self.administration.status(job)).startswith("FINISHED"):
             if status == "SUBMITTED" and patient_until is not None and time.monotonic() > patient_until:
                 connected = ", ".join(self.administration.connected()) or "nobody"
-                self.say(f"waiting for {order.least} sites to be connected; now there is {connected}")
+                self.say(f"waiting for {submission.least} sites to be connected; now there is {connected}")
                 patient_until = None
+            has_run |= status == "RUNNING"
             told = self.administration.progress(job) if status == "RUNNING" else None
             last = (told or {}).get("last") or {}
             if last.get("round", 0) > self._round:
                 self._round = last["round"]
-                self.display.round_done(last, order.study.method.rounds)
+                self.display.round_done(last, submission.study.method.rounds)
             time.sleep(LOOK)
+        return has_run or status != "FINISHED:ABORTED"

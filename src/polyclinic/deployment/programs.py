@@ -17,7 +17,7 @@ from nvflare.fuel.f3.message import Message
 
 from polyclinic.engines.nvflare.end_with import end_with
 from polyclinic.engines.nvflare.engine import Send
-from polyclinic.engines.nvflare.job import STATUS, decode_property
+from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, decode_property
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import reason_of
 
@@ -29,27 +29,28 @@ class Coordinator:
 
     @collab.main
     def run(self) -> None:
-        order = decode_property(collab.get_app_prop("order"))
+        job_spec = decode_property(collab.get_app_prop(SPEC))
         sends = {proxy.name: sender(proxy) for proxy in collab.clients}
-        if "assembly" in order:
+        if "assembly" in job_spec:
             from polyclinic.runner.nvflare_simulation import coordinate as coordinate_simulation
 
-            coordinate_simulation(order, sends)
+            coordinate_simulation(job_spec, sends)
         else:
-            run_deployed(order, sends)
+            run_deployed(job_spec, sends)
 
 
-def run_deployed(order: dict[str, Any], sends: dict[str, Send]) -> None:
+def run_deployed(job_spec: dict[str, Any], sends: dict[str, Send]) -> None:
     """A job at a real server. A run that stops here may be resumed; why it stopped is in the job's folder."""
-    from polyclinic.deployment.at_server import Reach, coordinate
+    from polyclinic.deployment.coordination import Reach, coordinate
 
     end_with(os.getppid())  # a server that was killed must not go on writing into the run folder
     context = collab.fl_ctx
     engine, workspace = context.get_engine(), collab.workspace
     reach = Reach(sends, lambda site: is_present(engine.get_cell(), site))
     job = Path(workspace.get_run_dir(context.get_job_id()))
-    run = coordinate(order, reach, Path(workspace.get_root_dir()), job)
+    run = coordinate(job_spec, reach, Path(workspace.get_root_dir()), job)
     engine.register_app_command(STATUS, lambda topic, data, fl_ctx: run.status())
+    engine.register_app_command(STOP, lambda topic, data, fl_ctx: run.stop())
     outcome = run.run()
     log.info("the run ended: %s", outcome.reason or "finished")
 
@@ -65,7 +66,7 @@ class SiteProgram:
     def start(self) -> None:
         """A site that cannot take part says why when it is called: the others need not stop for it."""
         try:
-            self._relay = relay_for(decode_property(collab.get_app_prop("order")), collab.site_name)
+            self._relay = relay_for(decode_property(collab.get_app_prop(SPEC)), collab.site_name)
         except Exception as error:
             log.exception("this site cannot take part")
             self._refusal = reason_of(error)
@@ -83,14 +84,14 @@ class SiteProgram:
             self._relay.close()
 
 
-def relay_for(order: dict[str, Any], name: str) -> Relay:
-    if "assembly" in order:
+def relay_for(job_spec: dict[str, Any], name: str) -> Relay:
+    if "assembly" in job_spec:
         from polyclinic.runner.nvflare_simulation import relay_of as relay_of_simulation
 
-        return relay_of_simulation(order, name)
-    from polyclinic.deployment.at_site import relay_of
+        return relay_of_simulation(job_spec, name)
+    from polyclinic.deployment.deployed_site import relay_of
 
-    return relay_of(order, name, Path(collab.workspace.get_root_dir()))
+    return relay_of(job_spec, name, Path(collab.workspace.get_root_dir()))
 
 
 def sender(proxy: Any) -> Send:

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from polyclinic.deployment.at_site import deployed_host, discreet
+from polyclinic.deployment.deployed_site import deployed_host, discreet
 from polyclinic.engines.worker_process import serve
 
 if __name__ == "__main__":

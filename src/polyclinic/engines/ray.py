@@ -56,14 +56,14 @@ class Ray(WorkerPool):
         self,
         sites: tuple[str, ...],
         make_host: Callable[[str], SiteHost],
-        order: str,
+        worker_spec: str,
         folder: Path,
         *,
         share: Share,
         address: str | None = None,
         deadline: float | None = None,
     ) -> None:
-        """`make_host(order)` is called in every actor; it must be a function of a module, `order` is text."""
+        """`make_host(worker_spec)` is called in every actor; it must be a function of a module, `worker_spec` is text."""
         self.folder = folder
         self._connected = not _ray().is_initialized()
         if self._connected:
@@ -74,7 +74,7 @@ class Ray(WorkerPool):
             self._disconnect()
             raise
         actor = _ray().remote(SiteActor).options(num_cpus=share.threads, num_gpus=share.gpus, max_restarts=0)
-        super().__init__(sites, lambda: RayWorker(actor.remote(make_host, order)), lanes=lanes, deadline=deadline)
+        super().__init__(sites, lambda: RayWorker(actor.remote(make_host, worker_spec)), lanes=lanes, deadline=deadline)
 
     @staticmethod
     def _connect(address: str | None, threads: int) -> None:
@@ -172,8 +172,8 @@ def in_store(parcel: Parcel) -> Any:
 class SiteActor:
     """Runs inside Ray: a host of sites. Answers are plain values and bytes; what a site raises is in its answer."""
 
-    def __init__(self, make_host: Callable[[str], SiteHost], order: str) -> None:
-        self._make_host = lambda: make_host(order)
+    def __init__(self, make_host: Callable[[str], SiteHost], worker_spec: str) -> None:
+        self._make_host = lambda: make_host(worker_spec)
 
     def restore(self, positions: Mapping[str, list[int]]) -> str | None:
         """Make the host, its sites where they stand; what went wrong, where something did."""

@@ -36,8 +36,8 @@ def run_simulated(assembly: Assembly, display: Display) -> dict[str, Any]:
     follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
     display.started(assembly.study, assembly.parts.names, follow.shown + 1)
     with tempfile.TemporaryDirectory() as scratch:
-        order = {"assembly": assembly.order, "names": names, "run": os.getpid()}
-        job = write_job(Path(scratch), "polyclinic", order=order, least=len(names))
+        job_spec = {"assembly": assembly.order, "names": names, "run": os.getpid()}
+        job = write_job(Path(scratch), "polyclinic", spec=job_spec, least=len(names))
         simulate(job, workspace, list(names), watch=follow.look)
     if not outcome.exists():
         raise WorkFailed(f"the simulation ended without a result; see {workspace}.log and {workspace}")
@@ -73,25 +73,25 @@ class Follower:
 # --- in the simulator's processes ---------------------------------------------------------------------
 
 
-def coordinate(order: dict[str, Any], sends: Mapping[str, Send]) -> None:
+def coordinate(job_spec: dict[str, Any], sends: Mapping[str, Send]) -> None:
     """The coordinator: runs the study with the sites that `sends` reaches, and leaves the outcome in its folder."""
     from polyclinic.runner.run import run_with
 
-    assembly = assemble_from(order["assembly"])
+    assembly = assemble_from(job_spec["assembly"])
     with worker_lock(assembly.folder):  # first the lock: a run killed from now on leaves it behind, and is not missed
-        end_with(order["run"])
+        end_with(job_spec["run"])
         settings = assembly.study.engine
         torch.set_num_threads(settings.threads)
-        sites = {site: sends.get(name) for name, site in order["names"].items()}
+        sites = {site: sends.get(name) for name, site in job_spec["names"].items()}
         patience = Patience(settings.deadline, settings.silence)
         engine = NVFlare(sites, patience=patience, simulation=True, durable=lambda: None)
         outcome = Outcome.of(lambda: run_with(assembly, engine, Display()))
         outcome.write(assembly.folder / ".outcome.json")
 
 
-def relay_of(order: dict[str, Any], name: str) -> Relay:
+def relay_of(job_spec: dict[str, Any], name: str) -> Relay:
     """The relay of a simulated site."""
     end_with(os.getppid())
-    threads = json.loads(order["assembly"])["study"]["engine"]["threads"]
-    command = python_command("polyclinic.runner.worker", order["assembly"])
-    return Relay(order["names"][name], lambda: WorkerProcess(command, threads=threads))
+    threads = json.loads(job_spec["assembly"])["study"]["engine"]["threads"]
+    command = python_command("polyclinic.runner.worker", job_spec["assembly"])
+    return Relay(job_spec["names"][name], lambda: WorkerProcess(command, threads=threads))

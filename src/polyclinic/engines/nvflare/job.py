@@ -19,17 +19,21 @@ CLASSES = (
     COORDINATOR,
     SITE,
 )
+#: the property of a job that holds what coordinator and sites are to do
+SPEC = "job_spec"
 #: what the coordinator of a running job answers with how far it is
 STATUS = "polyclinic.status"
+#: what makes the coordinator of a running job stop after the round it is in
+STOP = "polyclinic.stop"
 #: seconds for the sites to start their part of a job
-JOIN = 120
+JOIN = 600
 
 
-def write_job(folder: Path, name: str, *, order: dict[str, Any], least: int) -> Path:
-    """A job folder `folder`/`name`; `order` goes to the coordinator and to every site, `least` sites must be there."""
+def write_job(folder: Path, name: str, *, spec: dict[str, Any], least: int) -> Path:
+    """A job folder `folder`/`name`; `spec` goes to the coordinator and to every site, `least` sites must be there."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
-    properties = {"order": encode_property(order)}
+    properties = {SPEC: encode_property(spec)}
     meta = {"name": name, "resource_spec": {}, "min_clients": least, "deploy_map": {"app": ["@ALL"]}}
     controller = {"server_obj_id": "program", "props": properties, "sync_task_timeout": JOIN}
     server = {"workflows": [{"id": "controller", "path": CLASSES[0], "args": controller}]}
@@ -43,9 +47,9 @@ def write_job(folder: Path, name: str, *, order: dict[str, Any], least: int) -> 
     return folder / name
 
 
-def encode_property(order: dict[str, Any]) -> str:
+def encode_property(values: dict[str, Any]) -> str:
     """Plain values as letters and digits: NVFlare takes braces in a setting for names of variables."""
-    return base64.b64encode(json.dumps(order).encode()).decode()
+    return base64.b64encode(json.dumps(values).encode()).decode()
 
 
 def decode_property(text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,15 @@ from polyclinic.study import Study, load_run_study, parse_study
 #: what a run folder at the server holds that its owner need not fetch
 NOT_FETCHED = shutil.ignore_patterns("checkpoint", LOCK, WORKERS, f"*{PARTIAL}")
 OUTCOME = "outcome.json"
+STOPPED = "the run was stopped by its owner (deploy stop)"
 
 
 class Rejoining(Exception):  # noqa: N818
     """A site that was lost is back: the run goes on, with it, in another job."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """The run's owner has stopped it."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,10 @@ class Reach:
     present: Callable[[str], bool]
 
 
-def coordinate(order: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
-    """Prepare the run that an order asks for. `kit` is the server's folder, `job` the one that its owner can fetch."""
-    refuse_unsafe_name(order["run"])
-    return Coordination(parse_study(order["study"]), kit / "runs" / order["run"], order["resume"], reach, job)
+def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
+    """Prepare the run that an job_spec asks for. `kit` is the server's folder, `job` the one that its owner can fetch."""
+    refuse_unsafe_name(job_spec["run"])
+    return Coordination(parse_study(job_spec["study"]), kit / "runs" / job_spec["run"], job_spec["resume"], reach, job)
 
 
 class Coordination:
@@ -61,6 +67,7 @@ class Coordination:
         self.reach = reach
         self.job = job
         self.engine: NVFlare | None = None
+        self._stopping = threading.Event()
 
     def run(self) -> Outcome:
         """Run to the end, or to where a site rejoins; leave what may be fetched in the job's folder."""
@@ -77,6 +84,16 @@ class Coordination:
         last = json.loads(lines[-1]) if lines else {}
         lost = sorted(self.engine.lost) if self.engine else []
         return {"run": self.folder.name, "rounds": self.study.method.rounds, "lost": lost, "last": last}
+
+    def stop(self) -> dict[str, Any]:
+        """Have the run stop at its next checkpoint; how far it is.
+
+        The outcome is written at once: a job that is aborted meanwhile must not look as if it had been lost.
+        """
+        self._stopping.set()
+        (self.job / "run").mkdir(parents=True, exist_ok=True)
+        Outcome(Stopped.__name__, STOPPED).write(self.job / "run" / OUTCOME)
+        return self.status()
 
     def _run(self) -> dict[str, Any]:
         from polyclinic.runner.run import check_same, run_with
@@ -102,7 +119,10 @@ class Coordination:
         return values
 
     def _make_room(self) -> None:
-        """At a checkpoint: Rejoining if a lost site is connected again, and a further round could have it."""
+        """At a checkpoint: Stopped if the owner said so; Rejoining if a lost site is connected again, and a further
+        round could have it."""
+        if self._stopping.is_set():
+            raise Stopped(STOPPED)
         back = [site for site in sorted(self.engine.lost if self.engine else ()) if self.reach.present(site)]
         if back:
             raise Rejoining(f"{', '.join(back)}: back again")

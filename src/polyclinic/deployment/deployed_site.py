@@ -37,16 +37,16 @@ from polyclinic.runner.release import digest_of_weights
 from polyclinic.study import parse_study
 
 
-def relay_of(order: dict[str, Any], site: str, kit: Path) -> Relay:
+def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
     """The relay of a deployed site; BadInput if the site cannot take part."""
-    if order["version"] != __version__:
+    if job_spec["version"] != __version__:
         raise BadInput(
-            f"this site has polyclinic {__version__} and the coordinator {order['version']}; "
+            f"this site has polyclinic {__version__} and the coordinator {job_spec['version']}; "
             "install the same version on both"
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
-    threads = int(order["study"]["engine"]["threads"])
-    told = json.dumps({"study": order["study"], "run": order["run"], "site": site, "kit": str(kit)})
+    threads = int(job_spec["study"]["engine"]["threads"])
+    told = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
     return Relay(site, lambda: WorkerProcess(python_command("polyclinic.deployment.worker", told), threads=threads))
 
 

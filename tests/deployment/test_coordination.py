@@ -1,0 +1,52 @@
+"""A run at the server that its owner stops, and resumes: real sites in processes of their own, no NVFlare between."""
+
+import json
+
+import pytest
+from run_folders import history, result
+
+from polyclinic import __version__
+from polyclinic.deployment import deployed_site
+from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
+from polyclinic.deployment.kits import make_kits
+from polyclinic.runner.recorder import Display
+from polyclinic.study import load_study
+
+pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
+
+
+@pytest.fixture
+def coordinate(tiny, tmp_path, monkeypatch):
+    """Makes the coordination of a run, with sites that have just been started."""
+    monkeypatch.setattr(deployed_site, "end_with", lambda pid: None)
+    folder, relays = tmp_path / "deployment", []
+    make_kits(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
+    study = load_study(folder / "study.toml")
+
+    def make(resume, job):
+        spec = {"study": study.as_tables(), "run": "run", "resume": resume, "version": __version__}
+        mine = {site: deployed_site.relay_of(spec, site, folder / "sites" / site) for site in ("site-1", "site-2")}
+        relays.extend(mine.values())
+        sends = {site: lambda what, payload, timeout, r=relay: r.handle(what, payload) for site, relay in mine.items()}
+        return Coordination(study, folder / "server" / "runs" / "run", resume, Reach(sends, lambda site: True), job)
+
+    yield make
+    for relay in relays:
+        relay.close()
+
+
+def test_a_run_is_stopped_after_the_round_it_is_in_and_resumed(coordinate, tiny, undisturbed, tmp_path):
+    stopped = coordinate(False, tmp_path / "job-1")
+    stopped.stop()
+    told = json.loads((tmp_path / "job-1" / "run" / OUTCOME).read_text())
+    assert (told["error"], told["values"]) == ("Stopped", None)  # from now on: a job that is killed was not lost
+    outcome = stopped.run()
+    assert (outcome.error, outcome.reason) == ("Stopped", "the run was stopped by its owner (deploy stop)")
+    assert json.loads((tmp_path / "job-1" / "run" / OUTCOME).read_text())["error"] == "Stopped"
+    assert [line["round"] for line in history(tmp_path / "job-1" / "run")] == [1]
+
+    outcome = coordinate(True, tmp_path / "job-2").run()
+    assert outcome.error is None
+    expected = undisturbed(tiny("fedavg", {"sites.count": 2})).folder
+    assert result(tmp_path / "job-2" / "run")["weights_sha256"] == result(expected)["weights_sha256"]
+    assert history(tmp_path / "job-2" / "run") == history(expected)
