@@ -52,7 +52,7 @@ class Reach:
 
 
 def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
-    """Prepare the run that an job_spec asks for. `kit` is the server's folder, `job` the one that its owner can fetch."""
+    """Prepare the run that a job is for. `kit` is the server's folder, `job` the one that its owner can fetch."""
     refuse_unsafe_name(job_spec["run"])
     return Coordination(parse_study(job_spec["study"]), kit / "runs" / job_spec["run"], job_spec["resume"], reach, job)
 

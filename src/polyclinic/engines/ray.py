@@ -63,7 +63,7 @@ class Ray(WorkerPool):
         address: str | None = None,
         deadline: float | None = None,
     ) -> None:
-        """`make_host(worker_spec)` is called in every actor; it must be a function of a module, `worker_spec` is text."""
+        """`make_host(worker_spec)`, a function of a module, is called in every actor; `worker_spec` is text."""
         self.folder = folder
         self._connected = not _ray().is_initialized()
         if self._connected:
