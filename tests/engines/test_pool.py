@@ -1,9 +1,9 @@
 """Workers run a little ahead of whoever takes their answers, and no further: answers are models, and models are big."""
 
 import threading
-import time
 
 import pytest
+from processes import wait_for
 
 from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.pool import PREFETCH
@@ -14,16 +14,16 @@ SITES = tuple(f"s{k}" for k in range(10))
 
 
 class Worker:
-    """Answers at once, or after the seconds that its slowest site takes."""
+    """Answers at once; a site in `after` answers after the site that is named there has been at work."""
 
-    def __init__(self, done, slow=()):
-        self.done, self.slow = done, slow
+    def __init__(self, done, after=None):
+        self.done, self.after = done, after or {}
 
     def restore(self, positions):
         pass
 
     def call(self, call, deadline):
-        time.sleep(0.1 if call.site in self.slow else 0)
+        wait_for(lambda: self.after.get(call.site) in {None, *self.done})
         self.done.append(call.site)
         return Reply(call.site, ()), SitePosition(1, 1)
 
@@ -36,24 +36,26 @@ def done():
     return []
 
 
-def engine_of(done, slow=(), start=None):
-    return InProcess(None, SITES, start or (lambda: Worker(done, slow)), workers=2)
+def engine_of(done, after=None, start=None):
+    return InProcess(None, SITES, start or (lambda: Worker(done, after)), workers=2)
 
 
 def calls():
     return [Call(site, "train", 1) for site in SITES]
 
 
-@pytest.mark.parametrize("slow", [(), ("s0",), ("s1", "s3"), ("s8",)])
-def test_answers_come_in_the_order_of_the_calls(done, slow):
-    assert [answer.site for answer in engine_of(done, slow).call(calls())] == list(SITES)
+@pytest.mark.parametrize("after", [{}, {"s0": "s3"}, {"s1": "s2", "s3": "s2"}, {"s8": "s9"}])
+def test_answers_come_in_the_order_of_the_calls(done, after):
+    assert [answer.site for answer in engine_of(done, after).call(calls())] == list(SITES)
     assert sorted(done) == sorted(SITES)
 
 
 def test_no_worker_is_further_ahead_than_it_may(done):
-    for taken, _ in enumerate(engine_of(done, slow=("s1",)).call(calls())):
-        time.sleep(0.02)  # the coordinator is slower than the sites
-        assert len(done) <= taken + 2 * PREFETCH
+    """The coordinator is slower than the sites: it waits until they have done all they may."""
+    for taken, _ in enumerate(engine_of(done).call(calls())):
+        allowed = min(len(SITES), taken + 2 * PREFETCH)
+        wait_for(lambda allowed=allowed: len(done) >= allowed)
+        assert len(done) == allowed
 
 
 def test_whoever_stops_taking_answers_stops_the_sites(done):
