@@ -14,6 +14,7 @@ import pytest
 import torch
 from json_schemas import assert_valid
 
+from polyclinic import plugins
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -48,12 +49,22 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory):
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins():
+    """What a test plugs in, or restricts, is gone after it."""
+    yield
+    plugins.forget()
+
+
 def make_study(method: str, settings: dict[str, Any] | None = None, **method_settings: Any) -> Study:
     tables = {name: dict(table) for name, table in TINY.items()}
     tables["method"] = {"name": method, "rounds": 3, **method_settings}
     for path, value in (settings or {}).items():
-        table, setting = path.split(".")
-        tables.setdefault(table, {})[setting] = value
+        table, _, setting = path.partition(".")
+        if setting:
+            tables.setdefault(table, {})[setting] = value
+        else:
+            tables[table] = value
     return Study(**tables)
 
 

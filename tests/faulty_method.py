@@ -1,7 +1,7 @@
 """FedAvg and FedBN whose sites get into trouble when a file says so.
 
 The file `<trouble>/<site>-<round>` holds what goes wrong in the site's training of that round. It is a file, not a
-setting, so that trouble can end without the study becoming another one.
+setting, so that trouble can end without the study becoming another one. The file is a plug-in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedbn import FedBN
 
@@ -71,9 +70,4 @@ def will_hang(trouble: Path, call: Call) -> bool:
     return call.operation == "train" and file.exists() and file.read_text() == "hang"
 
 
-FAULTY = {"faulty": Faulty, "faulty-bn": FaultyBN}
-
-
-def register() -> None:
-    """Make them known to this process, for good: for child processes only."""
-    METHODS.update(FAULTY)
+METHODS = {"faulty": Faulty, "faulty-bn": FaultyBN}

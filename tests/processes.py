@@ -116,7 +116,6 @@ class _Handle:
 
 def _serve(order: str, threads: int, calls: DupFd, answers: DupFd) -> None:
     import torch
-    from faulty_method import register
 
     from polyclinic.engines.worker_process import serve
     from polyclinic.runner.assembly import assemble_from
@@ -124,7 +123,6 @@ def _serve(order: str, threads: int, calls: DupFd, answers: DupFd) -> None:
 
     sys.stdin = os.fdopen(calls.detach(), "r")
     sys.stdout = os.fdopen(answers.detach(), "w")
-    register()
     torch.set_num_threads(threads)
     assembly = assemble_from(order)
     with worker_lock(assembly.folder):

@@ -33,10 +33,13 @@ def nearest(word: str, choices: list[str]) -> str:
 def variant(registry: Mapping[str, type[S]], table: Mapping[str, Any], *, path: str, key: str) -> type[S]:
     """The class that `table[key]` names in `registry`; `path` is the table's name in messages."""
     name = table.get(key)
-    choices = sorted(registry)
     if name is None:
-        raise BadInput(f"{path}.{key}: missing; choose one of {', '.join(choices)}")
+        raise BadInput(f"{path}.{key}: missing; choose one of {', '.join(sorted(registry))}")
     if not isinstance(name, str) or name not in registry:
-        hint = nearest(str(name), choices)
-        raise BadInput(f"{path}.{key}: no such choice: '{name}'{hint}; choose one of {', '.join(choices)}")
+        raise BadInput(f"{path}.{key}: {no_such_choice(str(name), sorted(registry))}")
     return registry[name]
+
+
+def no_such_choice(word: str, choices: list[str]) -> str:
+    """What is said of a name that nobody knows."""
+    return f"no such choice: '{word}'{nearest(word, choices)}; choose one of {', '.join(choices)}"

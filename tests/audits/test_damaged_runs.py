@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyclinic.audits.audit import ATTACKS, audit
+from polyclinic.audits import ATTACKS
+from polyclinic.audits.audit import audit
 from polyclinic.errors import BadInput, WorkFailed
 
 
@@ -100,7 +101,8 @@ def test_a_device_that_is_too_small_is_said_and_the_rest_goes_on(folder: Path, m
     def too_much(*_: object) -> list:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setitem(ATTACKS, "weights", too_much)
+    for name in ("gradient-inversion", "loss-threshold"):
+        monkeypatch.setattr(ATTACKS[name], "attack", too_much)
     report = audit(folder, sites=["site-1", "site-2"])
     assert len(report["parcels"]) == 2
     assert report["complete"]

@@ -173,7 +173,7 @@ def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(ope
 
 def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
     for method, changes, attack, kind in (
-        ("fedreplay", {}, attack_latents.attack, "latents"),
+        ("fedreplay", {}, attack_latents.invert_latents, "latents"),
         ("cwt-replay", VQVAE2, attack_synthetic.attack_codes, "codes"),
     ):
         tools, (kept, _) = opened(method, changes)
@@ -190,7 +190,7 @@ def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_th
     tools, (kept, _) = opened("splitnn", {"model.backbone": "small-cnn"}, local_steps=2)
     release = [one for one in kept if one.operation == "forward"][-1]
     seen, truth = of_site(tools, release)
-    (found,) = attack_latents.attack(seen, truth)
+    (found,) = attack_latents.invert_latents(seen, truth)
     assert isinstance(found, Finding)
     assert "training mode" in found.threat_model
     shown = found.draw.__self__
@@ -201,8 +201,8 @@ def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_th
 @pytest.mark.parametrize(
     ("method", "changes", "attack", "of_kind", "capability"),
     [
-        ("fedreplay", {}, attack_latents.attack, "latents", Capability.LATENTS),
-        ("fedreplay", {}, attack_latents.attack, "latents", Capability.BATCH_NORM_STATISTICS),
+        ("fedreplay", {}, attack_latents.invert_latents, "latents", Capability.LATENTS),
+        ("fedreplay", {}, attack_latents.invert_latents, "latents", Capability.BATCH_NORM_STATISTICS),
         ("cwt-replay", VQVAE2, attack_synthetic.attack_codes, "codes", Capability.GENERATOR),
         ("fedavg-replay", DCGAN, attack_synthetic.attack_generator, "generator", Capability.GENERATOR),
         ("fedavg-replay", DCGAN, attack_synthetic.attack_generator, "generator", Capability.SYNTHETIC_IMAGES),

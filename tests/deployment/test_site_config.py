@@ -134,7 +134,11 @@ def test_pooling_images_is_refused_at_a_real_site(kit):
         ("site.toml", "[datasets.lesions]\nsource = 'folder'\npath = 'gone'", "data.path: there is nothing at"),
         ("site.toml", "[datasets.lesions\n", "site.toml: cannot be read"),
         ("site.toml", None, "site.toml: no such file"),
-        ("policy.toml", 'kinds = ["wheights"]', "policy.toml: kinds.0: must be"),
+        (
+            "policy.toml",
+            'kinds = ["wheights"]',
+            "policy.toml: kinds.0: no such choice: 'wheights' (did you mean",
+        ),
         ("policy.toml", "deployed = false", "'deployed' is not a setting"),
         ("policy.toml", "min_cohorts = 3", "policy.toml: min_cohorts: no such setting (did you mean 'min_cohort'?)"),
     ],

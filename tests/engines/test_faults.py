@@ -3,19 +3,20 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
-from faulty_method import FAULTY, will_hang
+from faulty_method import will_hang
 from processes import ForkedWorker, wait_for
 from run_folders import assert_same_run, history, ledgers, result
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.ledger import verify
-from polyclinic.methods import METHODS
 from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 
+PLUGIN = [str(Path(__file__).parents[1] / "faulty_method.py")]
 #: `engine.deadline` of these tests, which no machine is too slow for
 DEADLINE = 3600.0
 #: how long a call that nobody will ever answer is waited for instead: that one fails however slow the machine is
@@ -33,11 +34,9 @@ REASONS = {
 
 
 @pytest.fixture
-def trouble(tmp_path, monkeypatch):
+def trouble(tmp_path):
     folder = tmp_path / "trouble"
     folder.mkdir()
-    for name, method in FAULTY.items():
-        monkeypatch.setitem(METHODS, name, method)
     return folder
 
 
@@ -74,9 +73,8 @@ class After(Display):
 
 
 def make(tiny, trouble, engine=None, **method):
-    return tiny(
-        "faulty", {f"engine.{name}": value for name, value in (engine or {}).items()}, trouble=str(trouble), **method
-    )
+    settings = {f"engine.{name}": value for name, value in (engine or {}).items()}
+    return tiny("faulty", {"plugins": PLUGIN, **settings}, trouble=str(trouble), **method)
 
 
 def check_one_failure(folder, reason, operation="train", round=2):
@@ -138,7 +136,7 @@ def test_a_worker_struck_while_idle_fails_its_next_call(tiny, trouble, workers, 
 def test_state_of_a_site_that_sent_nan_is_not_spoilt(tiny, trouble, tmp_path):
     """FedBN: the site's batch-norm layers went NaN along with its weights; round 3 must start from those of round 1."""
     (trouble / "site-2-2").write_text("nan")
-    study = tiny("faulty-bn", {"model.backbone": "small-cnn"}, trouble=str(trouble))
+    study = tiny("faulty-bn", {"plugins": PLUGIN, "model.backbone": "small-cnn"}, trouble=str(trouble))
     run(study, tmp_path / "run")
     assert [failure["round"] for failure in result(tmp_path / "run")["failures"]] == [2]
     assert "site-2" in result(tmp_path / "run")["metrics"]["per_site"]
@@ -200,7 +198,7 @@ def listens_to_ctrl_c():
 @pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_ctrl_c_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path):
     """Nor does it start them again; the run can be resumed."""
-    study = tiny("faulty", {"engine.workers": 2}, trouble=str(trouble))
+    study = tiny("faulty", {"plugins": PLUGIN, "engine.workers": 2}, trouble=str(trouble))
     (trouble / "site-2-2").write_text("hang")
 
     def interrupt():

@@ -6,26 +6,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_method import FAULTY, register, will_hang
+from faulty_method import will_hang
 from run_folders import assert_same_run, result
 
 from polyclinic.cli import run_app
 from polyclinic.engines.ray import RayWorker, Share, take_own_token
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.methods import METHODS
-from polyclinic.runner import assembly, engines
+from polyclinic.runner import assembly
 from polyclinic.runner.run import run
 from polyclinic.study import load_study
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
-REAL_HOST = assembly.host_from
-
-
-def faulty_host(order):
-    """In an actor: the host of a method that exists in tests only."""
-    register()
-    return REAL_HOST(order)
+PLUGIN = [str(Path(__file__).parents[1] / "faulty_method.py")]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +67,7 @@ def test_many_sites_take_turns_in_few_actors(tiny, undisturbed, running, tmp_pat
 
 
 @pytest.fixture
-def trouble(tmp_path, monkeypatch):
-    for name, method in FAULTY.items():
-        monkeypatch.setitem(METHODS, name, method)
-    monkeypatch.setattr(engines, "host_from", faulty_host)
+def trouble(tmp_path):
     (tmp_path / "trouble").mkdir()
     return tmp_path / "trouble"
 
@@ -98,7 +88,7 @@ def test_failed_sites_are_left_out_until_the_next_round(tiny, running, trouble, 
         return real_call(self, call, 0.5 if will_hang(trouble, call) else None)
 
     monkeypatch.setattr(RayWorker, "call", call)
-    study = tiny("faulty", trouble=str(trouble), rounds=4)
+    study = tiny("faulty", {"plugins": PLUGIN}, trouble=str(trouble), rounds=4)
     run(on_ray(study, workers=2, deadline=3600.0), tmp_path / "run")
     failures = result(tmp_path / "run")["failures"]
     assert [f"{failure['site']}-{failure['round']}" for failure in failures] == list(faults)
@@ -112,7 +102,7 @@ def test_failed_sites_are_left_out_until_the_next_round(tiny, running, trouble, 
 
 
 def test_a_stopped_run_is_resumed_by_another_engine(tiny, running, trouble, tmp_path):
-    study = tiny("faulty", {"engine.on_failure": "stop"}, trouble=str(trouble))
+    study = tiny("faulty", {"plugins": PLUGIN, "engine.on_failure": "stop"}, trouble=str(trouble))
     (trouble / "site-3-2").write_text("die")
     with pytest.raises(WorkFailed, match="site 'site-3' failed in round 2"):
         run(on_ray(study), tmp_path / "run")

@@ -10,8 +10,9 @@ from polyclinic.data.parts import Part, SiteData
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import operation
 from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
@@ -87,7 +88,7 @@ def data_of(name):
 
 @pytest.fixture
 def make_host(tmp_path):
-    def make(resident=8, kinds=KINDS):
+    def make(resident=8, kinds=tuple(KINDS)):
         host = SiteHost(
             method=Clerk(),
             seed=0,

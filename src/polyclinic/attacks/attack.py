@@ -79,7 +79,7 @@ class ThreatModel(Settings):
         return f"The attacker is granted {words_of(self.granted)}; not {words_of(withheld)}."
 
 
-class Attack(Settings):
+class AttackSettings(Settings):
     """Settings of an attack. Printing it prints its threat model in a sentence."""
 
     name: str

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
 from polyclinic.metrics.image_sets import ORIENTATIONS, Images, as_unit, same_shape
@@ -172,7 +172,7 @@ def _authenticity(near: Nearest, within: Tensor) -> float:
     return float((near.distance >= own[near.index]).double().mean())
 
 
-class CopySearch(Attack):
+class CopySearch(AttackSettings):
     """The search as an attack: `CopySearch().run(made, training, held_out)`."""
 
     name: Literal["copies"] = "copies"

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion import initialisation
 from polyclinic.attacks.gradient_inversion.distances import total_variation
 from polyclinic.attacks.gradient_inversion.networks import ready
@@ -55,7 +55,7 @@ class Inverted:
         return score(found, true, start, distance=distance)
 
 
-class LatentInversion(Attack):
+class LatentInversion(AttackSettings):
     """Settings of the search: `LatentInversion().run(latents, encoder, image_shape)`."""
 
     name: Literal["latent-inversion"] = "latent-inversion"

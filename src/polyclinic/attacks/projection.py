@@ -15,7 +15,7 @@ from pydantic import Field
 from scipy import stats
 from torch import Tensor
 
-from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.search import search
 from polyclinic.attacks.verdict import Verdict
@@ -75,7 +75,7 @@ class Projections:
         return Verdict(leak, because, evidence)
 
 
-class Projection(Attack):
+class Projection(AttackSettings):
     """Settings of the search: `Projection().compare(space, members, held_out, distance)`."""
 
     name: Literal["projection"] = "projection"

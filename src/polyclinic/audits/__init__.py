@@ -1,9 +1,28 @@
 """Audits: a run's kept parcels, each attacked with what fits its kind, scored where the images are, put into words.
 
 This room knows studies, assemblies, parcels and attacks, and where a deployed site has its images; methods, sites and
-engines know nothing of it.
+engines know nothing of it. A further attack is one file and one line here, or a plug-in.
 """
 
+from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack_latents import LatentInversionAttack
+from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
+from polyclinic.audits.attack_updates import GradientInversionAttack, LossMembershipAttack
+from polyclinic.registry import Registry
 from polyclinic.study.audit_settings import Audit
 
-__all__ = ["Audit"]
+#: an audit runs all attacks that fit a parcel's kind, in this order
+ATTACKS: Registry[type[Attack]] = Registry(
+    "polyclinic.attacks",
+    {
+        "gradient-inversion": GradientInversionAttack,
+        "loss-threshold": LossMembershipAttack,
+        "latent-inversion": LatentInversionAttack,
+        "generator": GeneratorAttack,
+        "decoding": DecodingAttack,
+        "copies": CopiesAttack,
+    },
+    base=Attack,
+)
+
+__all__ = ["ATTACKS", "Attack", "Audit"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
+from polyclinic.audits.attack import Attack
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
@@ -14,7 +17,16 @@ from polyclinic.errors import BadInput
 from polyclinic.models import split
 
 
-def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+class LatentInversionAttack(Attack):
+    """Searches for images with the latents or activations that were sent, with the encoder that the site was sent."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("activations", "latents")
+
+    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        return invert_latents(seen, truth)
+
+
+def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     """Search for images with the latents that were sent; they keep their order, so each has its own true image."""
     settings = LatentInversion(iterations=seen.tools.effort.latent_steps)
     cut = seen.tools.assembly.study.cut

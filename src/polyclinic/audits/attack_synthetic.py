@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import Attack, Capability
+from polyclinic.attacks.attack import AttackSettings, Capability
 from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
 from polyclinic.attacks.membership.attacks import NearestSynthetic
 from polyclinic.attacks.projection import Projection
+from polyclinic.audits.attack import Attack
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
@@ -26,6 +28,33 @@ from polyclinic.randomness import torch_rng
 Results = list[Finding | NotTried]
 
 VALUES = 8  # labels to choose from, where they are values and none is known
+
+
+class GeneratorAttack(Attack):
+    """Samples the generator that was sent and looks for copies and members, also by search in its latent space."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("generator",)
+
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        return attack_generator(seen, truth)
+
+
+class DecodingAttack(Attack):
+    """Decodes codes of real images with the decoder that was sent, and looks for copies and members."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("codes",)
+
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        return attack_codes(seen, truth)
+
+
+class CopiesAttack(Attack):
+    """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("synthetic-images",)
+
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        return attack_synthetic_images(seen, truth)
 
 
 def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
@@ -190,6 +219,6 @@ def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | 
     return model
 
 
-def not_granted(attack: Attack, seen: Seen) -> NotTried | None:
+def not_granted(attack: AttackSettings, seen: Seen) -> NotTried | None:
     missing = attack.needs - seen.tools.threat.granted
     return NotTried(attack.name, f"the threat model does not grant {', '.join(sorted(missing))}") if missing else None

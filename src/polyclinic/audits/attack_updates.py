@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.membership.attacks import LossThreshold
 from polyclinic.attacks.membership.scores import Scorer
+from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_split_weights import invert_front, is_front
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.run_inversion import invert_and_score
@@ -20,9 +23,22 @@ from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.models import Backbone
 
 
-def attack(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    found = [invert_gradients(seen, truth)]
-    return [*found, loss_membership(seen, truth)] if seen.kind == "weights" else found
+class GradientInversionAttack(Attack):
+    """Searches for images whose gradients, or whose training, give the update that was sent (Geiping et al. 2020)."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradients", "weights")
+
+    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        return [invert_gradients(seen, truth)]
+
+
+class LossMembershipAttack(Attack):
+    """Tells training images from others by the loss of the model that was sent (Yeom et al. 2018)."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        return [loss_membership(seen, truth)]
 
 
 # --- gradient inversion -------------------------------------------------------------------------------

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from polyclinic.audits import attack_latents, attack_synthetic, attack_updates
+from polyclinic.audits import ATTACKS, Attack
 from polyclinic.audits.open_run import Lines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
+from polyclinic.registry import reason
 from polyclinic.runner.assembly import Assembly, device_of
 from polyclinic.settings import nearest
 from polyclinic.study import Study
@@ -29,17 +30,6 @@ Progress = Callable[[str, int, int], None]
 
 #: what images may be compared by
 FEATURES = (Pixels.name, *NAMES)
-
-#: what is done with a parcel of each kind; a new kind of parcel is one new line
-ATTACKS: dict[str, Callable[[Seen, Truth], list[Finding | NotTried]]] = {
-    "gradients": attack_updates.attack,
-    "weights": attack_updates.attack,
-    "activations": attack_latents.attack,
-    "latents": attack_latents.attack,
-    "generator": attack_synthetic.attack_generator,
-    "codes": attack_synthetic.attack_codes,
-    "synthetic-images": attack_synthetic.attack_synthetic_images,
-}
 
 
 def audit(
@@ -117,13 +107,25 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path) -> dict[str
 
 
 def _attack(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    """What was found; an audit goes on with other parcels where one is too much for the device."""
+    """What all attacks that fit the kind found; those of plug-ins come last."""
+    fitting = {name: attack for name, attack in ATTACKS.working().items() if kind in attack.kinds}
+    if not fitting:
+        return [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
+    return [found for name, attack in fitting.items() for found in _run_attack(name, attack, seen, truth)]
+
+
+def _run_attack(name: str, attack: type[Attack], seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    """What one attack found; an audit goes on with the others where one is too much for the device."""
     try:
-        return ATTACKS[kind](seen, truth)
+        return attack().attack(seen, truth)
     except torch.OutOfMemoryError:
-        return [
-            NotTried("every attack", f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU")
-        ]
+        return [NotTried(name, f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU")]
+    except (BadInput, WorkFailed):
+        raise
+    except Exception as error:
+        if name in ATTACKS.builtin:
+            raise
+        raise WorkFailed(f"the attack '{name}' ({ATTACKS.origin(name)}) failed: {reason(error)}") from error
 
 
 def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:

@@ -14,8 +14,9 @@ from polyclinic.audits.open_run import Lines
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, Release, releases
+from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, Release, is_attackable, releases
 from polyclinic.federation.leaving.defences import secure_sum
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.settings import nearest
 from polyclinic.study import Study
@@ -113,7 +114,7 @@ def parcels_to_audit(
             "--set audit.keep_parcels=1"
         )
     _check_names("--sites", sites, list(kept))
-    _check_names("--kinds", kinds, list(ATTACKABLE_KINDS))
+    _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *(kind for kind in KINDS if kind not in KINDS.builtin)])
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
     summed = study.audit is not None and study.audit.secure_sum
     groups = sums(wanted, budget) if summed else chosen(wanted, budget, every_site=bool(sites))
@@ -122,11 +123,15 @@ def parcels_to_audit(
         for site, release in group.items():
             check(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
-        allowed = [kind for kind in (kinds or ATTACKABLE_KINDS) if not summed or kind in SUMMED]
-        found += [AuditedParcel(group, n) for n, parcel in enumerate(parcels) if parcel.kind in allowed]
+        found += [AuditedParcel(group, n) for n, p in enumerate(parcels) if _is_wanted(p.kind, kinds, summed)]
     if not found:
         raise BadInput(_no_parcels(wanted, kinds))
     return found
+
+
+def _is_wanted(kind: str, kinds: tuple[str, ...], summed: bool) -> bool:
+    asked = kind in kinds if kinds else is_attackable(kind)
+    return asked and (kind in SUMMED or not summed)
 
 
 def read_archive(folder: Path) -> list[Release]:
@@ -144,7 +149,7 @@ def read_archive(folder: Path) -> list[Release]:
 
 def _no_parcels(kept: Kept, kinds: tuple[str, ...]) -> str:
     there = sorted(
-        {kind for found in kept.values() for release in found for kind in release.kinds if kind in ATTACKABLE_KINDS}
+        {kind for found in kept.values() for release in found for kind in release.kinds if is_attackable(kind)}
     )
     if kinds:
         asked = " or ".join(kinds)

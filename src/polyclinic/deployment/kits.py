@@ -172,8 +172,8 @@ POLICY_HEAD = """# What this site lets out, whatever the coordinator asks. The g
 
 def _policy_text(rehearsed: bool) -> str:
     """Every setting of a policy with what it means; a rehearsal lets out all but real images."""
-    from polyclinic.federation.leaving.parcel import KINDS
+    from polyclinic.federation.leaving.kinds import KINDS
 
-    kinds = tuple(kind for kind in KINDS if kind != "real-images") if rehearsed else Policy().kinds
+    kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images") if rehearsed else Policy().kinds
     chosen = Policy(kinds=kinds, min_cohort=1 if rehearsed else 10)
     return POLICY_HEAD + "\n".join(settings_with_comments(chosen, without=("deployed",))) + "\n"

@@ -21,7 +21,8 @@ from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.communication import RECEIVED, SENT, Communication
 from polyclinic.federation.engine import Engine
-from polyclinic.federation.leaving.parcel import KINDS, Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings

@@ -8,13 +8,18 @@ from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
 from polyclinic.generators.gan.model import VanillaGAN
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.registry import Registry
 
-GENERATORS: dict[str, type[Generator]] = {
-    "vqvae2": VQVAE2,
-    "gan": VanillaGAN,
-    "dcgan": DCGAN,
-    "wgan-gp": WassersteinGAN,
-    "stylegan2": StyleGAN2,
-}
+GENERATORS: Registry[type[Generator]] = Registry(
+    "polyclinic.generators",
+    {
+        "vqvae2": VQVAE2,
+        "gan": VanillaGAN,
+        "dcgan": DCGAN,
+        "wgan-gp": WassersteinGAN,
+        "stylegan2": StyleGAN2,
+    },
+    base=Generator,
+)
 
 __all__ = ["GENERATORS", "CodedModel", "Codes", "Generator", "GeneratorModel", "Progress"]

@@ -22,25 +22,30 @@ from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.splitnn import SplitNN
 from polyclinic.methods.standalone import Standalone
+from polyclinic.registry import Registry
 
-METHODS: dict[str, type[Method]] = {
-    "standalone": Standalone,
-    "centralized": Centralized,
-    "fedsgd": FedSGD,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "fedavgm": FedAvgM,
-    "fedbn": FedBN,
-    "fedavg-share": FedAvgShare,
-    "cwt": CyclicWeightTransfer,
-    "splitnn": SplitNN,
-    "cwt-replay": CwtReplay,
-    "fedavg-replay": FedAvgReplay,
-    "fedreplay": FedReplay,
-    "feder": FedER,
-    "feder-a": FedERA,
-    "feder-b": FedERB,
-    "felicia": Felicia,
-}
+METHODS: Registry[type[Method]] = Registry(
+    "polyclinic.methods",
+    {
+        "standalone": Standalone,
+        "centralized": Centralized,
+        "fedsgd": FedSGD,
+        "fedavg": FedAvg,
+        "fedprox": FedProx,
+        "fedavgm": FedAvgM,
+        "fedbn": FedBN,
+        "fedavg-share": FedAvgShare,
+        "cwt": CyclicWeightTransfer,
+        "splitnn": SplitNN,
+        "cwt-replay": CwtReplay,
+        "fedavg-replay": FedAvgReplay,
+        "fedreplay": FedReplay,
+        "feder": FedER,
+        "feder-a": FedERA,
+        "feder-b": FedERB,
+        "felicia": Felicia,
+    },
+    base=Method,
+)
 
 __all__ = ["METHODS", "Method"]

@@ -5,24 +5,36 @@ They know torch, MONAI, `errors` and `randomness`, and nothing of tasks, methods
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.models.backbone import Backbone, join, split
+from polyclinic.models.imported import imported, is_importable
 from polyclinic.models.lenet import LeNet5
 from polyclinic.models.norms import NORMS, norm_names, statistics_names
 from polyclinic.models.resnet import ResNet18, ResNet34
 from polyclinic.models.small_cnn import SmallCNN
 from polyclinic.models.unet import UNet
 from polyclinic.randomness import seeded
-from polyclinic.settings import nearest
+from polyclinic.registry import Registry
+from polyclinic.settings import no_such_choice
 
-BACKBONES: dict[str, type[Backbone]] = {
-    backbone.name: backbone for backbone in (SmallCNN, LeNet5, ResNet18, ResNet34, UNet)
-}
+#: a further backbone is one file and one line here, or a plug-in
+BACKBONES: Registry[type[Backbone]] = Registry(
+    "polyclinic.backbones",
+    {
+        "small-cnn": SmallCNN,
+        "lenet5": LeNet5,
+        "resnet18": ResNet18,
+        "resnet34": ResNet34,
+        "unet": UNet,
+    },
+    base=Backbone,
+)
 
 __all__ = [
     "BACKBONES",
@@ -31,7 +43,9 @@ __all__ = [
     "build",
     "cuts",
     "describe",
+    "find",
     "initial_weights",
+    "is_importable",
     "join",
     "norm_names",
     "parameter_count",
@@ -40,12 +54,29 @@ __all__ = [
 ]
 
 
-def build(backbone: str, *, channels: int, outputs: int, size: int, norm: str = "batch") -> Backbone:
+def build(
+    backbone: str,
+    *,
+    channels: int,
+    outputs: int,
+    size: int,
+    norm: str = "batch",
+    arguments: Mapping[str, Any] | None = None,
+) -> Backbone:
     """A new network for images [B, channels, size, size]; its weights are drawn from torch's global state."""
-    kind = _find(backbone)
+    kind = find(backbone, size=size, arguments=arguments)
     if norm not in NORMS:
-        raise BadInput(_no_such("norm", norm, list(NORMS)))
+        raise BadInput(f"model.norm: {no_such_choice(norm, list(NORMS))}")
     return kind(channels, outputs, size, norm)
+
+
+def find(backbone: str, *, size: int, arguments: Mapping[str, Any] | None = None) -> type[Backbone]:
+    """The class of a backbone: by its name, or by its place, `package.module:callable`, with arguments."""
+    if is_importable(backbone):
+        return imported(backbone, arguments or {}, size)
+    if arguments:
+        raise BadInput(f"model.arguments: are for importable networks, and '{backbone}' takes none; leave them out")
+    return _find(backbone)
 
 
 def initial_weights(builder: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:
@@ -64,7 +95,7 @@ def parameter_count(model: nn.Module) -> int:
 
 def describe(backbone: str) -> str:
     """One line about a backbone and its cuts, for lists and help texts."""
-    return f"{_find(backbone).description}; cuts: {', '.join(cuts(backbone))}"
+    return f"{_find(backbone).summary}; cuts: {', '.join(cuts(backbone))}"
 
 
 def cuts(backbone: str) -> tuple[str, ...]:
@@ -74,10 +105,5 @@ def cuts(backbone: str) -> tuple[str, ...]:
 
 def _find(backbone: str) -> type[Backbone]:
     if backbone not in BACKBONES:
-        raise BadInput(_no_such("backbone", backbone, sorted(BACKBONES)))
+        raise BadInput(f"model.backbone: {no_such_choice(backbone, sorted(BACKBONES))}")
     return BACKBONES[backbone]
-
-
-def _no_such(field: str, word: str, choices: list[str]) -> str:
-    hint = nearest(word, choices)
-    return f"model.{field}: no such choice: '{word}'{hint}; choose one of {', '.join(choices)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
@@ -20,7 +21,7 @@ class Backbone(nn.Module):
     """
 
     name: ClassVar[str]
-    description: ClassVar[str]
+    summary: ClassVar[str]
     stages: ClassVar[dict[str, tuple[str, ...]]]
     dense: ClassVar[bool] = False  #: gives a map with a value per pixel (segmentation), not a vector per image
 
@@ -29,6 +30,12 @@ class Backbone(nn.Module):
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__()
         self.present = tuple(self.stages)
+
+    @classmethod
+    def without_weights(cls, size: int, norm: str) -> Self:
+        """A network to look at, for one channel and two outputs: its weights have no memory and no values."""
+        with torch.device("meta"):
+            return cls(1, 2, size, norm)
 
     @property
     def cuts(self) -> tuple[str, ...]:

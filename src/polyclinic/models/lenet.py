@@ -13,7 +13,7 @@ class LeNet5(Backbone):
     """Tanh and average pooling as in the original, so second derivatives exist. `norm` changes nothing."""
 
     name: ClassVar[str] = "lenet5"
-    description: ClassVar[str] = "LeNet-5, tanh and no norm layers: the usual target of gradient inversion"
+    summary: ClassVar[str] = "LeNet-5, tanh and no norm layers: the usual target of gradient inversion"
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "tanh1", "pool1"),
         "conv2": ("conv2", "tanh2", "pool2"),

@@ -29,3 +29,12 @@ def statistics_names(model: nn.Module) -> set[str]:
 def _batch_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
     layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     return [(f"{path}." if path else "", layer) for path, layer in layers]
+
+
+def with_group_norm(network: nn.Module) -> nn.Module:
+    """The network with group norm in the place of every batch-norm layer."""
+    if isinstance(network, _BatchNorm):
+        return norm_layer("group", network.num_features)
+    for name, child in network.named_children():
+        setattr(network, name, with_group_norm(child))
+    return network

@@ -48,7 +48,7 @@ class ResNet18(Backbone):
     """
 
     name: ClassVar[str] = "resnet18"
-    description: ClassVar[str] = "ResNet-18, 11 million parameters: the backbone of the replay papers"
+    summary: ClassVar[str] = "ResNet-18, 11 million parameters: the backbone of the replay papers"
     blocks: ClassVar[tuple[int, int, int, int]] = (2, 2, 2, 2)
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "bn1", "relu", "maxpool"),
@@ -81,5 +81,5 @@ class ResNet34(ResNet18):
     """ResNet-18 with more blocks per layer."""
 
     name: ClassVar[str] = "resnet34"
-    description: ClassVar[str] = "ResNet-34, 21 million parameters: deeper, for larger images"
+    summary: ClassVar[str] = "ResNet-34, 21 million parameters: deeper, for larger images"
     blocks: ClassVar[tuple[int, int, int, int]] = (3, 4, 6, 3)

@@ -14,7 +14,7 @@ class SmallCNN(Backbone):
     """Three times convolution, norm and ReLU, halving the side twice, then the mean over the image."""
 
     name: ClassVar[str] = "small-cnn"
-    description: ClassVar[str] = "three convolutions, 57 thousand parameters: quick studies on a CPU"
+    summary: ClassVar[str] = "three convolutions, 57 thousand parameters: quick studies on a CPU"
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "norm1", "relu1", "pool1"),
         "conv2": ("conv2", "norm2", "relu2", "pool2"),

@@ -19,7 +19,7 @@ class UNet(Backbone):
     """Cut `block1` lies after the first two convolutions, whose output is all that the rest needs."""
 
     name: ClassVar[str] = "unet"
-    description: ClassVar[str] = "U-Net (MONAI's BasicUNet), 2 million parameters: segmentation"
+    summary: ClassVar[str] = "U-Net (MONAI's BasicUNet), 2 million parameters: segmentation"
     stages: ClassVar[dict[str, tuple[str, ...]]] = {"block1": ("conv_0",), "rest": (*DOWN, *UP, "final_conv")}
     dense: ClassVar[bool] = True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.privacy.obstacles import obstacles
-from polyclinic.randomness import device_rng, numpy_rng
+from polyclinic.randomness import device_rng, numpy_rng, seeded
+from polyclinic.registry import reason
 
 #: tensors [B, ...] of one batch, for instance images and targets; B may be 0
 Batch = tuple[Tensor, ...]
@@ -110,6 +112,32 @@ def private_gradients(
         for parameter in noisy.params:
             del parameter.summed_grad
             parameter.grad = None
+
+
+def try_gradients(module: nn.Module, images: Tensor) -> str | None:
+    """Why gradients per image of an unknown network fail or are wrong, tried on images [B, ...]; None if they do not.
+
+    Their sum, without clipping and noise, must be the gradient of the sum.
+    """
+    optimizer = torch.optim.SGD([weight for weight in module.parameters() if weight.requires_grad], lr=0.0)
+    try:
+        with seeded(0, "trial"):
+            gradients = torch.autograd.grad(
+                _plain_losses(module.train(), images).sum(), optimizer.param_groups[0]["params"], allow_unused=True
+            )
+        settings: dict[str, Any] = {"noise": 0.0, "clip": math.inf, "expected": 1.0, "draw": torch.zeros_like}
+        with seeded(0, "trial"), private_gradients(module, optimizer, **settings) as put_gradients:
+            put_gradients(lambda batch: _plain_losses(module, batch), [(images,)])
+            found = [weight.grad.clone() for weight in optimizer.param_groups[0]["params"]]
+    except Exception as error:  # whatever torch and Opacus say about layers that they cannot follow
+        return reason(error)
+    wanted = [torch.zeros_like(one) if grad is None else grad for one, grad in zip(found, gradients, strict=True)]
+    right = all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(found, wanted, strict=True))
+    return None if right else "their sum is not the gradient of the sum"
+
+
+def _plain_losses(module: nn.Module, images: Tensor) -> Tensor:
+    return module(images).flatten(1).square().mean(1)
 
 
 class NoisyOptimizer(DPOptimizer):

@@ -92,7 +92,7 @@ def summary(records: Mapping[str, Mapping[str, Any]], uncovered: Iterable[str]) 
     if not records:
         return None
     worst = max(records, key=lambda site: records[site]["epsilon"])
-    missing = [UNCOVERED[kind] for kind in sorted(set(uncovered))]
+    missing = [UNCOVERED.get(kind, f"{kind} without a privacy record") for kind in sorted(set(uncovered))]
     covers = list(dict.fromkeys(text for one in records.values() for text in one["covers"]))
     limits = list(dict.fromkeys(text for one in records.values() for text in one["does_not_cover"]))
     return {

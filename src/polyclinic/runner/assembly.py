@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyclinic import plugins
 from polyclinic.data.parts import Parts, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.host import SiteHost
@@ -62,6 +64,7 @@ class Assembly:
             outputs=self.study.task.outputs(self.target),
             size=info["size"],
             norm=model.norm,
+            arguments=None if backbone else model.arguments,
         )
 
     @cached_property
@@ -127,14 +130,17 @@ class Assembly:
     def terms(self) -> str:
         """What the study says about results: all of it, but for the engine."""
         tables = {name: table for name, table in self.study.as_tables().items() if name not in ("format", "engine")}
+        if self.study.plugins:  # what they are, not where they lie
+            tables["plugins"] = list(plugins.load(self.study.plugins).values())
         return json.dumps(tables, sort_keys=True)
 
     @cached_property
     def order(self) -> str:
         """What another process must be told to build the same assembly: JSON, for `assemble_from`."""
-        return json.dumps(
-            {"study": self.study.as_tables(), "parts": str(self.parts.folder), "folder": str(self.folder)}
-        )
+        told = {"study": self.study.as_tables(), "parts": str(self.parts.folder), "folder": str(self.folder)}
+        if self.study.plugins:  # found where they were found here, and refused if they have changed since
+            told |= {"digests": plugins.load(self.study.plugins), "modules": plugins.folders(self.study.plugins)}
+        return json.dumps(told)
 
 
 def assemble_from(order: str) -> Assembly:
@@ -148,6 +154,8 @@ def assemble_from(order: str) -> Assembly:
         )
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
     parts = Parts(folder, tuple(info["counts"]), info)
+    sys.path += [place for place in told.get("modules", []) if place not in sys.path]
+    plugins.load(told["study"].get("plugins", []), told.get("digests"))
     return Assembly(parse_study(told["study"]), parts, Path(told["folder"]))
 
 

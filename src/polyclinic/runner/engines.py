@@ -5,8 +5,11 @@ from __future__ import annotations
 from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.ray import Ray, Share
 from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.errors import BadInput
 from polyclinic.federation.engine import Engine
 from polyclinic.runner.assembly import Assembly, device_of, host_from
+from polyclinic.study import Study
+from polyclinic.study.plugged import unknown_elsewhere
 
 
 def in_process_engine(assembly: Assembly) -> Engine:
@@ -25,8 +28,9 @@ def in_process_engine(assembly: Assembly) -> Engine:
         workers=settings.workers,
         threads=settings.threads,
         deadline=settings.deadline,
-        # processes on one GPU only get in each other's way, and sites in other processes do not stack
-        may_grow=on_cpu and not stacked,
+        # processes on one GPU only get in each other's way, sites in other processes do not stack, and what was put
+        # into a registry by hand is known here only
+        may_grow=on_cpu and not stacked and unknown_elsewhere(assembly.study) is None,
         stacked=stacked,
     )
 
@@ -43,6 +47,14 @@ def ray_engine(assembly: Assembly) -> Engine:
         address=settings.address,
         deadline=settings.deadline,
     )
+
+
+def check_engine(study: Study) -> None:
+    """BadInput before a run if it needs other processes, and has something that they cannot find."""
+    problem, settings = unknown_elsewhere(study), study.engine
+    elsewhere = settings.name != "in-process" or settings.deadline is not None or settings.workers not in (1, "auto")
+    if problem and elsewhere:
+        raise BadInput(problem)
 
 
 def gpu_share(chosen: float | None, device: str) -> float:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from polyclinic import plugins
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.preprocessing.fit import Fit, Shape, fit_image
 from polyclinic.data.preprocessing.graham import graham
@@ -26,7 +27,8 @@ from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
-from polyclinic.models import Backbone, build
+from polyclinic.models import Backbone, build, is_importable
+from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings
 from polyclinic.study import Study
 from polyclinic.tasks import TASKS, Regression, Target, Task
@@ -41,6 +43,8 @@ class Card(Settings):
 
     format: int = RUN_FORMAT
     backbones: dict[str, str] = Field(description="the network of each site; one for all sites stands under ''")
+    arguments: dict[str, Any] = Field({}, description="arguments of an importable network")
+    plugins: dict[str, str] = Field({}, description="plug-ins that the model needs, with their SHA-256")
     norm: str
     channels: Literal[1, 3]
     size: int
@@ -68,6 +72,8 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
     return Card(
         backbones=backbones,
+        arguments=study.model.arguments,
+        plugins=plugins.load(study.plugins) if not is_restricted() else {},
         norm=study.model.norm,
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
@@ -86,7 +92,8 @@ def preparation_of(data: Source) -> dict[str, Any]:
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
-    return save(dict(tensors), {CARD: card.model_dump_json()})
+    empty = {name for name in ("arguments", "plugins") if not getattr(card, name)}
+    return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
         check_run_format(path)
     file = path / "model.safetensors" if path.is_dir() else path
     card, tensors = _read_file(file)
+    plugins.load(card.plugins, card.plugins)
     names = list(card.backbones)
     if site and ensemble:
         raise BadInput("--site: names one model, and --ensemble takes all of them; give one of the two")
@@ -209,7 +217,15 @@ def _format_of(card: str) -> object:
 
 def _model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:
     outputs = card.built_task().outputs(card.target)
-    model = build(card.backbones[site], channels=card.channels, outputs=outputs, size=card.size, norm=card.norm)
+    backbone = card.backbones[site]
+    model = build(
+        backbone,
+        channels=card.channels,
+        outputs=outputs,
+        size=card.size,
+        norm=card.norm,
+        arguments=card.arguments if is_importable(backbone) else None,
+    )
     start = f"{site}/" if site else ""
     found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
     if missing := model.state_dict().keys() - found.keys():

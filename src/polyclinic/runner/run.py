@@ -20,13 +20,13 @@ from polyclinic.files import atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
 from polyclinic.runner.assembly import Assembly, device_of
-from polyclinic.runner.engines import in_process_engine, ray_engine
+from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.predict import card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.result import Result, result_of
-from polyclinic.study import Study, load_run_study
+from polyclinic.study import Study, load_run_study, plugged
 
 #: what a run killed at its very beginning may leave in its folder
 BEFORE_THE_STUDY = {
@@ -36,6 +36,8 @@ BEFORE_THE_STUDY = {
     "format.json.partial",
     "images.json",
     "images.json.partial",
+    plugged.FILE,
+    f"{plugged.FILE}.partial",
     "study.toml.partial",
 }
 
@@ -58,6 +60,7 @@ def run(
     if resume and finished.exists():
         return Result(folder, json.loads(finished.read_text(encoding="utf-8")))
     device_of(study.engine.device)
+    check_engine(study)
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
     for backbone in (None, *assembly.backbones.values()):
@@ -68,6 +71,7 @@ def run(
     with run_lock(folder), _threads(study.engine.threads):
         write_run_format(folder)
         check_same_images(folder, parts.info["digests"])
+        note_plugins(folder, study)
         atomic_write(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, display)
         atomic_write(finished, json.dumps(values, indent=2) + "\n")
@@ -97,11 +101,12 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
     """A run goes on with the study it was begun with; of the engine, only what changes no result may differ."""
     before, after = begun.as_tables(), now.as_tables()
     for table in before | after:
-        if table != "engine" and before.get(table) != after.get(table):
+        if table not in ("engine", "plugins") and before.get(table) != after.get(table):
             raise BadInput(
                 f"{table}: differs from the study that {folder} was begun with; "
                 "resume with that one, or name another folder"
             )
+    plugged.load_checked(now.plugins, folder)  # a file may have moved, and must be the same
     for setting in ("threads", "device", "precision"):
         if before["engine"][setting] != after["engine"][setting]:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
@@ -116,6 +121,13 @@ def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
         raise BadInput(
             f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
         )
+
+
+def note_plugins(folder: Path, study: Study) -> None:
+    """Write down the digests of what the study takes from outside, unless the run was begun with them already."""
+    digests = plugged.digests_of(study)
+    if any(digests.values()) and not (folder / plugged.FILE).exists():
+        atomic_write(folder / plugged.FILE, json.dumps(digests, indent=1) + "\n")
 
 
 def _carry_out(assembly: Assembly, display: Display) -> dict[str, Any]:

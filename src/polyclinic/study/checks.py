@@ -11,9 +11,12 @@ from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.generators.private_tuning import can_tune
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
-from polyclinic.models import BACKBONES, build, norm_names
+from polyclinic.models import BACKBONES, Backbone, find, is_importable, norm_names
+from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy import settings as private
-from polyclinic.settings import nearest
+from polyclinic.privacy.dp_sgd import try_gradients
+from polyclinic.privacy.obstacles import mixes_samples
+from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
@@ -27,37 +30,35 @@ def check_task(study: Study) -> None:
         raise BadInput(f"task.name: '{study.data.source}' has no labels for {task}; it is for {can}")
     if task not in method.traits.tasks:
         raise BadInput(f"task.name: method '{method.name}' is for {', '.join(method.traits.tasks)}, not {task}")
-    if study.model.backbone not in BACKBONES:
-        hint = nearest(study.model.backbone, list(BACKBONES))
-        raise BadInput(
-            f"model.backbone: no such choice: '{study.model.backbone}'{hint}; choose one of {', '.join(BACKBONES)}"
-        )
-    if BACKBONES[study.model.backbone].dense != study.task.dense:
-        fitting = ", ".join(name for name, kind in BACKBONES.items() if kind.dense == study.task.dense)
-        raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {fitting}")
+    if _backbone(study).dense != study.task.dense:
+        raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {_fitting(study)}")
     for site, backbone in study.model.backbones.items():
         if not method.traits.mixes_backbones:
-            can = ", ".join(name for name, kind in METHODS.items() if kind.traits.mixes_backbones)
+            can = ", ".join(name for name, kind in METHODS.working().items() if kind.traits.mixes_backbones)
             raise BadInput(
                 f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
             )
-        if backbone not in BACKBONES or BACKBONES[backbone].dense != study.task.dense:
-            fitting = ", ".join(name for name, kind in BACKBONES.items() if kind.dense == study.task.dense)
-            raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {fitting}")
+        known = is_importable(backbone) or backbone in BACKBONES
+        if not known or find(backbone, size=study.data.size).dense != study.task.dense:
+            raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")
     method.check_task(task)
 
 
 def check_model(study: Study) -> None:
     """BadInput if the network lacks what the study wants of it."""
     model, method = study.model, study.method
-    cuts = _cuts(model.backbone)
+    cuts = _cuts(study)
+    if not cuts and (model.cut is not None or method.traits.needs_cut):
+        why = f"'{method.name}' cuts the network" if method.traits.needs_cut else "the study sets model.cut"
+        raise BadInput(
+            f"model.backbone: '{model.backbone}' cannot be cut, and {why}; choose one of "
+            f"{', '.join(BACKBONES.builtin)}, or an importable nn.Sequential"
+        )
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
     if model.batch_norm == "local" and method.traits.batch_norm == "average":
         raise BadInput(f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'")
-    if method.traits.batch_norm == "local" and not norm_names(
-        build(model.backbone, channels=1, outputs=2, size=64, norm=model.norm)
-    ):
+    if method.traits.batch_norm == "local" and not norm_names(_network(study)):
         raise BadInput(
             f"method.name: {method.name} keeps batch-norm layers at the sites, and {model.backbone} with "
             f"model.norm = '{model.norm}' has none; choose a backbone with batch norm"
@@ -69,7 +70,7 @@ def check_replay(study: Study) -> None:
     if study.replay is None:
         return
     if not isinstance(study.method, GenerativeReplay):
-        can = ", ".join(name for name, method in METHODS.items() if method.traits.takes_replay)
+        can = ", ".join(name for name, method in METHODS.working().items() if method.traits.takes_replay)
         raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
     if study.replay.codes != "prior" and not study.generator.has_codes:
         raise BadInput(
@@ -101,8 +102,7 @@ def check_privacy(study: Study) -> None:
     parts = [*study.method.traits.private_parts]
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
-    with torch.device("meta"):  # its layers are looked at, its weights are not needed
-        network = build(study.model.backbone, channels=1, outputs=2, size=64, norm=study.model.norm)
+    network = _network(study)
     facts = private.Facts(
         study.method.name,
         parts,
@@ -111,7 +111,40 @@ def check_privacy(study: Study) -> None:
         study.generator.dp_obstacle(),
     )
     private.check(study.privacy, facts)
+    if {"classifier", "encoder"} & set(study.privacy.on):
+        _try_private(study)
 
 
-def _cuts(backbone: str) -> tuple[str, ...]:
-    return tuple(BACKBONES[backbone].stages)[:-1]
+def _try_private(study: Study) -> None:
+    """BadInput if an importable network cannot be trained with gradients per image: nobody knows before it is tried."""
+    kind = _backbone(study)
+    if not issubclass(kind, Imported):
+        return
+    size = study.data.size
+    images = torch.rand(2, channels_of(kind), size, size, generator=torch_rng(0, "trial"))
+    network = kind.sample(size, study.model.norm)
+    mixed = mixes_samples(network.eval(), torch.cat([images, 1 - images]))
+    problem = "it mixes the images of a batch" if mixed else try_gradients(network, images)
+    if problem:
+        raise BadInput(
+            f"privacy.on: {kind.name} cannot be trained with gradients per image ({problem[:120]}); choose another "
+            f"network, such as {', '.join(BACKBONES.builtin)}"
+        )
+
+
+def _backbone(study: Study) -> type[Backbone]:
+    return find(study.model.backbone, size=study.data.size, arguments=study.model.arguments)
+
+
+def _cuts(study: Study) -> tuple[str, ...]:
+    return tuple(_backbone(study).stages)[:-1]
+
+
+def _fitting(study: Study) -> str:
+    """The backbones that can do the study's task."""
+    return ", ".join(name for name, kind in BACKBONES.working().items() if kind.dense == study.task.dense)
+
+
+def _network(study: Study) -> Backbone:
+    """The study's network, for a look at its layers; its weights are not needed, and have no memory where possible."""
+    return _backbone(study).without_weights(study.data.size, study.model.norm)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from polyclinic import plugins
 from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
+from polyclinic.registry import is_restricted
 from polyclinic.study.changes import _changed, parse_sets
+from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
 
 
@@ -21,7 +24,13 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
-    return parse_study(_changed(tables, parse_sets(sets or [])))
+    changed = _changed(tables, parse_sets(sets or []))
+    if changed.get("plugins") and not is_restricted():
+        changed["plugins"] = plugins.resolve(changed["plugins"], Path(path).parent)
+        load_checked(changed["plugins"], Path(path).parent)
+    study = parse_study(changed)
+    check_installed(study, Path(path).parent)
+    return study
 
 
 def load_run_study(folder: Path, sets: list[str] | None = None) -> Study:

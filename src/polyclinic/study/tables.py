@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES, own_settings
 from polyclinic.data.partitions import PARTITIONS, Sites
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence
-from polyclinic.federation.leaving.parcel import KINDS
+from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.gan.dcgan import DCGAN
@@ -24,6 +26,7 @@ from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import BACKBONES, NORMS
 from polyclinic.privacy.settings import Privacy
+from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
@@ -35,9 +38,15 @@ from polyclinic.training.optimizer import Optimizer
 class Model(Settings):
     """The `[model]` table: the network, and what of it stays at the sites."""
 
-    backbone: str = Field("small-cnn", description=f"the network: {', '.join(BACKBONES)}")
+    backbone: str = Field(
+        "small-cnn",
+        description=f"the network: {', '.join(BACKBONES.builtin)}, or any importable one, package.module:callable",
+    )
     backbones: dict[str, str] = Field(
         {}, description='networks of sites that have another one: { north = "resnet18" }; where models are not averaged'
+    )
+    arguments: dict[str, Any] = Field(
+        {}, description="arguments of an importable network: { spatial_dims = 2 }; channels and outputs are filled in"
     )
     norm: Literal[*NORMS] = Field("batch", description="batch or group normalisation")  # type: ignore[valid-type]
     cut: str | None = Field(None, description="the layer after which a method may split the network")
@@ -110,7 +119,9 @@ class EngineSettings(Settings):
 class PolicySettings(Settings):
     """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
 
-    kinds: tuple[Literal[*KINDS], ...] = Field(KINDS, description="kinds of parcel that may leave a site")  # type: ignore[valid-type]
+    kinds: KindNames = Field(
+        tuple(KINDS.builtin), description="kinds of parcel that may leave a site; those of plug-ins must be named"
+    )
 
 
 class Study(Settings):
@@ -118,6 +129,9 @@ class Study(Settings):
 
     format: int = Field(STUDY_FORMAT, ge=1, le=STUDY_FORMAT, description="format of this file")
     seed: int = Field(0, ge=0, description="seed of everything but the data's split and partition")
+    plugins: tuple[str, ...] = Field(
+        (), description="modules and Python files that add methods, sources, ...; paths begin at the study's folder"
+    )
     data: SerializeAsAny[Source]
     sites: SerializeAsAny[Sites]
     task: SerializeAsAny[Task] = Field(default_factory=lambda: TASKS["classification"](name="classification"))
@@ -139,7 +153,11 @@ class Study(Settings):
     def _tables(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        tables = {name: _table(name, value) for name, value in given.items()}
+        given = dict(given)
+        if given.get("plugins"):
+            given["plugins"] = plugins.resolve(given["plugins"], Path())
+            plugins.load_from_study(given["plugins"])
+        tables = {name: _table(name, value, given.get("plugins", ())) for name, value in given.items()}
         method = tables.get("method")
         if isinstance(method, GenerativeReplay):
             tables.setdefault("replay", Replay())
@@ -166,7 +184,11 @@ class Study(Settings):
 
     def as_tables(self) -> dict[str, Any]:
         """Plain tables, as in a TOML file, every default written out."""
-        return _without_none(self.model_dump(mode="json"))
+        tables = _without_none(self.model_dump(mode="json"))
+        for table, name in ((tables, "plugins"), (tables["model"], "arguments")):
+            if not table[name]:  # as in studies from before there were any
+                del table[name]
+        return tables
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.as_tables())
@@ -174,7 +196,7 @@ class Study(Settings):
     @property
     def cut(self) -> str | None:
         """Where the network is split: `model.cut`, or the backbone's first cut if a method needs one."""
-        cuts = _cuts(self.model.backbone)
+        cuts = _cuts(self)
         return self.model.cut or (cuts[0] if self.method.traits.needs_cut else None)
 
 
@@ -216,24 +238,34 @@ def parse_study(tables: Mapping[str, Any]) -> Study:
         raise BadInput(sentences(error, "", Study)) from None
 
 
-def _table(name: str, value: Any) -> Any:
+def _table(name: str, value: Any, plugged: Sequence[str] = ()) -> Any:
     """One table of a study as its settings object; BadInput names the field at fault."""
     if (name not in VARIANTS and name not in PLAIN) or isinstance(value, Settings):
         return value
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
-    kind: type[Settings]
-    if name in VARIANTS:
-        registry, key = VARIANTS[name]
-        kind = variant(registry, value, path=name, key=key)
-    else:
-        kind = PLAIN[name]
+    kind = _variant(name, value, plugged) if name in VARIANTS else PLAIN[name]
     if issubclass(kind, Source):
         value = own_settings(kind, value)
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
         raise BadInput(sentences(error, name, kind)) from None
+
+
+def _variant(name: str, table: Mapping[str, Any], plugged: Sequence[str]) -> type[Settings]:
+    """The class that a table names; at a deployed site, where a study brings no code, with the cure."""
+    registry, key = VARIANTS[name]
+    try:
+        return variant(registry, table, path=name, key=key)
+    except BadInput as error:
+        if not is_restricted():
+            raise
+        named = f"the study names the plug-in {', '.join(Path(one).name for one in plugged)}; " if plugged else ""
+        raise BadInput(
+            f"{str(error).partition(';')[0]} at this site; {named}a study brings no code: install what it needs and "
+            "list it as plugins in local/site.toml"
+        ) from None
 
 
 def _without_none(value: Any) -> Any:

@@ -3,15 +3,20 @@
 Tasks know torch, MONAI, `errors` and `settings`, and nothing of models, methods or sites.
 """
 
+from polyclinic.registry import Registry
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.segmentation import Segmentation
 from polyclinic.tasks.task import Sums, Target, Task
 
-TASKS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "segmentation": Segmentation,
-}
+TASKS: Registry[type[Task]] = Registry(
+    "polyclinic.tasks",
+    {
+        "classification": Classification,
+        "regression": Regression,
+        "segmentation": Segmentation,
+    },
+    base=Task,
+)
 
 __all__ = ["TASKS", "Classification", "Regression", "Segmentation", "Sums", "Target", "Task"]

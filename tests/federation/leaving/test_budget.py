@@ -10,8 +10,9 @@ from polyclinic.data.parts import Part, SiteData
 from polyclinic.federation.host import cohort
 from polyclinic.federation.leaving.budget import Spent
 from polyclinic.federation.leaving.gate import Gate, GateRefused
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.parcel import KINDS, Parcel
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 
@@ -23,7 +24,7 @@ def gate_of(folder, run="a", earlier=(), resume_after=None, **policy):
     if resume_after is not None:
         ledger.expect_repeats_after(resume_after)
     paths = [folder / other / "ledger" / "north.jsonl" for other in earlier]
-    return Gate("north", Policy(kinds=KINDS, **policy), ledger, RawImages(IMAGES), paths)
+    return Gate("north", Policy(kinds=tuple(KINDS), **policy), ledger, RawImages(IMAGES), paths)
 
 
 def weights(value=1.0, size=10, privacy=None):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from polyclinic.federation.leaving.gate import Gate, GateRefused
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.parcel import KINDS, Parcel
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import DEFAULT_KINDS, Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 
@@ -25,7 +26,7 @@ OWN = pictures(1)
 @pytest.fixture
 def make_gate(tmp_path):
     def make(images=(OWN,), **policy):
-        policy = Policy(**{"kinds": KINDS, **policy})
+        policy = Policy(**{"kinds": tuple(KINDS), **policy})
         return Gate("north", policy, Ledger(tmp_path / "north.jsonl"), RawImages(*images))
 
     return make

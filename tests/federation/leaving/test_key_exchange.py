@@ -14,8 +14,9 @@ from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving import sealing
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.parcel import KINDS, SEALED, Expected, Parcel
+from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import operation
 
@@ -85,7 +86,7 @@ def make(tmp_path):
             trainer=None,
             folder=tmp_path,
             open_data=data_of,
-            policy=Policy(kinds=KINDS),
+            policy=Policy(kinds=tuple(KINDS)),
             expected={"weights": Expected.like("weights", {"w": SECRET})},
         )
         federation = Federation(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from polyclinic.federation.call import Call, Reply, pack, unpack
-from polyclinic.federation.leaving.parcel import HEADER_LIMIT, KINDS, Expected, Parcel, ParcelRejected, decode
+from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.federation.leaving.parcel import HEADER_LIMIT, Expected, Parcel, ParcelRejected, decode
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
@@ -46,7 +47,7 @@ def tensors(draw) -> torch.Tensor:
 
 parcels = st.builds(
     Parcel,
-    st.sampled_from(KINDS),
+    st.sampled_from(list(KINDS)),
     # "__metadata__" is the one name that the encoding keeps for itself
     st.dictionaries(st.text(max_size=8).filter(lambda name: name != "__metadata__"), tensors(), max_size=4),
     st.dictionaries(st.text(max_size=8), plain_values, max_size=4),

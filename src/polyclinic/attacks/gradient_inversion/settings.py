@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion.distances import DISTANCES, DistanceFrom, gaussian
 from polyclinic.attacks.gradient_inversion.initialisation import Scheme
 from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
@@ -24,7 +24,7 @@ from polyclinic.attacks.solvers.search import Optimizer
 from polyclinic.federation.leaving.parcel import Parcel
 
 
-class GradientInversion(Attack):
+class GradientInversion(AttackSettings):
     """Settings of the search: `GradientInversion(distance="adaptive-gaussian").run(parcels, knowledge)`."""
 
     name: Literal["gradient-inversion"] = "gradient-inversion"

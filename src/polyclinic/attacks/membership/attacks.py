@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.attacks.attack import Attack, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.membership.scores import (
     Scorer,
     Train,
@@ -50,7 +50,7 @@ class Memberships:
         return Verdict(found.told_apart, because, {**vars(found), "features": self.features})
 
 
-class MembershipAttack(Attack):
+class MembershipAttack(AttackSettings):
     """What all four have in common."""
 
     def _result(self, scores: Tensor, members: int, features: str = "") -> Memberships:

@@ -31,32 +31,37 @@ from polyclinic.data.datasets.table import Csv
 from polyclinic.data.datasets.tuberculosis import MontgomeryShenzhen
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.source import Source
+from polyclinic.registry import Registry
 
 #: every source by the name that `data.source` takes: phantoms, your own images, named datasets
-SOURCES: dict[str, type[Source]] = {
-    "fundus-phantom": FundusPhantom,
-    "hand-phantom": HandPhantom,
-    "chest-phantom": ChestPhantom,
-    "brain-phantom": BrainPhantom,
-    "skin-phantom": SkinPhantom,
-    "folder": Folder,
-    "csv": Csv,
-    "npz": Npz,
-    "kaggle-retinopathy": KaggleRetinopathy,
-    "rsna-bone-age": RsnaBoneAge,
-    "brats2017": Brats2017,
-    "montgomery-shenzhen": MontgomeryShenzhen,
-    "isic2019": Isic2019,
-    "ham10000": Ham10000,
-    "nih-chestxray": NihChestXray,
-    "medmnist": MedMnist,
-    "mnist": Mnist,
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "svhn": Svhn,
-    "omniglot": Omniglot,
-    "at-sites": AtSites,
-}
+SOURCES: Registry[type[Source]] = Registry(
+    "polyclinic.sources",
+    {
+        "fundus-phantom": FundusPhantom,
+        "hand-phantom": HandPhantom,
+        "chest-phantom": ChestPhantom,
+        "brain-phantom": BrainPhantom,
+        "skin-phantom": SkinPhantom,
+        "folder": Folder,
+        "csv": Csv,
+        "npz": Npz,
+        "kaggle-retinopathy": KaggleRetinopathy,
+        "rsna-bone-age": RsnaBoneAge,
+        "brats2017": Brats2017,
+        "montgomery-shenzhen": MontgomeryShenzhen,
+        "isic2019": Isic2019,
+        "ham10000": Ham10000,
+        "nih-chestxray": NihChestXray,
+        "medmnist": MedMnist,
+        "mnist": Mnist,
+        "cifar10": Cifar10,
+        "cifar100": Cifar100,
+        "svhn": Svhn,
+        "omniglot": Omniglot,
+        "at-sites": AtSites,
+    },
+    base=Source,
+)
 
 
 def own_settings(kind: type[Source], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,5 +70,7 @@ def own_settings(kind: type[Source], table: Mapping[str, Any]) -> dict[str, Any]
     So a study can hold settings for both, and one word changes between them: `source`.
     """
     other = FileSource if issubclass(kind, Phantom) else Phantom if issubclass(kind, FileSource) else None
-    theirs = {name for each in SOURCES.values() if other and issubclass(each, other) for name in each.model_fields}
+    theirs = {
+        name for each in SOURCES.builtin.values() if other and issubclass(each, other) for name in each.model_fields
+    }
     return {name: value for name, value in table.items() if name in kind.model_fields or name not in theirs}

@@ -16,16 +16,21 @@ from polyclinic.data.partitions.label_skew import LabelSkew
 from polyclinic.data.partitions.quantity import Quantity
 from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.errors import BadInput
+from polyclinic.registry import Registry
 
-PARTITIONS: dict[str, type[Sites]] = {
-    "iid": Iid,
-    "label-skew": LabelSkew,
-    "dirichlet": Dirichlet,
-    "quantity": Quantity,
-    "column": Column,
-    "clusters": Clusters,
-    "subgroup-bias": SubgroupBias,
-}
+PARTITIONS: Registry[type[Sites]] = Registry(
+    "polyclinic.partitions",
+    {
+        "iid": Iid,
+        "label-skew": LabelSkew,
+        "dirichlet": Dirichlet,
+        "quantity": Quantity,
+        "column": Column,
+        "clusters": Clusters,
+        "subgroup-bias": SubgroupBias,
+    },
+    base=Sites,
+)
 
 __all__ = ["PARTITIONS", "Plan", "Sites", "assign_to_sites"]
 

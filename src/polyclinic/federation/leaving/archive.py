@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.files import atomic_folder, write_tensors
 from polyclinic.randomness import seed_of
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 ATTACKABLE_KINDS = ("weights", "gradients", "activations", "latents", "codes", "generator", "synthetic-images")
 #: kinds that are kept where they leave together with one of these
 COMPANION_KINDS = ("labels", "masks", "statistics")
+
+
+def is_attackable(kind: str) -> bool:
+    """Whether parcels of a kind are kept for an audit; of a plug-in's kind they are, since nobody knows better."""
+    return kind in ATTACKABLE_KINDS or (kind in KINDS and kind not in KINDS.builtin)
 
 
 class ParcelArchive:
@@ -53,9 +59,9 @@ class ParcelArchive:
     def released(self, site: Site, call: Call, parcels: Sequence[Parcel], address: str) -> None:
         """Tell after the gate has let these parcels out; `address` is what the operation's draws are addressed by."""
         used, site.trainer.used = site.trainer.used or [], None
-        if any(parcel.kind in ATTACKABLE_KINDS for parcel in parcels):
+        if any(is_attackable(parcel.kind) for parcel in parcels):
             step = self._step(call)
-            wanted = [parcel for parcel in parcels if parcel.kind in ATTACKABLE_KINDS + COMPANION_KINDS]
+            wanted = [p for p in parcels if is_attackable(p.kind) or p.kind in COMPANION_KINDS]
             self._keep(site, call, step, wanted, used, address)
         if not site.memory:  # in the middle of a turn, what came at its beginning still counts
             self._received.pop(site.name, None)

@@ -21,23 +21,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from polyclinic.federation.leaving import image_codec
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.files import contiguous_cpu_copies
 
-KINDS = (
-    "weights",
-    "gradients",
-    "activations",
-    "latents",
-    "codes",
-    "generator",
-    "synthetic-images",
-    "statistics",
-    "metrics",
-    "labels",
-    "masks",
-    "real-images",
-    "keys",
-)
 #: not a kind of its own: the form in which a parcel of any kind goes from site to site (`sealed.py`)
 SEALED = "sealed"
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
-from polyclinic.federation.leaving.parcel import KINDS
+from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.settings import Settings
 
-#: kinds a deployed site lets out unless its own policy says otherwise
-DEFAULT_KINDS = tuple(kind for kind in KINDS if kind not in ("real-images", "labels", "masks"))
+#: kinds a deployed site lets out unless its own policy says otherwise; one that a plug-in adds must be named
+DEFAULT_KINDS = tuple(kind for kind in KINDS.builtin if kind not in ("real-images", "labels", "masks"))
 
 
 class Policy(Settings):
     """What a site lets out. `deployed` is true at a real institution and cannot be set by a study."""
 
-    kinds: tuple[Literal[*KINDS], ...] = Field(  # type: ignore[valid-type]
-        DEFAULT_KINDS, description="kinds of parcel that may leave this site"
-    )
+    kinds: KindNames = Field(DEFAULT_KINDS, description="kinds of parcel that may leave this site")
     max_bytes: int | None = Field(None, ge=0, description="bytes that may leave this site, over all its runs together")
     max_epsilon: float | None = Field(
         None,

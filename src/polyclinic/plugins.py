@@ -1,0 +1,195 @@
+"""Plug-ins: Python files and modules that a study, or a deployed site, names to add methods, sources, ...
+
+A plug-in module has one or more of the dicts METHODS, SOURCES, PARTITIONS, TASKS, BACKBONES, GENERATORS, ENCODERS,
+ATTACKS and KINDS (name -> class). A plug-in file is read once: its SHA-256 is that of the code that runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from polyclinic.errors import BadInput
+from polyclinic.registry import GROUPS, PLUGGED, REGISTRIES, Registry, allow_only, is_restricted, reason
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A loaded plug-in; `folder` is where an import finds its package."""
+
+    module: ModuleType
+    sha256: str
+    folder: Path
+
+
+#: the plug-ins of this process: by absolute path, or by the name of the module
+LOADED: dict[str, Plugin] = {}
+
+
+def resolve(names: Any, base: Path) -> tuple[str, ...]:
+    """The plug-ins that a study or a site names: files as absolute paths (relative ones begin at `base`)."""
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise BadInput(f"plugins: must be a list of modules and files, such as ['my_methods.py'], not {names!r}")
+    return tuple(str((base / Path(name).expanduser()).resolve()) if is_file(name) else name for name in names)
+
+
+def is_file(name: str) -> bool:
+    """Whether a plug-in is a file and not a module: `beside_the_study.py`."""
+    return name.endswith(".py")
+
+
+def load(names: Iterable[str], digests: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Load plug-ins (as `resolve` gives them); their SHA-256 by name. BadInput where one is not what `digests` says."""
+    found = {}
+    for name in names:
+        plugin = _load_file(name, digests) if is_file(name) else _load_module(name, digests)
+        if not tables_of(plugin.module):
+            raise BadInput(f"plugins: {name} has none of the dicts {', '.join(GROUPS)}; a plug-in adds to one of them")
+        found[name] = plugin.sha256
+    return found
+
+
+def load_from_study(names: Sequence[str]) -> None:
+    """Load what a study names; a deployed site loads nothing of it: a study brings no code."""
+    if not is_restricted():
+        load(names)
+
+
+def load_at_site(names: Any, file: Path) -> None:
+    """Load what a deployed site lists in `file`, and from now on nothing else."""
+    try:
+        resolved = resolve(names, file.parent)
+        allow_only(resolved)
+        for name in resolved:
+            if is_file(name):
+                _load_file(name, None)
+            elif not _has_entry_points(name):  # a module may be listed for its networks alone, and add nothing
+                _load_module(name, None)
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+
+
+def forget() -> None:
+    """Unload every plug-in and lift a site's restriction; for tests and notebooks."""
+    allow_only(None)
+    LOADED.clear()
+    for entries in PLUGGED.values():
+        entries.clear()
+
+
+def folders(names: Iterable[str]) -> list[str]:
+    """Where another process finds the modules among these plug-ins."""
+    return sorted({str(LOADED[name].folder) for name in names if name in LOADED and not is_file(name)})
+
+
+# --- one plug-in --------------------------------------------------------------------------------------
+
+
+def _load_file(name: str, digests: Mapping[str, str] | None) -> Plugin:
+    path = Path(name)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"plugins: {path} cannot be read ({error.strerror or error}); put the file there, or name its new place"
+        ) from None
+    sha256 = hashlib.sha256(source).hexdigest()
+    _check_digest(name, sha256, digests)
+    if name not in LOADED or LOADED[name].sha256 != sha256:
+        _add(name, Plugin(_run_file(path, source), sha256, path.parent))
+    return LOADED[name]
+
+
+def _run_file(path: Path, source: bytes) -> ModuleType:
+    """The module of a file, made from the bytes that were hashed and not from a cached .pyc."""
+    module = ModuleType(f"polyclinic_plugin_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where pydantic looks up the names in annotations
+    try:
+        exec(compile(source, str(path), "exec"), vars(module))
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"plugins: {path} cannot be loaded: {reason(error)}") from None
+    return module
+
+
+def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise BadInput(f"plugins: {name} cannot be loaded: {reason(error)}") from None
+        raise BadInput(
+            f"plugins: there is no module '{name}' here; install its package, or name a file that ends in .py"
+        ) from None
+    except Exception as error:
+        raise BadInput(f"plugins: {name} cannot be loaded: {reason(error)}") from None
+    folder, sha256 = digest_of_package(name)
+    _check_digest(name, sha256, digests)
+    if name not in LOADED:
+        _add(name, Plugin(module, sha256, folder))
+    return LOADED[name]
+
+
+def digest_of_package(module: str) -> tuple[Path, str]:
+    """The folder that the module's package lies in, and the SHA-256 of all Python files of the package."""
+    package = sys.modules[module.partition(".")[0]]
+    places = [Path(place) for place in getattr(package, "__path__", [])]
+    files = sorted(file for place in places for file in place.rglob("*.py")) or [Path(str(package.__file__))]
+    root = (places[0] if places else files[0]).parent
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root) if file.is_relative_to(root) else file.name} {len(content)}\n".encode())
+        digest.update(content)
+    return root, digest.hexdigest()
+
+
+def _check_digest(name: str, sha256: str, digests: Mapping[str, str] | None) -> None:
+    expected = (digests or {}).get(name)
+    if expected is not None and expected != sha256:
+        raise BadInput(
+            f"plugins: {name} has changed since the run was begun (SHA-256 {sha256[:12]}, not {expected[:12]}); "
+            "bring the old file back, or run the study again in another folder"
+        )
+
+
+def _add(name: str, plugin: Plugin) -> None:
+    """Put what a plug-in offers into the registries, all of it or nothing; an older version of it goes."""
+    tables, origin = tables_of(plugin.module), f"plug-in {name}"
+    for group, table in tables.items():
+        for key, entry in table.items():
+            if group in REGISTRIES:
+                REGISTRIES[group].check(key, entry, origin)
+    for group, entries in PLUGGED.items():
+        kept = {key: (entry, where) for key, (entry, where) in entries.items() if where != origin}
+        entries.clear()
+        entries.update(kept, **{key: (entry, origin) for key, entry in tables.get(group, {}).items()})
+    LOADED[name] = plugin
+
+
+def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
+    """What a plug-in module offers, by group."""
+    offered = {group: getattr(module, name, None) for name, group in GROUPS.items()}
+    return {
+        group: table
+        for group, table in offered.items()
+        if isinstance(table, Mapping) and not isinstance(table, Registry)  # ours, imported by the module
+    }
+
+
+def _has_entry_points(name: str) -> bool:
+    """Whether this is an installed distribution whose entry points say what it adds."""
+    try:
+        points = distribution(name).entry_points
+    except (PackageNotFoundError, ValueError):
+        return False
+    return any(point.group in GROUPS.values() for point in points)

@@ -1,0 +1,221 @@
+"""Registries: where names of methods, sources, partitions, ... are looked up. Plug-ins add names from outside.
+
+A name is looked for among the built-in entries, then among those of the plug-ins that were loaded (`plugins.py`), then
+among the entry points of installed packages (group `polyclinic.methods`, ...), which are imported when first needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from polyclinic.errors import BadInput
+
+T = TypeVar("T")
+
+#: the dict of a plug-in module -> the group of entry points; also what `polyclinic list` can list
+GROUPS = {
+    "METHODS": "polyclinic.methods",
+    "SOURCES": "polyclinic.sources",
+    "PARTITIONS": "polyclinic.partitions",
+    "TASKS": "polyclinic.tasks",
+    "BACKBONES": "polyclinic.backbones",
+    "GENERATORS": "polyclinic.generators",
+    "ENCODERS": "polyclinic.encoders",
+    "ATTACKS": "polyclinic.attacks",
+    "KINDS": "polyclinic.kinds",
+}
+#: the registries that exist in this process, by group
+REGISTRIES: dict[str, Registry[Any]] = {}
+#: what loaded plug-ins add: group -> name -> (entry, plug-in)
+PLUGGED: dict[str, dict[str, tuple[Any, str]]] = {group: {} for group in GROUPS.values()}
+
+BUILT_IN, BY_HAND = "polyclinic", "set by hand in this process"
+
+
+class Registry(MutableMapping[str, T], Generic[T]):
+    """Name -> class. Iterating gives names and imports nothing; looking a name up imports its entry point."""
+
+    def __init__(self, group: str, builtin: Mapping[str, T], *, base: type | None = None) -> None:
+        """`base`: what every entry must be a subclass of."""
+        self.group = group
+        self.builtin = dict(builtin)
+        self.base = base
+        self._by_hand: dict[str, T] = {}
+        self._imported: dict[EntryPoint, T] = {}
+        REGISTRIES[group] = self
+        for name, (entry, plugin) in PLUGGED[group].items():  # a plug-in that was loaded earlier
+            self.check(name, entry, plugin)
+
+    @property
+    def kind(self) -> str:
+        """What the registry holds, in one word: `methods`."""
+        return self.group.removeprefix("polyclinic.")
+
+    def __getitem__(self, name: str) -> T:
+        for entries in (self.builtin, self._by_hand):
+            if name in entries:
+                return entries[name]
+        if name in PLUGGED[self.group]:
+            return PLUGGED[self.group][name][0]
+        return self._import(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.builtin or name in self._by_hand or name in PLUGGED[self.group] or name in self._installed()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.builtin, *self._by_hand, *PLUGGED[self.group], *self._installed()]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __setitem__(self, name: str, entry: T) -> None:
+        """Add an entry by hand; other processes cannot find it, so that a run with it stays in this one."""
+        self.check(name, entry, BY_HAND)
+        self._by_hand[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._by_hand[name]
+
+    def working(self) -> dict[str, T]:
+        """All entries but those whose package cannot be imported."""
+        found = {}
+        for name in self:
+            try:
+                found[name] = self[name]
+            except BadInput:
+                continue
+        return found
+
+    def origin(self, name: str) -> str:
+        """Where an entry comes from: `polyclinic`, an installed distribution with its version, or a plug-in."""
+        if name in self.builtin:
+            return BUILT_IN
+        if name in self._by_hand:
+            return BY_HAND
+        if name in PLUGGED[self.group]:
+            return PLUGGED[self.group][name][1]
+        return _distribution(self._installed()[name][0])
+
+    def is_by_hand(self, name: str) -> bool:
+        """Whether no other process can find the entry."""
+        return name in self._by_hand
+
+    def is_installed(self, name: str) -> bool:
+        """Whether the entry comes from an entry point of an installed package."""
+        return name not in self.builtin and not self.is_by_hand(name) and name not in PLUGGED[self.group]
+
+    def check(self, name: str, entry: Any, origin: str) -> None:
+        """BadInput unless the entry fits in here and its name is free."""
+        if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
+            raise BadInput(
+                f"{origin}: '{name}' in {self.kind} is no subclass of {self.base.__name__}; "
+                f"derive it from polyclinic.{self.base.__name__}"
+            )
+        taken = self._taken_by(name, entry, origin)
+        if taken:
+            raise BadInput(f"{origin}: '{name}' in {self.kind} is taken already, by {taken}; give it another name")
+
+    def _taken_by(self, name: str, entry: Any, origin: str) -> str | None:
+        """Who else uses the name; the same class, or a newer version from the same place, takes it from nobody."""
+        if name in self.builtin:
+            return BUILT_IN
+        other, where = PLUGGED[self.group].get(name, (entry, origin))
+        if other is not entry and where != origin:
+            return where
+        target = f"{getattr(entry, '__module__', '')}:{getattr(entry, '__qualname__', '')}"
+        return next((_distribution(point) for point in self._installed().get(name, []) if point.value != target), None)
+
+    def _installed(self) -> dict[str, list[EntryPoint]]:
+        found = _installed(tuple(sys.path), self.group)
+        if _ALLOWED is None:
+            return found
+        allowed = {name: [point for point in points if _is_allowed(point)] for name, points in found.items()}
+        return {name: points for name, points in allowed.items() if points}
+
+    def _import(self, name: str) -> T:
+        points = self._installed().get(name)
+        if not points:
+            raise KeyError(name)
+        if len(points) > 1:
+            both = " and ".join(_distribution(point) for point in points)
+            raise BadInput(f"{self.kind}: {both} both have an entry point '{name}'; uninstall one of them")
+        if points[0] not in self._imported:
+            self._imported[points[0]] = self._load(name, points[0])
+        return self._imported[points[0]]
+
+    def _load(self, name: str, point: EntryPoint) -> T:
+        try:
+            entry = point.load()
+        except Exception as error:  # whatever a stranger's package does when it is imported
+            raise BadInput(
+                f"{_distribution(point)}: its entry point '{name}' ({point.value}) cannot be imported: "
+                f"{reason(error)}; repair or uninstall the package"
+            ) from None
+        self.check(name, entry, _distribution(point))
+        return entry
+
+
+def registry_of(kind: str) -> Registry[Any]:
+    """The registry of a kind of things (`methods`, ...)."""
+    return REGISTRIES[f"polyclinic.{kind}"]
+
+
+def summary_of(entry: Any) -> str:
+    """One sentence about an entry: its own `summary`, else the first line of its docstring, else an inherited one."""
+    own = vars(entry).get("summary") or (vars(entry).get("__doc__") or "").strip().split("\n")[0]
+    return str(own or getattr(entry, "summary", ""))
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# --- a deployed site ----------------------------------------------------------------------------------
+
+_ALLOWED: frozenset[str] | None = None
+
+
+def allow_only(packages: Collection[str] | None) -> None:
+    """From now on only entry points of these packages count; None lifts the restriction.
+
+    A package is named by its distribution or by its module.
+    """
+    global _ALLOWED
+    _ALLOWED = None if packages is None else frozenset(packages)
+
+
+def is_restricted() -> bool:
+    """Whether this process works for a deployed site, which loads only what its own people listed."""
+    return _ALLOWED is not None
+
+
+def allows_module(module: str) -> bool:
+    """Whether a module, or a package that it lies in, was listed; always true where nothing is restricted."""
+    return _ALLOWED is None or any(module == one or module.startswith(f"{one}.") for one in _ALLOWED)
+
+
+def _is_allowed(point: EntryPoint) -> bool:
+    by_name = _ALLOWED is not None and point.dist is not None and point.dist.name in _ALLOWED
+    return by_name or allows_module(point.module)
+
+
+# --- entry points -------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _installed(path: tuple[str, ...], group: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group by name, for this `sys.path`; a package that is found twice counts once."""
+    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    for point in entry_points(group=group):
+        found.setdefault(point.name, {})[_distribution(point), point.value] = point
+    return {name: list(points.values()) for name, points in found.items()}
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.module
