@@ -168,7 +168,7 @@ class Attacked(Objective):
         distance = partial(gaussian, variance=widths, scaled=form == "scaled") if form in FORMS else DISTANCES[form]
         super().__init__(*given, distance=distance, **named)
 
-    def keep(self, rows: Tensor) -> Attacked:
+    def select_rows(self, rows: Tensor) -> Attacked:
         observed = {name: tensor[rows] for name, tensor in self.observed.items()}
         named = {"image_shape": self.image_shape, "widths": self.widths[rows], "form": self.form}
         return Attacked(self.simulation, observed, self.labels, **named)
@@ -185,7 +185,7 @@ def optimizer_of(group: list[Configuration], start: Tensor, options: argparse.Na
 def network(name: str, images: Tensor, seed: int) -> nn.Module:
     channels, size = images.shape[1], images.shape[-1]
     if name == "LeNet-5":
-        return networks.drawn(networks.LeNet(channels, CLASSES, size), torch_rng(seed, "weights"))
+        return networks.with_random_weights(networks.LeNet(channels, CLASSES, size), torch_rng(seed, "weights"))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return networks.ResNet18(channels, CLASSES, size)
@@ -199,7 +199,7 @@ def attack(
     begin = time.perf_counter()
     dtype = torch.float64 if options.double else torch.float32
     model = network(group[0].network, images, options.seed).to(options.device, dtype)
-    simulation = Simulation(networks.ready(model, device=options.device))
+    simulation = Simulation(networks.prepare_for_attack(model, device=options.device))
     hot = F.one_hot(labels, CLASSES)[:, None].to(options.device, dtype)
     with torch.no_grad():
         sent = vmap(simulation)(images[:, None].to(options.device, dtype), hot)

@@ -31,7 +31,7 @@ from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objectiv
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS
-from polyclinic.attacks.solvers.search import Found, Optimizer, search
+from polyclinic.attacks.solvers.search import Optimizer, SearchResult, search
 from polyclinic.randomness import torch_rng
 
 CLASSES, SIZE = 100, 32
@@ -60,7 +60,7 @@ def adamw(points: Tensor, steps: int) -> Optimizer:
 
 
 def lenet() -> nn.Module:
-    return networks.drawn(networks.LeNet(classes=CLASSES, size=SIZE), torch_rng(0, "weights"))
+    return networks.with_random_weights(networks.LeNet(classes=CLASSES, size=SIZE), torch_rng(0, "weights"))
 
 
 def resnet() -> nn.Module:
@@ -120,7 +120,7 @@ def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
 
 def at_once(
     case: Case, model: nn.Module, sent: list[list[Tensor]], points: Tensor, options: argparse.Namespace
-) -> Found:
+) -> SearchResult:
     """Our attack on all targets, `chunk` of them in a batch; smaller batches if the device's memory asks for it."""
     try:
         groups = range(0, len(points), options.chunk)
@@ -132,13 +132,14 @@ def at_once(
         print(f"out of memory: going on with {options.chunk} targets in a batch", flush=True)
         torch.cuda.empty_cache()
         return at_once(case, model, sent, points, options)
-    return Found(*(torch.cat([getattr(part, field) for part in parts]) for field in Found.__dataclass_fields__))
+    names = SearchResult.__dataclass_fields__
+    return SearchResult(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
 def batch_at_once(
     case: Case, model: nn.Module, sent: list[list[Tensor]], points: Tensor, rows: slice, options: argparse.Namespace
-) -> Found:
-    simulation = Simulation(networks.ready(model, device=options.device))
+) -> SearchResult:
+    simulation = Simulation(networks.prepare_for_attack(model, device=options.device))
     layers = zip(simulation.names, *sent[rows], strict=True)
     observed = {name: torch.stack(tensors) for name, *tensors in layers}
     objective = Objective(simulation, observed, FreeLabels((CLASSES,)), image_shape=(1, *SHAPE))
@@ -224,7 +225,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def agreement(found: Found, ends: Tensor, chosen: list[int], images: Tensor) -> dict[str, Any]:
+def agreement(found: SearchResult, ends: Tensor, chosen: list[int], images: Tensor) -> dict[str, Any]:
     """Mean squared errors of the same targets, ours and theirs: alike, if both did the same."""
     size = SIZE * SIZE * 3
     truth = images[chosen].flatten(1)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn, ready
+from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.lbfgs import LBFGS
@@ -83,10 +83,10 @@ def stylegan2(graphs: bool, steps: int) -> Tensor:
 
 def inversion(graphs: bool, steps: int) -> Tensor:
     """Where L-BFGS gets from four gradients of a LeNet, in float64."""
-    model = drawn(LeNet(channels=1, classes=5, size=16), torch_rng("graphs", "weights")).double()
+    model = with_random_weights(LeNet(channels=1, classes=5, size=16), torch_rng("graphs", "weights")).double()
     truth = torch.rand(4, 1, 1, 16, 16, generator=torch_rng("graphs", "images"), dtype=torch.float64)
     sent = [gradients(model, images, torch.eye(5)[[row]].double()) for row, images in enumerate(truth)]
-    simulation = Simulation(ready(model, device="cuda"))
+    simulation = Simulation(prepare_for_attack(model, device="cuda"))
     observed = {name: torch.stack([one[name] for one in sent]).cuda() for name in simulation.names}
     objective = Objective(simulation, observed, FreeLabels((5,)), image_shape=(1, 1, 16, 16))
     start = torch.rand(4, 256 + 5, generator=torch_rng("graphs", "start"), dtype=torch.float64).cuda()
@@ -104,8 +104,8 @@ def fallback(graphs: bool, steps: int) -> Tensor:
     rng = device_rng(torch.device("cuda"), "graphs", "fallback")
 
     def draw(x: Tensor) -> Tensor:
-        drawn = torch.rand(3, generator=rng, device="cuda") + torch.nn.functional.dropout(x)
-        return drawn * float(x.sum())
+        with_random_weights = torch.rand(3, generator=rng, device="cuda") + torch.nn.functional.dropout(x)
+        return with_random_weights * float(x.sum())
 
     torch.manual_seed(0)
     call = GraphedFunction(draw, "a function that reads a number", rngs=[rng]) if graphs else draw

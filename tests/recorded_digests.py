@@ -294,7 +294,7 @@ def attacks() -> dict[str, str]:
     from torch.nn import functional as F
 
     from polyclinic.attacks.copies import CopySearch
-    from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn
+    from polyclinic.attacks.gradient_inversion.networks import LeNet, with_random_weights
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion
     from polyclinic.attacks.gradient_inversion.solver import Knowledge
     from polyclinic.attacks.latent_inversion import LatentInversion
@@ -303,7 +303,7 @@ def attacks() -> dict[str, str]:
     from polyclinic.generators.probe import train_probe
     from polyclinic.randomness import torch_rng
 
-    model = drawn(LeNet(channels=1, classes=3, size=16), torch_rng("recorded", "weights"))
+    model = with_random_weights(LeNet(channels=1, classes=3, size=16), torch_rng("recorded", "weights"))
     images = torch.rand(2, 1, 16, 16, generator=torch_rng("recorded", "targets"))
     parcels = []
     for image, label in zip(images, (0, 2), strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn
+from polyclinic.attacks.gradient_inversion.networks import LeNet, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.randomness import torch_rng
@@ -17,7 +17,7 @@ from polyclinic.randomness import torch_rng
 @pytest.fixture
 def lenet() -> nn.Module:
     """The papers' LeNet for grey images of 16 px and 5 classes."""
-    return drawn(LeNet(channels=1, classes=5, size=16), torch_rng("test", "weights"))
+    return with_random_weights(LeNet(channels=1, classes=5, size=16), torch_rng("test", "weights"))
 
 
 @pytest.fixture

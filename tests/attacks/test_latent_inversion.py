@@ -136,15 +136,14 @@ def test_parcels_of_latents_in_every_precision(precision: str):
     truth = images(2)
     front, _ = split(network(), "conv1")
     parcel = Parcel("latents", shrink(front(truth), precision))
-    (found,) = LatentInversion(iterations=100).run_parcels([parcel], front, (1, SIZE, SIZE))
+    found = LatentInversion(iterations=100).run(latents_in(parcel), front, (1, SIZE, SIZE))
     assert found.score(truth).psnr.min() > 25
 
 
-def test_parcels_of_activations_are_batches():
+def test_activations_of_a_parcel_are_read_as_they_are():
     front, _ = split(network(), "conv1")
-    parcels = [Parcel("activations", {"activations": front(images(3)).detach()})] * 2
-    attack = LatentInversion(iterations=1, batch_norm="train")
-    assert [found.together for found in attack.run_parcels(parcels, front, (1, SIZE, SIZE))] == [3, 3]
+    sent = front(images(3)).detach()
+    assert torch.equal(latents_in(Parcel("activations", {"activations": sent})), sent)
     with pytest.raises(BadInput, match="holds no latents"):
         latents_in(Parcel("weights", {"weights": torch.zeros(1)}))
 

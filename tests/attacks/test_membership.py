@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
 from polyclinic.attacks.membership.attacks import DiscriminatorScore, LossThreshold, NearestSynthetic, ShadowModels
-from polyclinic.attacks.membership.scores import cross_entropies, lira, log_odds, shadow_memberships
+from polyclinic.attacks.membership.scores import lira, log_odds, shadow_memberships
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.metrics.perceptual import Pixels
@@ -171,14 +171,14 @@ def test_loss_threshold_finds_an_overfitted_model(victim: tuple):
     model, x, z, y, w = victim
 
     def loss(candidates: Tensor, theirs: Tensor) -> Tensor:
-        return cross_entropies(model(candidates - 0.5), theirs)
+        return F.cross_entropy(model(candidates - 0.5), theirs, reduction="none")
 
     found = LossThreshold().run(loss, x, z, member_labels=y, other_labels=w)
     assert found.separation.auc > 0.7  # 0.75 to 0.9 with other images
     assert found.verdict().leak
     untrained = fitted(x, y, 0, steps=0)
     nothing = LossThreshold().run(
-        lambda a, b: cross_entropies(untrained(a - 0.5), b), x, z, member_labels=y, other_labels=w
+        lambda a, b: F.cross_entropy(untrained(a - 0.5), b, reduction="none"), x, z, member_labels=y, other_labels=w
     )
     assert not nothing.verdict().leak
 
@@ -202,7 +202,9 @@ def test_shadow_models_beat_the_loss_threshold_where_some_images_are_easy():
     def train(index: Tensor, seed: int):
         return says(fitted(pool[index], classes[index], seed))
 
-    loss = LossThreshold().run(lambda a, b: cross_entropies(model(a - 0.5), b), x, z, member_labels=y, other_labels=w)
+    loss = LossThreshold().run(
+        lambda a, b: F.cross_entropy(model(a - 0.5), b, reduction="none"), x, z, member_labels=y, other_labels=w
+    )
     assert not loss.verdict().leak
     for online, better in ((True, 0.1), (False, 0.02)):
         attack = ShadowModels(count=8, online=online)

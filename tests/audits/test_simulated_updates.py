@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.gradient_inversion.networks import ready
+from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation
 from polyclinic.audits import attack_updates
 from polyclinic.audits.attack_split_weights import is_front, loss_with_gradients
@@ -43,7 +43,7 @@ def test_masks(tiny, undisturbed):
     study = tiny("fedsgd", {**KEPT, **masks, **granted}, rounds=1, batch="mini")
     seen, _, truth = kept(study, undisturbed, "gradient")
     known = attack_updates.Plan(seen).knowledge(truth)
-    simulation = Simulation(ready(known.model), known.loss, names=list(seen.parcel.tensors))
+    simulation = Simulation(prepare_for_attack(known.model), known.loss, names=list(seen.parcel.tensors))
     images = truth.images(torch.cat(truth.batches))
     assert unexplained(simulation, seen, images, known.labels[0]) < 1e-8
     assert unexplained(simulation, seen, images, 1 - known.labels[0]) > 0.1
@@ -57,7 +57,7 @@ def test_fronts(tiny, undisturbed):
     front, _ = split(seen.network, study.cut)
     names = [name for name, _ in front.named_parameters()]
     simulation = Simulation(
-        ready(front), loss_with_gradients, names=names, training=LocalTraining(study.optimizer.lr_in(1))
+        prepare_for_attack(front), loss_with_gradients, names=names, training=LocalTraining(study.optimizer.lr_in(1))
     )
     images, sent = truth.images(torch.cat(truth.batches)), release.received("gradients")["activations"]
     assert unexplained(simulation, seen, images, sent) < 1e-6

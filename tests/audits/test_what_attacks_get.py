@@ -10,7 +10,7 @@ import torch
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import find_copies
-from polyclinic.attacks.gradient_inversion.networks import ready
+from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.audits import attack_latents, attack_split_weights, attack_synthetic, attack_updates
 from polyclinic.audits.audit import audit
@@ -81,7 +81,7 @@ def explained(tools: Tools, release: Release) -> float:
     plan = attack_updates.Plan(seen)
     assert plan.exact
     known = plan.knowledge(truth)
-    simulation = Simulation(ready(known.model), names=list(seen.parcel.tensors), training=known.training)
+    simulation = Simulation(prepare_for_attack(known.model), names=list(seen.parcel.tensors), training=known.training)
     index = torch.cat(truth.batches)
     classes = torch.nn.functional.one_hot(truth.labels(index).long(), known.classes).float()
     observed, sent = simulation.observe(seen.parcel.tensors), simulation(truth.images(index), classes)

@@ -21,7 +21,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.metrics.networks import lpips, weights
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
-from polyclinic.metrics.perceptual import PerceptualDistance, Pixels, embed_all, perceptual_distance, prepared
+from polyclinic.metrics.perceptual import PerceptualDistance, Pixels, embed_all, perceptual_distance, prepare_images
 from polyclinic.randomness import torch_rng
 
 #: the file of real LPIPS weights, in the folder of real images
@@ -91,11 +91,11 @@ def test_grey_and_small_images(default: PerceptualDistance, size: int):
         of_grey = default(grey, grey.flip(0))
         of_colour = default(grey.expand(-1, 3, -1, -1), grey.flip(0).expand(-1, 3, -1, -1))
     torch.testing.assert_close(of_grey, of_colour)
-    assert min(prepared(grey).shape[-2:]) >= 64
+    assert min(prepare_images(grey).shape[-2:]) >= 64
 
 
 def test_images_that_are_not_square_keep_their_proportions():
-    assert prepared(torch.zeros(1, 1, 28, 42)).shape == (1, 3, 64, 96)
+    assert prepare_images(torch.zeros(1, 1, 28, 42)).shape == (1, 3, 64, 96)
 
 
 def test_embedding_gives_the_distance_and_its_name(default: PerceptualDistance):
@@ -261,4 +261,4 @@ def test_a_file_of_other_weights_is_refused(tmp_path: Path):
 def test_enlarging_is_bilinear():
     image = clouds(1, size=32)
     expected = F.interpolate(image, size=64, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(prepared(image)[:, :1], expected)
+    torch.testing.assert_close(prepare_images(image)[:, :1], expected)

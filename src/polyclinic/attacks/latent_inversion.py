@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,7 +23,7 @@ from torch.func import vmap
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion import initialisation
 from polyclinic.attacks.gradient_inversion.distances import total_variation
-from polyclinic.attacks.gradient_inversion.networks import ready
+from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.search import search
@@ -37,7 +36,7 @@ from polyclinic.randomness import torch_rng
 
 
 @dataclass(frozen=True)
-class Inverted:
+class LatentReconstruction:
     """What came back, on the CPU: images [N, C, H, W] in [0, 1], those the search started from, and [T] each for the
     targets (an image, or a batch that shares its batch-norm statistics): loss, evaluations, who diverged."""
 
@@ -93,7 +92,7 @@ class LatentInversion(AttackSettings):
         threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
-    ) -> Inverted:
+    ) -> LatentReconstruction:
         """Invert latents [N, ...], the output of `encoder` (the front of `models.split`) for N images of `image_shape`.
 
         `together`: consecutive images that the site sent in one mini-batch, which matters where batch norm used its
@@ -111,26 +110,7 @@ class LatentInversion(AttackSettings):
             for some in targets.split(max(1, self.at_once // size))
         ]
         fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        return Inverted(**fields, together=size, threat_model=str(self))
-
-    def run_parcels(
-        self,
-        parcels: Sequence[Parcel],
-        encoder: nn.Module,
-        image_shape: tuple[int, int, int],
-        *,
-        threat: ThreatModel | None = None,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> list[Inverted]:
-        """The same for what sites released: a parcel of latents (in any precision), or of one batch's activations."""
-        found = []
-        for parcel in parcels:
-            latents = latents_in(parcel)
-            together = len(latents) if self.batch_norm == "train" else 1
-            result = self.run(latents, encoder, image_shape, together=together, threat=threat, seed=seed, device=device)
-            found.append(result)
-        return found
+        return LatentReconstruction(**fields, together=size, threat_model=str(self))
 
     def _together(self, count: int, together: int) -> int:
         if self.batch_norm == "eval":
@@ -141,7 +121,7 @@ class LatentInversion(AttackSettings):
 
     def _network(self, encoder: nn.Module, device: str) -> nn.Module:
         if self.batch_norm == "train":
-            return ready(encoder, batch_norm="train", device=device)
+            return prepare_for_attack(encoder, batch_norm="train", device=device)
         return copy.deepcopy(encoder).to(device).eval().requires_grad_(False)
 
     def _search(
@@ -198,7 +178,7 @@ class LatentObjective:
         (gradient,) = torch.autograd.grad(loss.sum(), point)
         return loss.detach(), gradient
 
-    def keep(self, rows: Tensor) -> LatentObjective:
+    def select_rows(self, rows: Tensor) -> LatentObjective:
         """The same for some of the targets only."""
         return LatentObjective(self.network, self.latents[rows], self.shape, self.smoothness, mixed=self.mixed)
 

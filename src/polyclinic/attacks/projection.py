@@ -32,11 +32,10 @@ SIGNIFICANT = 0.01
 
 @dataclass(frozen=True)
 class Projected:
-    """The closest images found [N, C, H, W] and how far they are [N]; `at_start`: how far the search began."""
+    """The closest images found [N, C, H, W], and how far they are from the real ones [N]."""
 
     images: Tensor
     distances: Tensor
-    at_start: Tensor
     features: str
 
 
@@ -121,8 +120,10 @@ class Projection(AttackSettings):
         near, far = run(members, labels=member_labels), run(held_out, labels=held_out_labels)
         both = stats.ks_2samp(near.distances, far.distances)
         closer = stats.ks_2samp(near.distances, far.distances, alternative="greater")
-        told = separation(-near.distances, -far.distances)
-        return Projections(near, far, float(both.statistic), float(both.pvalue), float(closer.pvalue), told, str(self))
+        separated = separation(-near.distances, -far.distances)
+        return Projections(
+            near, far, float(both.statistic), float(both.pvalue), float(closer.pvalue), separated, str(self)
+        )
 
     def run(
         self,
@@ -142,7 +143,7 @@ class Projection(AttackSettings):
         """
         targets = as_unit(images, "images to project")
         if self.conditional and self.guessed:
-            labels = self._guess(space, targets, choices, distance, seed, device)
+            labels = self._guess_labels(space, targets, choices, distance, seed, device)
         wanted = self._labels(labels, len(targets))
         parts = []
         for rows in torch.arange(len(targets)).split(self.at_once):
@@ -162,22 +163,22 @@ class Projection(AttackSettings):
             )
         return torch.as_tensor(labels)
 
-    def _guess(
+    def _guess_labels(
         self, space: LatentSpace, targets: Tensor, choices: Tensor | None, distance: Distance, seed: int, device: str
     ) -> Tensor:
         """For each target the label, one of `choices`, whose random images come closest to it."""
         if choices is None or not len(choices):
             raise BadInput("attack.guessed: give the labels to choose from as choices")
         vectors = embed_all(targets, distance, device=device).to(device)
-        drawn = self._drawn(space, seed).to(device)
+        points = self._random_points(space, seed).to(device)
         closest = []
         for label in choices.to(device):
-            made = _images_of(space, drawn, label.expand(len(drawn)))
+            made = _images_of(space, points, label.expand(len(points)))
             near = squared_distances(vectors, embed_all(made, distance, device=device).to(device))
             closest.append(near.amin(1))
         return choices[torch.stack(closest).argmin(0).to(choices.device)]
 
-    def _drawn(self, space: LatentSpace, seed: int) -> Tensor:
+    def _random_points(self, space: LatentSpace, seed: int) -> Tensor:
         """Random points, the same for all targets."""
         return space.draw(self.starts, torch_rng(seed, "projection", "starts"))
 
@@ -188,12 +189,11 @@ class Projection(AttackSettings):
             wanted = distance.embed(targets)
         start = self._start(space, targets, wanted, labels, distance, seed)
         objective = ProjectionObjective(space, wanted, labels, distance)
-        at_start = objective(start)[0]
         optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
         found = search(objective, optimizer)
         with torch.no_grad():
             images = space.images(found.point, labels).clamp(0, 1)
-        return {"images": images, "distances": found.loss, "at_start": at_start}
+        return {"images": images, "distances": found.loss}
 
     def _start(
         self,
@@ -205,16 +205,16 @@ class Projection(AttackSettings):
         seed: int,
     ) -> Tensor:
         """For each target [N, D] the closest of some points, the same ones for all targets of a label."""
-        drawn = self._drawn(space, seed).to(targets.device)
-        start = torch.empty(len(targets), drawn.shape[1], device=targets.device)
+        points = self._random_points(space, seed).to(targets.device)
+        start = torch.empty(len(targets), points.shape[1], device=targets.device)
         kinds = torch.zeros(len(targets), device=targets.device) if labels is None else labels
         for kind in kinds.unique():
             rows = (kinds == kind).nonzero()[:, 0]
-            asked = None if labels is None else kind.expand(len(drawn))
-            made = _images_of(space, drawn, asked)
+            asked = None if labels is None else kind.expand(len(points))
+            made = _images_of(space, points, asked)
             same_shape(targets, made, "images of the generator")
             vectors = embed_all(made, distance, device=targets.device).to(targets.device)
-            start[rows] = drawn[squared_distances(wanted[rows], vectors).argmin(1)]
+            start[rows] = points[squared_distances(wanted[rows], vectors).argmin(1)]
         return start
 
 
@@ -241,7 +241,7 @@ class ProjectionObjective:
         (gradient,) = torch.autograd.grad(loss.sum(), point)
         return loss.detach(), gradient
 
-    def keep(self, rows: Tensor) -> ProjectionObjective:
+    def select_rows(self, rows: Tensor) -> ProjectionObjective:
         """The same for some of the targets only."""
         labels = None if self.labels is None else self.labels[rows]
         return ProjectionObjective(self.space, self.wanted[rows], labels, self.distance)

@@ -39,7 +39,7 @@ def invert_front(seen: Seen, truth: Truth) -> Finding | NotTried:
     steps = getattr(study.method, "local_steps", None) or max(1, batches)
     exact = steps == 1 and study.optimizer.name == "sgd" and len(at_cut) <= effort.images
     changes = {
-        "target": "weights",
+        "kind": "weights",
         "iterations": effort.update_steps,
         "total_variation": 1e-4,
         "label": "known" if exact else "joint",

@@ -106,7 +106,7 @@ class Plan:
         found = "known" if labels_known else "sign" if self.batch_size == 1 else "counts"
         readable = self.seen.tools.assembly.study.task.name == "classification" and self._last_layer_sent()
         changes = {
-            "target": self.seen.kind,
+            "kind": self.seen.kind,
             "iterations": self.seen.tools.effort.update_steps,
             "total_variation": 1e-4,
             "label": found if readable or labels_known else "joint",

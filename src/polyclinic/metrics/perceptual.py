@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,6 @@ EPS = 1e-10
 AT_ONCE = 64
 
 
-class Levels(Protocol):
-    """A network with feature maps: images [N, 3, H, W] in [0, 1] to a list of [N, C_l, H_l, W_l]."""
-
-    name: str
-
-    def levels(self, images: Tensor) -> list[Tensor]: ...
-
-
 class PerceptualDistance(nn.Module):
     """Mean over pixels of the weighted squared difference of feature vectors of length one, summed over levels.
 
@@ -45,7 +37,9 @@ class PerceptualDistance(nn.Module):
     """
 
     def __init__(self, network: nn.Module, weights: Sequence[Tensor] | None = None) -> None:
-        """`weights`: for each level [C_l]; without, all channels weigh the same and levels are averaged."""
+        """`network.levels` takes images [N, 3, H, W] in [0, 1] to a list of feature maps [N, C_l, H_l, W_l].
+
+        `weights`: for each level [C_l]; without, all channels weigh the same and levels are averaged."""
         super().__init__()
         self.network = network
         self.name: str = network.name  # type: ignore[assignment]
@@ -61,7 +55,7 @@ class PerceptualDistance(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Vectors [N, D] whose squared Euclidean distances are the perceptual ones."""
-        levels = self.network.levels(prepared(images))  # type: ignore[operator]
+        levels = self.network.levels(prepare_images(images))  # type: ignore[operator]
         return torch.cat([self._flat(level, maps) for level, maps in enumerate(levels)], 1)
 
     def _flat(self, level: int, maps: Tensor) -> Tensor:
@@ -112,7 +106,7 @@ def _choices() -> str:
     return f"choose one of {', '.join(NAMES)}"
 
 
-def prepared(images: Tensor) -> Tensor:
+def prepare_images(images: Tensor) -> Tensor:
     """What a network of photographs takes: three channels, and sides of at least 64 px."""
     if images.dim() != 4 or images.shape[1] not in (1, 3):
         raise BadInput(f"perceptual distance: images have shape {tuple(images.shape)}; give one or three channels")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, drawn, ready
+from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, cross_entropy
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
@@ -29,7 +29,7 @@ def test_sizes_are_the_papers():
 
 
 def test_weights_are_drawn_from_the_generator():
-    first, second = (drawn(LeNet(), torch_rng(0, "w")) for _ in range(2))
+    first, second = (with_random_weights(LeNet(), torch_rng(0, "w")) for _ in range(2))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
         assert float(a.detach().abs().max()) <= 0.5
@@ -71,11 +71,11 @@ def test_batch_norm_in_both_modes(mode):
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer += 0.3
-    assert_same_second_derivatives(model, ready(model, batch_norm=mode), 8, 4)
+    assert_same_second_derivatives(model, prepare_for_attack(model, batch_norm=mode), 8, 4)
 
 
 def test_batch_norm_leaves_its_running_statistics_alone():
-    model = ready(seeded(small_resnet))
+    model = prepare_for_attack(seeded(small_resnet))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model(torch.rand(2, 3, 8, 8, dtype=torch.float64))
     for name, buffer in model.named_buffers():
@@ -110,7 +110,7 @@ def test_batch_norm_of_one_value_is_refused():
 def test_convolution_for_many_targets(make):
     """The GPU's convolution, tried on the CPU; odd sizes, strides, and kernels of 1, 3 and 5."""
     model = seeded(make).train()
-    twin = ready(model)
+    twin = prepare_for_attack(model)
     for layer in twin.modules():
         if ManyTargetsConv2d.can_replace(layer):
             layer.__class__ = ManyTargetsConv2d
@@ -120,7 +120,7 @@ def test_convolution_for_many_targets(make):
 
 def test_several_local_steps_of_many_targets():
     """From the second step on each target has weights of its own; against one target after the other."""
-    twin = ready(seeded(small_resnet).train())
+    twin = prepare_for_attack(seeded(small_resnet).train())
     for layer in twin.modules():
         if ManyTargetsConv2d.can_replace(layer):
             layer.__class__ = ManyTargetsConv2d
@@ -149,9 +149,9 @@ def test_unusual_convolutions_keep_torchs():
 def test_our_backbones(backbone: str, norm: str):
     size = 40 if backbone == "resnet18" else 16
     model = seeded(lambda: build(backbone, channels=3, outputs=4, size=size, norm=norm)).train()
-    assert_same_second_derivatives(model, ready(model), size, 4, batch=1 if backbone == "resnet18" else 2)
+    assert_same_second_derivatives(model, prepare_for_attack(model), size, 4, batch=1 if backbone == "resnet18" else 2)
 
 
 def test_other_batch_norms_are_named():
     with pytest.raises(BadInput, match="BatchNorm1d"):
-        ready(nn.Sequential(nn.BatchNorm1d(3)))
+        prepare_for_attack(nn.Sequential(nn.BatchNorm1d(3)))

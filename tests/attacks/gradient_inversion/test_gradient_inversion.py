@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from polyclinic.attacks import scoring
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion.initialisation import draw
-from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, drawn
+from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, with_random_weights
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge, Reconstruction, _better
@@ -112,7 +112,7 @@ def test_most_of_eight_real_images_come_back():
     with np.load(Path(folder) / "mnist.npz") as archive:
         images = torch.from_numpy(archive["test_images"][:8]).float().div(255)[:, None, None]
         labels = torch.from_numpy(archive["test_labels"][:8]).reshape(8, 1)
-    model = drawn(LeNet(1, 10, 28), torch_rng("real"))
+    model = with_random_weights(LeNet(1, 10, 28), torch_rng("real"))
     gradients = [
         torch.autograd.grad(cross_entropy(model(i), one_hot(c, 10).float()), list(model.parameters()))
         for i, c in zip(images, labels, strict=True)
@@ -145,11 +145,13 @@ def test_truth_does_not_change_a_bit(one_image_each):
 
 
 def test_what_is_not_declared_is_not_used(one_image_each):
-    """An attack that reads labels off the gradients gives the same when it is handed wrong labels and a prior."""
+    """An attack that reads labels off the gradients gives the same when it is handed wrong labels and start images."""
     model, _, _, parcels = one_image_each
     attack = GradientInversion(label="sign", lr=1.0, iterations=2)
     plain = attack.run(parcels[:2], knowledge(model))
-    more = knowledge(model, labels=torch.zeros(2, 1), prior=torch.ones(2, 1, 1, 16, 16), training=LocalTraining(0.1))
+    more = knowledge(
+        model, labels=torch.zeros(2, 1), start_images=torch.ones(2, 1, 1, 16, 16), training=LocalTraining(0.1)
+    )
     assert torch.equal(attack.run(parcels[:2], more).images, plain.images)
 
 
@@ -194,7 +196,7 @@ def test_a_batch_behind_one_gradient(lenet, smooth_images, sent):
 def test_weights_after_several_local_steps(lenet, smooth_images, momentum, decay, batch_size, steps):
     """A FedAvg update over steps of torch's SGD: on both images each time, or on one and then on the other."""
     images, labels = smooth_images(2), torch.tensor([2, 4])
-    site = drawn(LeNet(1, 5, 16), torch_rng(0, "unused"))
+    site = with_random_weights(LeNet(1, 5, 16), torch_rng(0, "unused"))
     site.load_state_dict(lenet.state_dict())
     optimizer = torch.optim.SGD(site.parameters(), lr=0.01, momentum=momentum, weight_decay=decay)
     for step in range(steps):
@@ -205,14 +207,14 @@ def test_weights_after_several_local_steps(lenet, smooth_images, momentum, decay
     parcel = Parcel("weights", {name: tensor.detach().clone() for name, tensor in site.state_dict().items()})
     training = LocalTraining(0.01, steps, batch_size=batch_size, momentum=momentum, weight_decay=decay)
     known = knowledge(lenet, batch_size=2, training=training, labels=labels[None])
-    attack = GradientInversion(target="weights", label="known", lr=0.5, iterations=40, precision="fp64")
+    attack = GradientInversion(kind="weights", label="known", lr=0.5, iterations=40, precision="fp64")
     found = attack.run([parcel], known)
     assert bool((errors(found, images[None]) < 1e-3).all())
 
 
 def test_a_loss_of_its_own(smooth_images):
     """Regression: the value is searched for together with the image, or known."""
-    model = drawn(LeNet(1, 1, 16), torch_rng("regression"))
+    model = with_random_weights(LeNet(1, 1, 16), torch_rng("regression"))
     image, value = smooth_images(1), torch.tensor([0.7])
 
     def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
@@ -243,11 +245,13 @@ def test_targets_that_leave_the_batch_take_nobody_elses_labels_along(one_image_e
         torch.testing.assert_close(found.images[row], alone.images[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("given", "what"), [({"labels": torch.zeros(3)}, "labels"), ({"labels": None}, "prior")])
+@pytest.mark.parametrize(
+    ("given", "what"), [({"labels": torch.zeros(3)}, "labels"), ({"labels": None}, "start_images")]
+)
 def test_labels_and_priors_come_for_each_image(one_image_each, given, what):
     model, images, _, parcels = one_image_each
-    settings = {"label": "known"} if what == "labels" else {"start": "prior"}
-    known = knowledge(model, **given, prior=images[:2])
+    settings = {"label": "known"} if what == "labels" else {"start": "given"}
+    known = knowledge(model, **given, start_images=images[:2])
     with pytest.raises(BadInput, match=rf"Knowledge\.{what} is for .*; give \[3, 1, \.\.\.\]"):
         GradientInversion(**settings).run(parcels[:3], known)
     with pytest.raises(BadInput, match="no parcels to attack"):
@@ -256,10 +260,10 @@ def test_labels_and_priors_come_for_each_image(one_image_each, given, what):
 
 def test_a_prior_to_start_from(one_image_each):
     model, images, _, parcels = one_image_each
-    prior = (images[:2] + 0.05).clamp(0, 1)
-    attack = GradientInversion(start="prior", label="sign", lr=1.0, iterations=1)
-    found = attack.run(parcels[:2], knowledge(model, prior=prior))
-    assert torch.equal(found.start, prior)
+    given = (images[:2] + 0.05).clamp(0, 1)
+    attack = GradientInversion(start="given", label="sign", lr=1.0, iterations=1)
+    found = attack.run(parcels[:2], knowledge(model, start_images=given))
+    assert torch.equal(found.start, given)
 
 
 def test_restarts_keep_the_lowest_loss(one_image_each):
@@ -360,8 +364,8 @@ def test_printing_an_attack_prints_its_threat_model():
 def test_needs_follow_the_settings():
     basic = {Capability.GRADIENTS, Capability.ARCHITECTURE, Capability.BATCH_SIZE}
     assert GradientInversion().needs == basic
-    assert GradientInversion(start="prior").needs == basic | {Capability.PRIOR}
-    update = GradientInversion(target="weights").needs
+    assert GradientInversion(start="given").needs == basic | {Capability.PRIOR}
+    update = GradientInversion(kind="weights").needs
     assert update == basic - {Capability.GRADIENTS} | {Capability.WEIGHTS, Capability.LOCAL_TRAINING}
 
 
@@ -390,12 +394,12 @@ def test_a_threat_model_is_frozen_and_reads_plain_names():
     ("settings", "known", "says"),
     [
         ({"label": "known"}, {}, "Knowledge.labels"),
-        ({"start": "prior"}, {}, "Knowledge.prior"),
-        ({"target": "weights"}, {}, "Knowledge.training"),
+        ({"start": "given"}, {}, "Knowledge.start_images"),
+        ({"kind": "weights"}, {}, "Knowledge.training"),
         ({"label": "sign"}, {"batch_size": 2}, "counts"),
         ({}, {"classes": None}, "Knowledge.classes"),
         ({"label": "counts"}, {"loss": cross_entropy}, "reads classes"),
-        ({"target": "weights"}, {"training": LocalTraining(0.1)}, "parcels of kind 'gradients'"),
+        ({"kind": "weights"}, {"training": LocalTraining(0.1)}, "parcels of kind 'gradients'"),
         ({}, {"model": nn.Linear(2, 2)}, "no parameter of the network"),
         ({}, {"model": LeNet(3, 5, 16)}, "other shapes"),
     ],

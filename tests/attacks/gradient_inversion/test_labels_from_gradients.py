@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from polyclinic.attacks.gradient_inversion import exact, labels
 from polyclinic.attacks.gradient_inversion.initialisation import draw
-from polyclinic.attacks.gradient_inversion.networks import LeNet, drawn, ready
+from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
@@ -17,7 +17,7 @@ from polyclinic.randomness import torch_rng
 
 def gradients_of(model: nn.Module, images: Tensor, classes_of: Tensor, classes: int) -> dict[str, Tensor]:
     """Of images [N, B, ...] with classes [N, B], each row a site."""
-    return vmap(Simulation(ready(model)))(images, nn.functional.one_hot(classes_of, classes).float())
+    return vmap(Simulation(prepare_for_attack(model)))(images, nn.functional.one_hot(classes_of, classes).float())
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -26,12 +26,12 @@ def test_the_sign_rule_is_right_a_thousand_times(bias: bool):
     wrong = 0
     for network in range(10):
         rng = torch_rng("sign", network)
-        model = drawn(LeNet(1, 10, 8), rng)
+        model = with_random_weights(LeNet(1, 10, 8), rng)
         model.fc = nn.Linear(48, 10, bias=bias)
-        drawn(model.fc, rng, spread=0.3)
+        with_random_weights(model.fc, rng, spread=0.3)
         images = torch.rand(100, 1, 1, 8, 8, generator=rng)
         classes_of = torch.randint(10, (100, 1), generator=rng)
-        found = labels.by_sign(gradients_of(model, images, classes_of, 10), labels.last_linear(model))
+        found = labels.label_by_sign(gradients_of(model, images, classes_of, 10), labels.last_linear(model))
         wrong += int((found != classes_of[:, 0]).sum())
     assert wrong == 0
 
@@ -39,8 +39,8 @@ def test_the_sign_rule_is_right_a_thousand_times(bias: bool):
 @pytest.mark.parametrize("size", [2, 8, 32])
 def test_counts_of_a_batch(size: int):
     rng = torch_rng("counts", size)
-    model = drawn(LeNet(1, 10, 8), rng)
-    drawn(model.fc, rng, spread=0.1)  # a network before training: its outputs are nearly alike
+    model = with_random_weights(LeNet(1, 10, 8), rng)
+    with_random_weights(model.fc, rng, spread=0.1)  # a network before training: its outputs are nearly alike
     images = torch.rand(20, size, 1, 8, 8, generator=rng)
     classes_of = torch.randint(10, (20, size), generator=rng)
     found = labels.counts(gradients_of(model, images, classes_of, 10), model, labels.last_linear(model), size)
@@ -85,14 +85,16 @@ def test_a_network_without_a_linear_layer_is_named():
 
 
 def perceptron(rng: torch.Generator) -> nn.Module:
-    return drawn(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), rng)
+    return with_random_weights(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), rng)
 
 
 def test_the_input_of_a_first_linear_layer_is_exact():
     rng = torch_rng("exact")
     model = perceptron(rng).double()
     images = torch.rand(5, 1, 1, 4, 4, generator=rng, dtype=torch.float64)
-    sent = vmap(Simulation(ready(model)))(images, torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]][:, None])
+    sent = vmap(Simulation(prepare_for_attack(model)))(
+        images, torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]][:, None]
+    )
     found = exact.first_linear_input(sent, model)
     torch.testing.assert_close(found.inputs, images.flatten(1), rtol=0, atol=1e-12)
     assert float(found.residual.max()) < 1e-20
@@ -102,7 +104,7 @@ def test_several_images_show_in_the_residual():
     rng = torch_rng("mixture")
     model = perceptron(rng)
     images = torch.rand(1, 4, 1, 4, 4, generator=rng)
-    sent = vmap(Simulation(ready(model)))(images, torch.eye(3)[[0, 1, 2, 0]][None])
+    sent = vmap(Simulation(prepare_for_attack(model)))(images, torch.eye(3)[[0, 1, 2, 0]][None])
     assert float(exact.first_linear_input(sent, model).residual) > 1e-3
 
 

@@ -27,7 +27,7 @@ class Valleys:
         loss = self.height(point, self.bends[:, None])
         return loss.detach(), torch.autograd.grad(loss.sum(), point)[0]
 
-    def keep(self, rows: Tensor) -> Valleys:
+    def select_rows(self, rows: Tensor) -> Valleys:
         return Valleys(self.bends[rows])
 
 
@@ -148,7 +148,7 @@ def test_targets_that_finished_leave_the_batch():
     done = start.clone()
     problem.bends[:3] = done[:3] = 1.0  # the bottom of the valley with bend 1
     found = search(problem, LBFGS(done, lr=0.1, steps=3), returns="last")
-    alone = search(problem.keep(torch.tensor([3])), LBFGS(done[3:], lr=0.1, steps=3), returns="last")
+    alone = search(problem.select_rows(torch.tensor([3])), LBFGS(done[3:], lr=0.1, steps=3), returns="last")
     assert found.converged.tolist() == [True, True, True, False]
     assert found.evaluations.tolist()[:3] == [1, 1, 1]
     torch.testing.assert_close(found.point[3], alone.point[0], rtol=0, atol=1e-10)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Scheme = Literal["uniform", "transformed-gaussian", "normal", "prior"]
+Scheme = Literal["uniform", "transformed-gaussian", "normal", "given"]
 
 
 def scaled_to_unit(values: Tensor) -> Tensor:

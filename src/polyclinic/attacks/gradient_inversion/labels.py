@@ -20,7 +20,7 @@ def last_linear(model: nn.Module) -> str:
     return names[-1]
 
 
-def by_sign(gradients: Mapping[str, Tensor], layer: str) -> Tensor:
+def label_by_sign(gradients: Mapping[str, Tensor], layer: str) -> Tensor:
     """iDLG: the class [N] of the one image behind each gradient.
 
     The gradient of a logit is p - 1 for the image's class and p for the others, so of the bias only one entry is

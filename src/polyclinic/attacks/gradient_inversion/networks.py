@@ -77,7 +77,7 @@ class ResNet18(nn.Module):
         return self.fc(F.avg_pool2d(x, 4).flatten(1))
 
 
-def drawn(model: nn.Module, rng: torch.Generator, spread: float = SPREAD) -> nn.Module:
+def with_random_weights(model: nn.Module, rng: torch.Generator, spread: float = SPREAD) -> nn.Module:
     """The same network, its convolutions and linear layers drawn anew from U(-spread, spread)."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -86,7 +86,7 @@ def drawn(model: nn.Module, rng: torch.Generator, spread: float = SPREAD) -> nn.
     return model
 
 
-def ready(
+def prepare_for_attack(
     model: nn.Module, *, batch_norm: Literal["train", "eval"] = "train", device: str | torch.device = "cpu"
 ) -> nn.Module:
     """A copy on `device` that computes as the site did and can be differentiated twice for many targets at once.

@@ -80,7 +80,7 @@ class Objective:
         free = point[:, size:].reshape(-1, self.image_shape[0], *self.labels.shape)
         return images, self.labels.from_point(free)
 
-    def keep(self, rows: Tensor) -> Objective:
+    def select_rows(self, rows: Tensor) -> Objective:
         """The same for some of the targets only."""
         labels = self.labels
         return Objective(

@@ -28,7 +28,7 @@ class GradientInversion(AttackSettings):
     """Settings of the search: `GradientInversion(distance="adaptive-gaussian").run(parcels, knowledge)`."""
 
     name: Literal["gradient-inversion"] = "gradient-inversion"
-    target: Literal["gradients", "weights"] = Field("gradients", description="what the parcels hold")
+    kind: Literal["gradients", "weights"] = Field("gradients", description="what the parcels hold")
     distance: Literal["euclidean", "gaussian", "sapag", "adaptive-gaussian", "cosine"] = Field(
         "euclidean", description="how far gradients are from those that were sent"
     )
@@ -73,11 +73,11 @@ class GradientInversion(AttackSettings):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        always = {Capability.ARCHITECTURE, Capability.BATCH_SIZE, Capability(self.target)}
+        always = {Capability.ARCHITECTURE, Capability.BATCH_SIZE, Capability(self.kind)}
         sometimes = {
-            Capability.LOCAL_TRAINING: self.target == "weights",
+            Capability.LOCAL_TRAINING: self.kind == "weights",
             Capability.LABELS: self.label == "known",
-            Capability.PRIOR: self.start == "prior",
+            Capability.PRIOR: self.start == "given",
             Capability.BATCH_NORM_STATISTICS: self.batch_norm == "eval",
         }
         return frozenset(always | {capability for capability, needed in sometimes.items() if needed})
@@ -91,7 +91,7 @@ class GradientInversion(AttackSettings):
             "known": "labels are known",
         }[self.label]
         mode = {"train": "training mode (the batch's own statistics)", "eval": "evaluation mode"}[self.batch_norm]
-        steps = "one step on one batch" if self.target == "gradients" else "plain local SGD"
+        steps = "one step on one batch" if self.kind == "gradients" else "plain local SGD"
         return f"{found}, {steps}, batch norm (if any) in {mode}"
 
     # --- the attack -------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class GradientInversion(AttackSettings):
         """
         if threat is not None:
             self.check(threat)
-        return Inversion(self, knowledge, seed=seed, device=device).of(parcels)
+        return Inversion(self, knowledge, seed=seed, device=device).run(parcels)
 
     def distance_from(self) -> DistanceFrom:
         if self.variance is not None:

@@ -1,4 +1,4 @@
-"""What a site would send if its images were these: one gradient, or the weights' way over several local steps."""
+"""Simulation of a site: the gradient, or the weights after some local steps, that it would send for given images."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Simulation:
         names: Sequence[str] | None = None,
         training: LocalTraining | None = None,
     ) -> None:
-        """`model`: from `networks.ready`. `names`: parameters whose gradients are sent; all of them if not given."""
+        """`model`: from `prepare_for_attack`. `names`: parameters whose gradients are sent; all if not given."""
         self.model = model
         self.loss = loss
         self.training = training
@@ -68,7 +68,7 @@ class Simulation:
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
         if self.training is None:
             return self._gradient(self.weights, images, labels)
-        return self._way(self.training, images, labels)
+        return self._local_training(self.training, images, labels)
 
     def _gradient(self, weights: Tensors, images: Tensor, labels: Tensor) -> Tensors:
         def loss(weights: Tensors) -> Tensor:
@@ -76,7 +76,7 @@ class Simulation:
 
         return grad(loss)(weights)
 
-    def _way(self, training: LocalTraining, images: Tensor, labels: Tensor) -> Tensors:
+    def _local_training(self, training: LocalTraining, images: Tensor, labels: Tensor) -> Tensors:
         weights, velocity = self.weights, {name: torch.zeros_like(w) for name, w in self.weights.items()}
         for step in range(training.steps):
             batch = training.batch(step, len(images))

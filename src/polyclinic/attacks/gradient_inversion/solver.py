@@ -1,4 +1,4 @@
-"""From parcels and public knowledge to reconstructions: how the settings of `gradient_inversion` are carried out."""
+"""The solver of gradient inversion: from parcels and public knowledge to reconstructed images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import initialisation, labels
-from polyclinic.attacks.gradient_inversion.networks import ready
+from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Loss, Simulation, cross_entropy
-from polyclinic.attacks.solvers.search import Found, search, tensor_cores
+from polyclinic.attacks.solvers.search import SearchResult, search, tensor_cores
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -42,7 +42,7 @@ class Knowledge:
     label_form: Literal["values", "masks"] = "values"
     training: LocalTraining | None = None
     labels: Tensor | None = None  #: [N, B]: classes; or [N, B, *label_shape] for another loss
-    prior: Tensor | None = None  #: [N, B, C, H, W]: images to start from
+    start_images: Tensor | None = None  #: [N, B, C, H, W]: images to start from
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,21 @@ class Inversion:
         self.settings, self.knowledge = settings, knowledge
         self.seed, self.device = seed, device
         self.shape = (knowledge.batch_size, *knowledge.image_shape)
-        self.model = ready(knowledge.model, batch_norm=settings.batch_norm, device=device).to(settings.dtype)
+        prepared = prepare_for_attack(knowledge.model, batch_norm=settings.batch_norm, device=device)
+        self.model = prepared.to(settings.dtype)
         self._check_knowledge()
 
-    def of(self, parcels: Sequence[Parcel]) -> Reconstruction:
+    def run(self, parcels: Sequence[Parcel]) -> Reconstruction:
         """The reconstruction of all parcels, `at_once` of them in a batch."""
         self._check_counts(len(parcels))
         size = self.settings.at_once
         groups = [range(i, min(i + size, len(parcels))) for i in range(0, len(parcels), size)]
         with tensor_cores(self.settings.precision == "tf32"):
-            parts = [self._of_group([parcels[row] for row in rows], rows) for rows in groups]
+            parts = [self._attack_group([parcels[row] for row in rows], rows) for rows in groups]
         fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return Reconstruction(**fields, threat_model=str(self.settings))
 
-    def _of_group(self, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
+    def _attack_group(self, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
         simulation = self._simulation(parcels)
         observed = self._observed(simulation, parcels)
         objective = Objective(
@@ -101,7 +102,7 @@ class Inversion:
             best = _better(best, self._fields(objective, start, found))
         return best
 
-    def _fields(self, objective: Objective, start: Tensor, found: Found) -> dict[str, Tensor]:
+    def _fields(self, objective: Objective, start: Tensor, found: SearchResult) -> dict[str, Tensor]:
         images, label = objective.unpack(found.point)
         classification = self.knowledge.loss is None
         return {
@@ -125,15 +126,15 @@ class Inversion:
         for name, shape in shapes.items():
             if any(parcel.tensors[name].shape != shape for parcel in parcels):
                 raise BadInput(f"attack: '{name}' has other shapes in the parcels than in the network, {tuple(shape)}")
-        training = self.knowledge.training if self.settings.target == "weights" else None
+        training = self.knowledge.training if self.settings.kind == "weights" else None
         loss = self.knowledge.loss or cross_entropy
         return Simulation(self.model, loss, names=list(shapes), training=training)
 
     def _observed(self, simulation: Simulation, parcels: Sequence[Parcel]) -> dict[str, Tensor]:
         """What the sites sent, [N, ...] by name."""
-        wrong = {parcel.kind for parcel in parcels} - {self.settings.target}
+        wrong = {parcel.kind for parcel in parcels} - {self.settings.kind}
         if wrong:
-            raise BadInput(f"attack.target: is '{self.settings.target}', and there are parcels of kind '{wrong.pop()}'")
+            raise BadInput(f"attack.kind: is '{self.settings.kind}', and there are parcels of kind '{wrong.pop()}'")
         stacked = {name: torch.stack([parcel.tensors[name] for parcel in parcels]) for name in simulation.names}
         there = {name: tensor.to(self.device, self.settings.dtype) for name, tensor in stacked.items()}
         return simulation.observe(there)
@@ -146,21 +147,21 @@ class Inversion:
             raise BadInput("attack: classification needs Knowledge.classes; another task needs Knowledge.loss")
         if settings.label == "known" and known.labels is None:
             raise BadInput("attack.label: 'known' needs Knowledge.labels; without them use 'joint', 'sign' or 'counts'")
-        if settings.start == "prior" and known.prior is None:
-            raise BadInput("attack.start: 'prior' needs Knowledge.prior, the images to start from")
-        if settings.target == "weights" and known.training is None:
-            raise BadInput("attack.target: 'weights' needs Knowledge.training, the site's learning rate and steps")
+        if settings.start == "given" and known.start_images is None:
+            raise BadInput("attack.start: 'given' needs Knowledge.start_images, the images to start from")
+        if settings.kind == "weights" and known.training is None:
+            raise BadInput("attack.kind: 'weights' needs Knowledge.training, the site's learning rate and steps")
         if settings.label == "sign" and known.batch_size > 1:
             raise BadInput("attack.label: the sign rule is for one image; use 'counts' for a batch")
         if settings.label in ("sign", "counts") and known.loss is not None:
             raise BadInput(f"attack.label: '{settings.label}' reads classes; use 'joint' or 'known' for other tasks")
 
     def _check_counts(self, count: int) -> None:
-        """One row of labels and of a prior for each parcel, with one for each of its images."""
+        """One row of labels and of start images for each parcel, with one for each of its images."""
         if not count:
             raise BadInput("attack: there are no parcels to attack; give one or more")
         images = self.knowledge.batch_size
-        given = {"labels": self.settings.label == "known", "prior": self.settings.start == "prior"}
+        given = {"labels": self.settings.label == "known", "start_images": self.settings.start == "given"}
         for name in (name for name, used in given.items() if used):
             found = tuple(getattr(self.knowledge, name).shape[:2])
             if found != (count, images):
@@ -187,15 +188,15 @@ class Inversion:
         if f"{layer}.weight" not in observed:
             raise BadInput(f"attack.label: the parcels lack '{layer}.weight', which gives labels away; use 'joint'")
         if self.settings.label == "sign":
-            return labels.by_sign(observed, layer)[:, None]
+            return labels.label_by_sign(observed, layer)[:, None]
         return labels.as_labels(labels.counts(observed, self.model, layer, self.knowledge.batch_size))
 
     def _start(self, parcel: Parcel, row: int, objective: Objective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""
         rng = torch_rng(self.seed, "gradient inversion", parcel.digest, restart)
-        prior, scheme = self.knowledge.prior, self.settings.start
-        if scheme == "prior" and prior is not None:
-            images, scheme = prior[row], "transformed-gaussian"
+        given, scheme = self.knowledge.start_images, self.settings.start
+        if scheme == "given" and given is not None:
+            images, scheme = given[row], "transformed-gaussian"
         else:
             images = initialisation.draw(scheme, self.shape[0], self.shape[1:], rng)
         if isinstance(objective.labels, FixedLabels):

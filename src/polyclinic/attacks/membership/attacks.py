@@ -21,7 +21,7 @@ from polyclinic.attacks.membership.scores import (
     lira,
     loss_scores,
     nearest_synthetic_scores,
-    scored,
+    score_all,
     shadow_scores,
 )
 from polyclinic.attacks.verdict import Verdict
@@ -97,7 +97,30 @@ class NearestSynthetic(MembershipAttack):
         return self._result(scores, len(members), distance.name)
 
 
-class DiscriminatorScore(MembershipAttack):
+class LabelledMembershipAttack(MembershipAttack):
+    """Scores come from a network that sees candidates with their labels."""
+
+    def _score(self, network: Scorer, images: Tensor, labels: Tensor) -> Tensor:
+        """[N], higher where membership is more likely."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        network: Scorer,
+        members: Images,
+        others: Images,
+        *,
+        member_labels: Tensor,
+        other_labels: Tensor,
+        threat: ThreatModel | None = None,
+    ) -> Memberships:
+        """`network`: images [N, C, H, W] in [0, 1] and labels [N] to a number for each."""
+        self._checked(threat)
+        labels = _all_labels(member_labels, other_labels)
+        return self._result(self._score(network, _candidates(members, others), labels), len(members))
+
+
+class DiscriminatorScore(LabelledMembershipAttack):
     """LOGAN, white box: `DiscriminatorScore().run(discriminator, members, others, labels...)`."""
 
     name: Literal["discriminator-score"] = "discriminator-score"
@@ -112,24 +135,12 @@ class DiscriminatorScore(MembershipAttack):
     def assumptions(self) -> str:
         return "the discriminator takes what it was trained on for more real"
 
-    def run(
-        self,
-        discriminator: Scorer,
-        members: Images,
-        others: Images,
-        *,
-        member_labels: Tensor,
-        other_labels: Tensor,
-        threat: ThreatModel | None = None,
-    ) -> Memberships:
-        self._checked(threat)
-        labels = torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])
-        scores = discriminator_scores(discriminator, _candidates(members, others), labels)
-        return self._result(scores, len(members))
+    def _score(self, network: Scorer, images: Tensor, labels: Tensor) -> Tensor:
+        return discriminator_scores(network, images, labels)
 
 
-class LossThreshold(MembershipAttack):
-    """Against a trained model: `LossThreshold().run(loss, members, others, labels...)`."""
+class LossThreshold(LabelledMembershipAttack):
+    """Against a trained model: `LossThreshold().run(loss, members, others, labels...)`, `loss` being one per image."""
 
     name: Literal["loss-threshold"] = "loss-threshold"
 
@@ -143,20 +154,8 @@ class LossThreshold(MembershipAttack):
     def assumptions(self) -> str:
         return "what was trained on has a low loss"
 
-    def run(
-        self,
-        loss: Scorer,
-        members: Images,
-        others: Images,
-        *,
-        member_labels: Tensor,
-        other_labels: Tensor,
-        threat: ThreatModel | None = None,
-    ) -> Memberships:
-        """`loss`: images and labels to the attacked model's loss of each."""
-        self._checked(threat)
-        labels = torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])
-        return self._result(loss_scores(loss, _candidates(members, others), labels), len(members))
+    def _score(self, network: Scorer, images: Tensor, labels: Tensor) -> Tensor:
+        return loss_scores(network, images, labels)
 
 
 class ShadowModels(MembershipAttack):
@@ -193,9 +192,9 @@ class ShadowModels(MembershipAttack):
         `train(indices, seed)`: the same of a model trained on some of the candidates, members first."""
         self._checked(threat)
         images = _candidates(members, others)
-        labels = torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])
+        labels = _all_labels(member_labels, other_labels)
         shadows, inside = shadow_scores(train, images, labels, count=self.count, seed=seed)
-        scores = lira(scored(observed, images, labels), shadows, inside, online=self.online)
+        scores = lira(score_all(observed, images, labels), shadows, inside, online=self.online)
         return self._result(scores, len(members))
 
 
@@ -203,3 +202,7 @@ def _candidates(members: Images, others: Images) -> Tensor:
     inside, outside = as_unit(members, "members"), as_unit(others, "held-out images")
     same_shape(inside, outside, "held-out images")
     return torch.cat([inside, outside])
+
+
+def _all_labels(member_labels: Tensor, other_labels: Tensor) -> Tensor:
+    return torch.cat([torch.as_tensor(member_labels), torch.as_tensor(other_labels)])

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.image_sets import Images, as_unit, digest
@@ -28,7 +27,7 @@ Train = Callable[[Tensor, int], Scorer]
 
 def discriminator_scores(discriminator: Scorer, images: Images, labels: Tensor) -> Tensor:
     """LOGAN (Hayes et al. 2019), white box: a discriminator takes what it was trained on for more real."""
-    return scored(discriminator, images, labels)
+    return score_all(discriminator, images, labels)
 
 
 def nearest_synthetic_scores(
@@ -53,10 +52,10 @@ def nearest_synthetic_scores(
 
 def loss_scores(loss: Scorer, images: Images, labels: Tensor) -> Tensor:
     """Loss threshold (Yeom et al. 2018): what was trained on has a low loss. `loss` gives one for each image."""
-    return -scored(loss, images, labels)
+    return -score_all(loss, images, labels)
 
 
-def scored(scorer: Scorer, images: Images, labels: Tensor) -> Tensor:
+def score_all(scorer: Scorer, images: Images, labels: Tensor) -> Tensor:
     """What a scorer says of each image, [N] float64 on the CPU."""
     unit, labels = as_unit(images, "candidates"), torch.as_tensor(labels)
     if len(labels) != len(unit):
@@ -77,11 +76,6 @@ def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     true = logits.double().gather(1, labels[:, None].long())[:, 0]
     others = logits.double().scatter(1, labels[:, None].long(), -torch.inf)
     return true - others.logsumexp(1)
-
-
-def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each image, [N] from logits [N, classes]."""
-    return F.cross_entropy(logits, labels.long(), reduction="none")
 
 
 # --- shadow models --------------------------------------------------------------------------------------
@@ -114,7 +108,7 @@ def shadow_scores(
     found = []
     for number, members in enumerate(inside):
         scorer = train(members.nonzero()[:, 0], seed_of(seed, "shadow model", number))
-        found.append(scored(scorer, images, labels))
+        found.append(score_all(scorer, images, labels))
     return torch.stack(found), inside
 
 

@@ -1,4 +1,4 @@
-"""Adam and AdamW for N independent problems in one batch, a learning rate that decays, and no look from the host."""
+"""Adam and AdamW for N independent problems in one batch, a learning rate that decays; no host synchronisation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Adam:
             moved[:, :size].clamp_(low, high)
         return moved
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Go on with some of the targets only."""
         for name in ("point", "first", "second", "diverged", "converged", "active"):
             setattr(self, name, getattr(self, name)[rows])

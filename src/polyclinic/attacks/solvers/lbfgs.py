@@ -91,13 +91,13 @@ class LBFGS:
         self.inner_count.masked_fill_(over, 0)
         self.active.copy_(moved & (self.step_count < self.steps))
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Go on with some of the targets only."""
         for name in ("point", "started", "diverged", "converged", "active", "step_count", "inner_count"):
             setattr(self, name, getattr(self, name)[rows])
         for name in ("lr", "loss", "gradient", "move"):
             setattr(self, name, getattr(self, name)[rows])
-        self.memory.keep(rows)
+        self.memory.select_rows(rows)
 
 
 class Memory:
@@ -183,6 +183,6 @@ class Memory:
         placed = torch.zeros_like(coefficients).scatter(1, ages, coefficients)
         return placed[:, None].to(self.s.dtype)
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         for name in ("s", "y", "triangle", "gram", "next", "scale", "_new", "_accepted"):
             setattr(self, name, getattr(self, name)[rows])

@@ -1,4 +1,4 @@
-"""The loop of an attack: evaluate all targets, move all targets, let the finished ones go."""
+"""The optimisation loop of an attack: N independent problems (targets) in one batch, each until it has converged."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from polyclinic.training.graphs import GraphedFunction
 
-LOOK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
-LEAVE_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew
+CHECK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
+SHRINK_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew
 
 
 class Minimised(Protocol):
-    """N independent functions: points [N, D] to values [N] and gradients [N, D]; `keep` gives those of some rows."""
+    """N independent functions: points [N, D] to values [N] and gradients [N, D]; `select_rows` leaves out others."""
 
     def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def keep(self, rows: Tensor) -> Minimised: ...
+    def select_rows(self, rows: Tensor) -> Minimised: ...
 
 
 class Optimizer(Protocol):
@@ -35,11 +35,11 @@ class Optimizer(Protocol):
 
     def update(self, loss: Tensor, gradient: Tensor) -> None: ...
 
-    def keep(self, rows: Tensor) -> None: ...
+    def select_rows(self, rows: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Where the search ended, by target: points [N, D] and for each target [N]: its loss, how often it was
     evaluated, and whether it converged or diverged (neither: its steps were used up)."""
 
@@ -56,8 +56,9 @@ def search(
     *,
     returns: Literal["best", "last"] = "best",
     graphs: bool = True,
-) -> Found:
-    """Minimise until every target has finished. "best" is the point of lowest loss, of which truth knows nothing.
+) -> SearchResult:
+    """Minimise until every target has finished. "best" returns the iterate with the
+    lowest attack loss; ground truth is not used.
 
     Targets that have finished are masked, which leaves the others as they are to the last bit. Once only half of a
     batch is left (an eighth on a GPU) the finished ones leave it, which may change the rest by rounding. On a GPU an
@@ -69,12 +70,12 @@ def search(
     while True:
         batch.run(graphs)
         left = ~optimizer.active
-        batch.look_again()
+        batch.evaluate_last_point()
         _write(found, rows[left], batch.results(returns), left)
         if bool(left.all()):
             return found
         rows = rows[~left]
-        batch.keep((~left).nonzero()[:, 0])
+        batch.select_rows((~left).nonzero()[:, 0])
 
 
 @contextlib.contextmanager
@@ -118,30 +119,30 @@ class _Batch:
         self.best_loss.copy_(torch.where(better, loss, self.best_loss))
         self.loss.copy_(loss)
 
-    def look_again(self) -> None:
+    def evaluate_last_point(self) -> None:
         """The last point of a target has been moved to, but not been evaluated yet."""
         self._note(self.objective(self.optimizer.point)[0])
 
     def run(self, graphs: bool) -> None:
         """Iterate until so many targets have finished that the rest should go on without them."""
-        enough = LEAVE_AT.get(self.best.device.type, 1 / 2) * len(self.best)
+        enough = SHRINK_AT.get(self.best.device.type, 1 / 2) * len(self.best)
         gpu = on_gpu(self.best)
         iterate = GraphedFunction(self.iterate, "the attack") if gpu and graphs else self.iterate
         while int(self.optimizer.active.sum()) > enough:
-            for _ in range(min(LOOK_EVERY if gpu else 1, self.optimizer.limit - self.iterations)):
+            for _ in range(min(CHECK_EVERY if gpu else 1, self.optimizer.limit - self.iterations)):
                 iterate()
                 self.iterations += 1
 
-    def keep(self, rows: Tensor) -> None:
-        self.objective = self.objective.keep(rows)
-        self.optimizer.keep(rows)
+    def select_rows(self, rows: Tensor) -> None:
+        self.objective = self.objective.select_rows(rows)
+        self.optimizer.select_rows(rows)
         for name in ("best", "best_loss", "loss", "evaluations"):
             setattr(self, name, getattr(self, name)[rows])
 
-    def results(self, returns: str) -> Found:
+    def results(self, returns: str) -> SearchResult:
         """A copy of how things stand."""
         best = returns == "best"
-        return Found(
+        return SearchResult(
             (self.best if best else self.optimizer.point).clone(),
             (self.best_loss if best else self.loss).clone(),
             self.evaluations.clone(),
@@ -150,6 +151,6 @@ class _Batch:
         )
 
 
-def _write(found: Found, rows: Tensor, batch: Found, left: Tensor) -> None:
+def _write(found: SearchResult, rows: Tensor, batch: SearchResult, left: Tensor) -> None:
     for name in ("point", "loss", "evaluations", "converged", "diverged"):
         getattr(found, name)[rows] = getattr(batch, name)[left]

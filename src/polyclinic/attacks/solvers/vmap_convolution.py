@@ -1,4 +1,4 @@
-"""Convolution for many targets at once: torch's numbers, with derivatives made for `vmap`.
+"""Convolution with fast weight gradients under `vmap`: shared weights, N targets, each with a gradient of its own.
 
 Under `vmap` torch computes the weight gradients of N targets as a convolution in N groups, which is slow on a GPU. Here
 they are one batched matrix product, while all that shared weights allow stays one large convolution.

@@ -1,4 +1,4 @@
-"""Convolutions with quick second derivatives, which R1 and path length are made of.
+"""Convolution with fast second derivatives (double backward), which R1 and path length regularisation need.
 
 PyTorch takes the second derivative of a convolution by one whose kernel is as large as the image, which GPUs and CPUs
 are slow at. All derivatives of a convolution are convolutions, transposed convolutions, or gradients of weights, with
