@@ -96,3 +96,45 @@ def test_no_images_no_metrics():
 def test_masks_are_needed():
     with pytest.raises(BadInput, match=r"task\.name: segmentation needs masks"):
         TASK.targets(torch.zeros(2), None)
+
+
+# --- distances between outlines -------------------------------------------------------------------------
+
+
+def square(left: int, top: int, side: int, size: int = 16):
+    mask = torch.zeros(1, size, size)
+    mask[:, top : top + side, left : left + side] = 1
+    return mask
+
+
+def test_distances_between_outlines_by_hand():
+    task = Segmentation(surface_distances=True)
+    line = torch.zeros(1, 16, 16)
+    line[:, 4, 2:12] = 1
+    moved = torch.zeros(1, 16, 16)
+    moved[:, 7, 2:12] = 1  # the same line three pixels below: every pixel of one is three from the other
+    corner = square(0, 0, 4)
+    masks = torch.stack([line, corner, corner, torch.zeros(1, 16, 16)])
+    guesses = torch.stack([moved, corner, torch.zeros(1, 16, 16), corner])
+    facts = task.observe(guesses * 20 - 10, masks, Target())
+    assert facts[:, 4:].tolist() == [[3, 3, 1], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
+    metrics = task.finish(task.sums(facts, torch.zeros(4), None, Target()))
+    assert metrics["hausdorff95"] == metrics["average_surface_distance"] == 1.5  # of the two images that have both
+
+
+def test_distances_of_two_sites_are_those_of_all_images_together():
+    task = Segmentation(surface_distances=True)
+    masks = torch.stack([square(0, 0, 4), square(2, 3, 6), square(5, 5, 3)])
+    guesses = torch.stack([square(1, 0, 4), square(2, 2, 5), square(4, 7, 4)])
+    facts = task.observe(guesses * 20 - 10, masks, Target())
+    together = task.sums(facts, torch.zeros(3), None, Target())
+    apart = [task.sums(facts[rows], torch.zeros(len(rows)), None, Target()) for rows in ([0], [1, 2])]
+    assert task.finish(task.add(*apart)) == pytest.approx(task.finish(together))
+    assert task.finish(together)["hausdorff95"] > 0
+
+
+def test_distances_are_left_out_where_no_image_has_both_outlines():
+    task = Segmentation(surface_distances=True)
+    facts = task.observe(torch.full((2, 1, 8, 8), -5.0), torch.ones(2, 1, 8, 8), Target())
+    assert task.finish(task.sums(facts, torch.zeros(2), None, Target())).keys() == {"dice", "loss"}
+    assert Segmentation().observe(torch.zeros(2, 1, 8, 8), torch.ones(2, 1, 8, 8), Target()).shape == (2, 4)
