@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -97,6 +98,7 @@ def outline_distances(predicted: Tensor, true: Tensor) -> Tensor:
     zeros where one of the masks is empty and there is no distance. By MONAI. Masks [B, 1, H, W]; float64 [B, 3]."""
     from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
 
+    warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges", FutureWarning)  # MONAI 1.6 about itself
     found = torch.zeros(len(predicted), 3, dtype=torch.float64)
     both = (predicted.any((1, 2, 3)) & true.any((1, 2, 3))).cpu()
     if both.any():
