@@ -5,6 +5,7 @@ engines know nothing of it. A further attack is one file and one line here, or a
 """
 
 from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack
 from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
 from polyclinic.audits.attack_updates import GradientInversionAttack, LossMembershipAttack
@@ -16,6 +17,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
     "polyclinic.attacks",
     {
         "gradient-inversion": GradientInversionAttack,
+        "analytic-inversion": AnalyticInversionAttack,
         "loss-threshold": LossMembershipAttack,
         "latent-inversion": LatentInversionAttack,
         "generator": GeneratorAttack,

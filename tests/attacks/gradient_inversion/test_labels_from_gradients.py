@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.gradient_inversion import exact, labels
+from polyclinic.attacks.gradient_inversion import labels
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
 from polyclinic.attacks.gradient_inversion.initialisation import draw
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
@@ -95,7 +96,7 @@ def test_the_input_of_a_first_linear_layer_is_exact():
     sent = vmap(Simulation(prepare_for_attack(model)))(
         images, torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]][:, None]
     )
-    found = exact.first_linear_input(sent, model)
+    found = AnalyticInversion().run(sent, model, (1, 4, 4))
     torch.testing.assert_close(found.inputs, images.flatten(1), rtol=0, atol=1e-12)
     assert float(found.residual.max()) < 1e-20
 
@@ -105,13 +106,15 @@ def test_several_images_show_in_the_residual():
     model = perceptron(rng)
     images = torch.rand(1, 4, 1, 4, 4, generator=rng)
     sent = vmap(Simulation(prepare_for_attack(model)))(images, torch.eye(3)[[0, 1, 2, 0]][None])
-    assert float(exact.first_linear_input(sent, model).residual) > 1e-3
+    assert float(AnalyticInversion().run(sent, model, (1, 4, 4)).residual) > 1e-3
 
 
 def test_other_first_layers_are_refused():
-    for model in (LeNet(), nn.Sequential(nn.Linear(2, 2, bias=False)), nn.Flatten()):
+    others = (LeNet(), nn.Sequential(nn.Linear(16, 2, bias=False)), nn.Flatten(), nn.Linear(15, 2))
+    for model in others:
+        assert not AnalyticInversion().fits(model, (1, 4, 4))
         with pytest.raises(BadInput, match="first layer that is linear with a bias"):
-            exact.first_linear_input({}, model)
+            AnalyticInversion().run({}, model, (1, 4, 4))
 
 
 # --- where a search starts ----------------------------------------------------------------------------

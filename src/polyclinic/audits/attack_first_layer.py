@@ -1,0 +1,49 @@
+"""Attack on gradients and weights by algebra: analytic inversion of a first linear layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
+from polyclinic.audits.attack import Attack
+from polyclinic.audits.recovery import recovery
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+
+
+class AnalyticInversionAttack(Attack):
+    """Computes the image behind an update of a network that begins with a linear layer (Phong et al. 2018)."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradients", "weights")
+
+    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        """Nothing where the network begins with another layer: no image can be computed then."""
+        settings, tools = AnalyticInversion(kind=seen.kind), seen.tools
+        shape, update = tools.image_shape, _update(seen)
+        if not settings.fits(seen.network, shape) or not len(truth.used) or not update:
+            return []
+        missing = settings.needs - tools.threat.granted
+        if missing:
+            return [NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")]
+        found = settings.run(update, seen.network, shape)
+        result = recovery(
+            found.inputs.reshape(1, *shape),
+            truth.images(truth.used),
+            truth.held_out(tools.effort.candidates)[0].float() / 255,
+            in_order=False,
+            augmentation=tools.assembly.study.optimizer.augment,
+            distance=tools.distance,
+            device=tools.device,
+            own=truth.used < truth.own if seen.sites > 1 else None,
+        )
+        unexplained = f"{float(found.residual):.1%} of the first layer's gradient is not explained by one image"
+        return [Finding(settings.name, str(settings), result.verdict(), [unexplained], result.draw)]
+
+
+def _update(seen: Seen) -> dict[str, Tensor]:
+    """Gradients as they were sent; of weights their change. Each with a leading dimension for the one target."""
+    if seen.kind == "gradients":
+        return {name: tensor[None] for name, tensor in seen.parcel.tensors.items()}
+    before = seen.received("weights")
+    return {name: (before[name] - tensor)[None] for name, tensor in seen.parcel.tensors.items() if name in before}
