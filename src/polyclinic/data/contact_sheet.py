@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from polyclinic.errors import BadInput
@@ -51,6 +50,8 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
     Columns belong together: an image, below it its reconstruction, below it a sample with its label. `captions`
     are written above the columns.
     """
+    from matplotlib.figure import Figure  # here: every process of a run would pay for it
+
     columns = max((len(images) for images in rows.values()), default=0)
     if not columns:
         raise BadInput("sheet: there are no images to show")

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import nibabel
 import numpy as np
-import pydicom
 from PIL import Image, ImageOps
-from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
 
 from polyclinic.data.pixels import to_uint8
+
+if TYPE_CHECKING:
+    import pydicom  # it and nibabel are imported where they are used: every process of a run would pay for them
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 DICOM = (".dcm", ".dicom", ".ima")
@@ -72,6 +72,9 @@ def is_volume_name(file: Path) -> bool:
 
 def count_slices(file: Path) -> int:
     """Slices of a volume, from its header; 1 where that is broken, so that reading names the file."""
+    import nibabel
+    import pydicom
+
     try:
         if _ends(file, NIFTI):
             return int(nibabel.load(file).dataobj.shape[2])  # type: ignore[attr-defined]
@@ -116,6 +119,9 @@ def _picture(file: Path) -> np.ndarray:
 
 
 def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
+    import pydicom
+    from pydicom.pixels import apply_modality_lut, pixel_array
+
     header = pydicom.dcmread(file)
     if "PixelData" not in header:
         raise ValueError("the DICOM file holds no image")
@@ -131,6 +137,8 @@ def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.nda
 def _windowed(values: np.ndarray, header: pydicom.Dataset, window: Window | None) -> np.ndarray:
     """The study's window, else the file's table or window (its first), else from darkest to brightest."""
     if window is None and header.get("VOILUTSequence"):
+        from pydicom.pixels import apply_voi_lut
+
         values = apply_voi_lut(values, header)
     elif window is None and header.get("WindowWidth") is not None:
         centre, width = (np.atleast_1d(header[tag].value)[0] for tag in ("WindowCenter", "WindowWidth"))
@@ -170,6 +178,8 @@ def load_volume(file: Path) -> tuple[np.ndarray, tuple[float, float]]:
 
 @lru_cache(maxsize=3)
 def _load_volume(file: Path, modified: int) -> tuple[np.ndarray, tuple[float, float]]:
+    import nibabel
+
     image = nibabel.as_closest_canonical(nibabel.load(file))
     voxels = np.asarray(image.dataobj, dtype=np.float32)
     if voxels.ndim != 3:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 from torch import Tensor
 
 from polyclinic.errors import BadInput
@@ -101,6 +100,8 @@ def auc_interval(members: np.ndarray, others: np.ndarray, confidence: float = CO
     if area in (0.0, 1.0):
         reach = min(1.0, -np.log(1 - confidence) / min(n, m))
         return (area, 1 - reach, 1.0) if area else (area, 0.0, reach)
+    from scipy import stats  # as below: every process of a run would pay for it, and only audits need it
+
     ranks = stats.rankdata(np.concatenate([members, others]))
     # the share of the other set that each one beats
     of_members = (ranks[:n] - stats.rankdata(members)) / m
@@ -120,5 +121,7 @@ def threshold(others: np.ndarray, false_alarms: float) -> float:
 
 def share_interval(count: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a share (Clopper-Pearson)."""
+    from scipy import stats
+
     found = stats.binomtest(count, total).proportion_ci(confidence, method="exact")
     return float(found.low), float(found.high)

@@ -14,7 +14,6 @@ from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.models import BACKBONES, Backbone, find, is_importable, norm_names
 from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy import settings as private
-from polyclinic.privacy.dp_sgd import try_gradients
 from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.randomness import torch_rng
 
@@ -121,6 +120,8 @@ def _try_private(study: Study) -> None:
     if not issubclass(kind, Imported):
         return
     size = study.data.size
+    from polyclinic.privacy.dp_sgd import try_gradients  # with Opacus, which most studies do without
+
     images = torch.rand(2, channels_of(kind), size, size, generator=torch_rng(0, "trial"))
     network = kind.sample(size, study.model.norm)
     mixed = mixes_samples(network.eval(), torch.cat([images, 1 - images]))
