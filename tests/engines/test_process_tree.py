@@ -1,21 +1,24 @@
-"""A process tree ends whole: politely where it can be asked, and by force where it cannot."""
+"""A process tree ends whole: politely where it can be asked, by force where it cannot. A process ends with another."""
 
+import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
+from processes import kill, start, wait_for
 
-from polyclinic.engines.nvflare.process_tree import end_tree
+from polyclinic.engines.nvflare.process_tree import end_tree, end_with
 
 #: starts a child in a session of its own, says its number, and waits; it may refuse to be asked
 PARENT = """
 import signal, subprocess, sys, time
 if {deaf}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
 print(child.pid, flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
 
 
@@ -36,3 +39,33 @@ def test_a_process_that_has_ended_already_is_no_error():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     end_tree(done.pid)
+
+
+def _sleep():
+    time.sleep(3600)
+
+
+def _watch(pid, told):
+    end_with(pid)
+    told.touch()
+    time.sleep(3600)
+
+
+def test_a_process_ends_with_another(tmp_path):
+    other = start(_sleep)
+    watching = start(_watch, other.pid, tmp_path / "watching")
+    wait_for((tmp_path / "watching").exists)
+    assert watching.is_alive()
+    os.kill(other.pid, 9)  # not waited for: as long as nobody asks for its exit code it is there, as a zombie
+    watching.join()
+    assert watching.exitcode == 1
+    kill(other)
+
+
+def test_a_process_that_comes_too_late_ends_at_once(tmp_path):
+    other = start(_sleep)
+    kill(other)
+    watching = start(_watch, other.pid, tmp_path / "watching")
+    watching.join()
+    assert watching.exitcode == 1
+    assert not (tmp_path / "watching").exists()

@@ -1,4 +1,4 @@
-"""What the owner of a study does: submit it, see how far it is, fetch what it found, by the admin's kit.
+"""The owner's side of a deployment: submits a study, watches over it, stops and fetches it, with the admin's kit.
 
 NVFlare ends a job when a site's process for it is killed, and gives a running job no site that comes later. `submit`
 therefore watches over its run and submits it again, from its last checkpoint, whenever that is what it takes.
@@ -95,12 +95,14 @@ class Administration:
 
     def stop(self, job: str, *, now: bool = False) -> bool:
         """Stop a run after the round it is in; True if it stops at once instead: `now`, or before its first round."""
-        told = None
-        with contextlib.suppress(WorkFailed):  # it is not running yet, or its coordinator is lost
-            told = self._ask(lambda server: server.do_app_command(job, STOP, {}), attempts=1)
-        if told is None or now:
+        at_once = now
+        try:
+            self._ask(lambda server: server.do_app_command(job, STOP, {}), attempts=1)
+        except WorkFailed:  # it is not running yet, or its coordinator is lost
+            at_once = True
+        if at_once:
             self._ask(lambda server: server.abort_job(job))
-        return told is None or now
+        return at_once
 
     def fetch(self, job: str, target: Path) -> Path:
         """What a job has left to be fetched, put into a new folder, and the log of its coordinator."""
@@ -195,8 +197,8 @@ class Watch:
                 self.say(f"waiting for {submission.least} sites to be connected; now there is {connected}")
                 patient_until = None
             has_run |= status == "RUNNING"
-            told = self.administration.progress(job) if status == "RUNNING" else None
-            last = (told or {}).get("last") or {}
+            progress = self.administration.progress(job) if status == "RUNNING" else None
+            last = (progress or {}).get("last") or {}
             if last.get("round", 0) > self._round:
                 self._round = last["round"]
                 self.display.round_done(last, submission.study.method.rounds)

@@ -1,4 +1,4 @@
-"""The coordinator at its server: the run folder, what it tells who asks, and how a site that was lost comes back.
+"""The coordinator of a deployed run, at its server: runs the study, tells its status, lets lost sites rejoin.
 
 NVFlare gives a job the sites that are connected when it starts. When one that was lost is back, the job ends at the
 next checkpoint and says so; the run goes on, with that site, in the next job.

@@ -22,7 +22,7 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import own_data, own_source
 from polyclinic.data.parts import Parts
 from polyclinic.deployment.site_config import policy_of
-from polyclinic.engines.nvflare.end_with import end_with
+from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import WorkerProcess, python_command, reason_of
 from polyclinic.errors import BadInput
@@ -46,8 +46,9 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
     threads = int(job_spec["study"]["engine"]["threads"])
-    told = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
-    return Relay(site, lambda: WorkerProcess(python_command("polyclinic.deployment.worker", told), threads=threads))
+    worker_spec = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
+    command = python_command("polyclinic.deployment.worker", worker_spec)
+    return Relay(site, lambda: WorkerProcess(command, threads=threads))
 
 
 def discreet(kit: str) -> Callable[[BaseException], str]:
@@ -66,11 +67,11 @@ def discreet(kit: str) -> Callable[[BaseException], str]:
     return tell
 
 
-def deployed_host(told: dict[str, Any]) -> SiteHost:
+def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     """In the child process: the host of this one site."""
-    kit, site = Path(told["kit"]), told["site"]
-    refuse_unsafe_name(told["run"])
-    study = parse_study(told["study"])
+    kit, site = Path(worker_spec["kit"]), worker_spec["site"]
+    refuse_unsafe_name(worker_spec["run"])
+    study = parse_study(worker_spec["study"])
     torch.set_num_threads(study.engine.threads)
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
@@ -80,7 +81,7 @@ def deployed_host(told: dict[str, Any]) -> SiteHost:
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     parts = Parts(kit, names, study.data.info(names))
-    assembly = Assembly(study, parts, kit / "runs" / told["run"], policy, lambda _: data)
+    assembly = Assembly(study, parts, kit / "runs" / worker_spec["run"], policy, lambda _: data)
     assembly.folder.mkdir(parents=True, exist_ok=True)
     write_run_format(assembly.folder)
     atomic_write(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need

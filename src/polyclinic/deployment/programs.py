@@ -1,4 +1,4 @@
-"""What NVFlare runs: the coordinator's program at the server, and the site's program at every site.
+"""The classes that NVFlare runs: the coordinator's program at the server, and the site's program at every site.
 
 NVFlare makes one object of each class for a job and finds their functions by their marks. Nothing but bytes and a word
 travels between them.
@@ -15,9 +15,9 @@ from nvflare.collab import CollabCallError, collab
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
-from polyclinic.engines.nvflare.end_with import end_with
 from polyclinic.engines.nvflare.engine import Send
 from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, decode_property
+from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import reason_of
 

@@ -1,4 +1,4 @@
-"""What a site sets for itself, in the folder `local` of its kit: where its images are, and what may leave.
+"""Settings of a deployed site, in the folder `local` of its kit: where its images are, and what may leave.
 
 site.toml     [datasets.NAME]: where the images are that the coordinator knows as NAME
 policy.toml   what the site lets out, whatever the coordinator asks

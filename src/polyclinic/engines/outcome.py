@@ -1,4 +1,4 @@
-"""How a run in another process ended, in a small file: what it found, or why it did not."""
+"""The outcome of a run in another process, as a JSON file: its result, or the error that ended it."""
 
 from __future__ import annotations
 

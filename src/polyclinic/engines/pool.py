@@ -1,4 +1,4 @@
-"""Workers side by side: each site always works in the same one, and none runs far ahead of who takes the answers."""
+"""A pool of workers with bounded prefetch: PREFETCH calls in flight per worker, a site always in the same worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process as the engine sees it, and the loop that runs inside it.
+"""Worker processes: the engine's handle of one, and the loop that runs inside it.
 
 They talk in frames over the worker's standard input and output: eight bytes of length, then a packed message. The
 worker saves the state of a site after every call, so that killing it loses only the call in flight. A worker whose

@@ -1,4 +1,4 @@
-"""A study in NVFlare's simulator: what the run's process starts, and what the simulator's processes do."""
+"""A run in NVFlare's simulator: what the run's own process does, and what the simulator's processes do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from polyclinic.engines.nvflare.end_with import end_with
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.nvflare.job import write_job
+from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.nvflare.simulator import simulate, site_names
 from polyclinic.engines.outcome import Outcome

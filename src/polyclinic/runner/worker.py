@@ -1,4 +1,4 @@
-"""What a worker process runs: `python -m polyclinic.runner.worker ORDER`. Started by an engine, not by hand."""
+"""A worker process: `python -m polyclinic.runner.worker WORKER_SPEC`. Started by an engine, not by hand."""
 
 import json
 import sys

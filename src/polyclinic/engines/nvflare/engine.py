@@ -1,4 +1,4 @@
-"""The coordinator's end of the wire: an engine whose sites are reached by messages."""
+"""The NVFlare engine, the coordinator's side: sends calls to sites as messages, again where one was lost."""
 
 from __future__ import annotations
 

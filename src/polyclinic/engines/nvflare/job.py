@@ -1,4 +1,4 @@
-"""What NVFlare is told: a job with two components of the installed package, and no code of its own.
+"""The NVFlare job of a run: two components of the installed package, and no code of its own.
 
 A job without code needs no right to "bring your own code" at a site: sites run what they have installed, nothing else.
 """

@@ -1,4 +1,4 @@
-"""A site's end of the wire: takes calls, has a child process work on them, hands out the answers.
+"""The NVFlare engine, a site's side: takes calls, has a child process work on them, hands out the answers.
 
 The work runs in a child process, so that one which is killed for want of memory is a failed answer, and this process
 stays to give it.
