@@ -104,8 +104,8 @@ def fallback(graphs: bool, steps: int) -> Tensor:
     rng = device_rng(torch.device("cuda"), "graphs", "fallback")
 
     def draw(x: Tensor) -> Tensor:
-        with_random_weights = torch.rand(3, generator=rng, device="cuda") + torch.nn.functional.dropout(x)
-        return with_random_weights * float(x.sum())
+        numbers = torch.rand(3, generator=rng, device="cuda") + torch.nn.functional.dropout(x)
+        return numbers * float(x.sum())
 
     torch.manual_seed(0)
     call = GraphedFunction(draw, "a function that reads a number", rngs=[rng]) if graphs else draw

@@ -58,7 +58,7 @@ def test_a_constant_score_tells_nothing():
     found = separation(np.zeros(50), np.zeros(70))
     assert (found.auc, found.auc_low, found.auc_high) == (0.5, 0.5, 0.5)
     assert found.hits == 0
-    assert not found.told_apart
+    assert not found.significant
 
 
 def test_hits_at_one_percent_of_false_alarms():
@@ -73,8 +73,8 @@ def test_perfect_separation_is_no_certainty_with_few_images():
     assert found.auc == 1
     assert found.auc_low == pytest.approx(0.7, abs=0.001)
     assert separation(np.arange(10.0) + 100, np.arange(20.0), confidence=0.99).auc_low == pytest.approx(0.54, abs=0.001)
-    assert found.told_apart
-    assert not separation(np.array([5.0, 6.0]), np.array([1.0, 2.0])).told_apart
+    assert found.significant
+    assert not separation(np.array([5.0, 6.0]), np.array([1.0, 2.0])).significant
 
 
 def test_the_interval_covers_the_truth():

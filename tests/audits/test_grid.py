@@ -10,7 +10,7 @@ import torch
 
 from polyclinic.audits.audit import audit
 from polyclinic.audits.grid import grid, merge_overlapping, variations
-from polyclinic.audits.parcels import join_sites, mean_of
+from polyclinic.audits.parcels import join_sites, mean_parcel
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.archive import releases
@@ -30,7 +30,7 @@ def _hurried(hurry) -> None:
 def test_a_sum_is_weighted_by_images():
     first = Parcel("gradients", {"w": torch.tensor([1.0, 2.0])}, {"samples": 1})
     second = Parcel("gradients", {"w": torch.tensor([5.0, 2.0])}, {"samples": 3})
-    mean = mean_of([first, second])
+    mean = mean_parcel([first, second])
     assert mean.tensors["w"].tolist() == [4.0, 2.0]
     assert mean.metadata["samples"] == 4
 
@@ -40,7 +40,7 @@ def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed)
     study = tiny("fedsgd", changes, rounds=1)
     folder = undisturbed(study).folder
     kept = [releases(folder / "sites" / site / "kept")[0] for site in ("site-1", "site-2")]
-    mean = mean_of([release.parcel("gradients") for release in kept])
+    mean = mean_parcel([release.parcel("gradients") for release in kept])
     parts = prepare(study.data, study.sites)
     together = join_sites([open_site(parts.folder, name) for name in parts.names])
     assert len(together.train) == sum(len(open_site(parts.folder, name).train) for name in parts.names)

@@ -26,7 +26,7 @@ def kept(study, undisturbed, operation: str) -> tuple[Seen, Release, Truth]:
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
     tools = Tools(assembly, study.audit.threat, EFFORTS["quick"], Pixels(), 0, "cpu")
     found = [one for one in releases(folder / "sites" / "site-1" / "kept") if one.operation == operation]
-    data = tools.data_of("site-1")
+    data = tools.site_data("site-1")
     return Seen.of("site-1", found[0], 0, tools), found[0], Truth(found[0].used, data, 0)
 
 

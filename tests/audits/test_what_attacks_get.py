@@ -54,7 +54,7 @@ def opened(tiny, undisturbed):
 
 
 def of_site(tools: Tools, release: Release, number: int = 0) -> tuple[Seen, Truth]:
-    return Seen.of("site-1", release, number, tools), Truth(release.used, tools.data_of("site-1"), 0)
+    return Seen.of("site-1", release, number, tools), Truth(release.used, tools.site_data("site-1"), 0)
 
 
 def withheld(capability: Capability) -> dict[str, list[Capability]]:
@@ -122,7 +122,7 @@ def test_a_sum_is_scored_with_every_sites_own_images(opened):
     target = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0)
     seen, truth = target.seen(tools), target.truth(tools)
     parts = [
-        Truth(release.used, tools.data_of(site), 0) for site, release in (("site-1", first[0]), ("site-2", second[0]))
+        Truth(release.used, tools.site_data(site), 0) for site, release in (("site-1", first[0]), ("site-2", second[0]))
     ]
     expected = torch.cat([part.images(part.used) for part in parts])
     assert torch.equal(truth.images(truth.used), expected)

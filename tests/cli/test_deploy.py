@@ -11,7 +11,7 @@ import pytest
 from processes import wait_for
 from run_folders import history, ledgers, result
 
-from polyclinic.audits.open_run import kit_of, study_of
+from polyclinic.audits.open_run import find_kit, read_study
 from polyclinic.cli import run_app
 from polyclinic.deployment.processes import Rehearsal
 from polyclinic.engines.nvflare.job import CLASSES
@@ -157,7 +157,7 @@ def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsa
         assert ledgers(there) == {f"{site}.jsonl": (expected / "ledger" / f"{site}.jsonl").read_bytes()}
         # and the site can use the model, and audit what it sent
         assert load_predictor(there).card.weights_sha256 == result(expected)["weights_sha256"]
-        assert study_of(there, kit_of(there)).method == study.method
+        assert read_study(there, find_kit(there)).method == study.method
     assert not (tmp_path / "run" / "ledger").exists()
 
     assert run_app(["deploy", "status", "-d", str(rehearsal), "--within", "900"]) == 0

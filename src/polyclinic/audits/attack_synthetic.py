@@ -77,9 +77,9 @@ def attack_generator(seen: Seen, truth: Truth) -> Results:
 
 def attack_codes(seen: Seen, truth: Truth) -> Results:
     """Decode codes of real images with the decoder that was sent, and attack the decoded images."""
-    sent = seen.beside("generator")
+    sent = seen.companion("generator")
     model = load_generator(seen, sent.tensors if sent else seen.received("generator"))
-    labels = seen.beside("labels")
+    labels = seen.companion("labels")
     if isinstance(model, NotTried) or not isinstance(model, CodedModel) or labels is None:
         return [model if isinstance(model, NotTried) else NotTried("decoding", "no decoder of these codes is known")]
     if Capability.GENERATOR not in seen.tools.threat.granted:

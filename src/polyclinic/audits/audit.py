@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from polyclinic.audits import ATTACKS, Attack
-from polyclinic.audits.open_run import Lines, open_run
+from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
@@ -158,7 +158,7 @@ def _json_number(value: Any) -> Any:
     return value
 
 
-def _empty_report(study: Study, tools: Tools, budget: str, lines: Lines) -> dict[str, Any]:
+def _empty_report(study: Study, tools: Tools, budget: str, lines: LedgerLines) -> dict[str, Any]:
     return {
         "method": study.method.name,
         "seed": study.seed,

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from polyclinic.audits.audit import audit, write_file
-from polyclinic.audits.open_run import kit_of, study_of
+from polyclinic.audits.open_run import find_kit, read_study
 from polyclinic.data.plots import FAINT, INK
 from polyclinic.errors import BadInput
 from polyclinic.models import cuts
@@ -49,11 +49,16 @@ def grid(
     Each variation is a run folder in `grid/`; one that is there already is not run again.
     """
     folder = Path(folder)
-    if kit_of(folder):
+    if find_kit(folder):
         raise BadInput("--grid: runs the study again with all its sites, which one site cannot; leave --grid out")
-    study = study_of(folder, None)
+    study = read_study(folder, None)
     wanted = variations(study)
-    report: dict[str, Any] = {"metric": metric_of(study), "better": study.task.better, "complete": False, "points": []}
+    report: dict[str, Any] = {
+        "metric": utility_metric(study),
+        "better": study.task.better,
+        "complete": False,
+        "points": [],
+    }
     for done, (name, changed) in enumerate(wanted.items()):
         if progress:
             progress(name, done, len(wanted))
@@ -61,15 +66,15 @@ def grid(
         result = run(changed, where, resume=(where / "study.toml").exists(), cache=cache)
         names = list(result["data"]["counts"])
         found = audit(where, budget=budget, sites=names, device=device, cache=cache)
-        report["points"].append(point(name, report["metric"], result.values, found))
+        report["points"].append(grid_point(name, report["metric"], result.values, found))
         report["complete"] = done + 1 == len(wanted)
-        write(report, folder)
+        write_grid(report, folder)
     if progress:
         progress("done", len(wanted), len(wanted))
     return report
 
 
-def metric_of(study: Study) -> str:
+def utility_metric(study: Study) -> str:
     """What utility is measured by: the task's metric, of classes the area under the curve, which needs no threshold."""
     return "auc" if study.task.name == "classification" else study.task.metric
 
@@ -84,9 +89,10 @@ def variations(study: Study) -> dict[str, Study]:
     found = {"no defence": plain}
     if "classifier" in study.method.traits.private_parts:  # its sites release updates
         for name in wanted:
-            found |= {title: plain.with_settings(settings) for title, settings in _on_updates(name, study).items()}
+            settings = _settings_on_updates(name, study)
+            found |= {title: plain.with_settings(changed) for title, changed in settings.items()}
         if "clip-and-noise" in wanted:
-            found |= _private(plain, privacy)
+            found |= _with_privacy(plain, privacy)
     if "deeper-cut" in wanted and study.method.traits.needs_cut:
         every = cuts(study.model.backbone)
         deeper = every[every.index(study.cut) + 1 :] if study.cut in every else ()
@@ -96,13 +102,13 @@ def variations(study: Study) -> dict[str, Study]:
     return found
 
 
-def _on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
+def _settings_on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
     if name == "secure-sum" and study.method.traits.serial:
         return {}  # one site after the other: there is nothing to add up
     return ON_UPDATES.get(name, {})
 
 
-def _private(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study]:
+def _with_privacy(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study]:
     """DP-SGD as the study has it, else with the papers' noise; with group norm where batch norm forbids it."""
     settings = {f"privacy.{name}": value for name, value in (privacy or {"noise": 0.7}).items()}
     for norm in ({}, {"model.norm": "group"}):
@@ -117,11 +123,11 @@ def _private(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study
 # --- what is written ----------------------------------------------------------------------------------
 
 
-def point(name: str, metric: str, result: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def grid_point(name: str, metric: str, result: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
     """Utility and leakage of one variation: how much better than a guess reconstructions are, and the verdict."""
     findings = [f for parcel in report["parcels"] for f in parcel["findings"]]
     images = [f["evidence"] for f in findings if "psnr" in f["evidence"]]
-    told = [f["evidence"]["auc"] for f in findings if "auc" in f["evidence"]]
+    areas = [f["evidence"]["auc"] for f in findings if "auc" in f["evidence"]]
     return {
         "defence": name,
         "utility": result["metrics"]["test"].get(metric),
@@ -130,7 +136,7 @@ def point(name: str, metric: str, result: Mapping[str, Any], report: Mapping[str
         "recovered": sum(one["recovered"] for one in images),
         "told": sum(one["told"] for one in images),
         "images": sum(one["images"] for one in images),
-        "membership_auc": _mean(told),
+        "membership_auc": _mean(areas),
         "epsilon": (result.get("privacy") or {}).get("epsilon"),
         "leaks": sorted({f["attack"] for f in findings if f["leak"]}),
     }
@@ -141,14 +147,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def write(report: Mapping[str, Any], folder: Path) -> None:
+def write_grid(report: Mapping[str, Any], folder: Path) -> None:
     """`grid.json` and `grid.png` in the run folder."""
     write_file(folder / "grid.json", json.dumps(report, indent=2) + "\n")
-    draw(report, folder / "grid.png")
+    draw_grid(report, folder / "grid.png")
 
 
 def merge_overlapping(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:
-    """What to write where: points that lie upon each other share one text, or nobody could read either."""
+    """Labels of points and where to write them: points that cover each other share one label."""
     spans = [max(values) - min(values) or 1.0 for values in zip(*places, strict=True)]
     texts: list[tuple[str, float, float]] = []
     for (x, y), number in zip(places, numbers, strict=True):
@@ -161,7 +167,7 @@ def merge_overlapping(places: Sequence[tuple[float, float]], numbers: Sequence[i
     return texts
 
 
-def draw(report: Mapping[str, Any], path: Path) -> None:
+def draw_grid(report: Mapping[str, Any], path: Path) -> None:
     """Utility over leakage, a numbered point for each defence; right of the line an attack beats the best guess."""
     figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()

@@ -20,15 +20,15 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study, load_run_study, load_study
 
 #: what left each site, by the lines of its ledger
-Lines = dict[str, list[dict[str, Any]]]
+LedgerLines = dict[str, list[dict[str, Any]]]
 
 
-def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = None) -> tuple[Assembly, Lines]:
+def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = None) -> tuple[Assembly, LedgerLines]:
     """All that an audit of a run needs; `study` is a file that takes the place of the study beside the run."""
     check_run_format(folder)
-    kit = kit_of(folder)
-    found = load_study(study) if study else study_of(folder, kit)
-    lines = lines_of(folder)
+    kit = find_kit(folder)
+    found = load_study(study) if study else read_study(folder, kit)
+    lines = read_ledgers(folder)
     if kit:
         return assembly_at_site(found, folder.resolve(), kit, lines), lines
     if isinstance(found.data, AtSites):
@@ -39,13 +39,13 @@ def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = No
     return Assembly(found, prepare(found.data, found.sites, cache=cache), folder.resolve()), lines
 
 
-def kit_of(folder: Path) -> Path | None:
+def find_kit(folder: Path) -> Path | None:
     """The kit of the deployed site whose part of a run this is."""
     kit = folder.resolve().parent.parent
     return kit if folder.resolve().parent.name == "runs" and (kit / "local" / "site.toml").is_file() else None
 
 
-def study_of(folder: Path, kit: Path | None) -> Study:
+def read_study(folder: Path, kit: Path | None) -> Study:
     if (folder / "study.toml").exists():
         return load_run_study(folder)
     if kit is None or not folder.is_dir():
@@ -55,7 +55,7 @@ def study_of(folder: Path, kit: Path | None) -> Study:
     raise BadInput(f"{folder}: holds no study; ask the coordinator for its study.toml, and name that file with --study")
 
 
-def lines_of(folder: Path) -> Lines:
+def read_ledgers(folder: Path) -> LedgerLines:
     """The lines of a run's ledgers, whose chains hold."""
     try:
         return {file.stem: verify(file) for file in sorted((folder / "ledger").glob("*.jsonl"))}
@@ -63,7 +63,7 @@ def lines_of(folder: Path) -> Lines:
         raise WorkFailed(f"the chain is broken: {error}") from None
 
 
-def assembly_at_site(study: Study, folder: Path, kit: Path, lines: Lines) -> Assembly:
+def assembly_at_site(study: Study, folder: Path, kit: Path, lines: LedgerLines) -> Assembly:
     """The assembly of the one site whose kit this is."""
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from polyclinic.audits.open_run import Lines
+from polyclinic.audits.open_run import LedgerLines
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.errors import BadInput, WorkFailed
@@ -61,12 +61,12 @@ class AuditedParcel:
     def seen(self, tools: Tools) -> Seen:
         if len(self.parts) == 1:
             return Seen.of(self.site, self.release, self.number, tools)
-        mean = mean_of([release.parcels[self.number] for release in self.parts.values()])
+        mean = mean_parcel([release.parcels[self.number] for release in self.parts.values()])
         release = self.release
         return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
 
     def truth(self, tools: Tools) -> Truth:
-        opened = [tools.data_of(site) for site in self.parts]
+        opened = [tools.site_data(site) for site in self.parts]
         used, start = [], 0
         for release, data in zip(self.parts.values(), opened, strict=True):
             batches = Truth(release.used, data, tools.seed).batches
@@ -76,7 +76,7 @@ class AuditedParcel:
         return Truth(used, data, tools.seed, own=len(opened[0].train))
 
 
-def mean_of(parcels: Sequence[Parcel]) -> Parcel:
+def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:
     """What a secure sum reveals of several sites' parcels: their mean, each counted by its number of images."""
     counts = [int(parcel.metadata.get("samples", 1)) for parcel in parcels]
     total = sum(counts)
@@ -104,7 +104,7 @@ def join_sites(sites: Sequence[SiteData]) -> SiteData:
 
 
 def parcels_to_audit(
-    folder: Path, study: Study, lines: Lines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
+    folder: Path, study: Study, lines: LedgerLines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
 ) -> list[AuditedParcel]:
     """What is to be attacked; every parcel of it is what its site's ledger says left."""
     kept = {path.parent.name: read_archive(path) for path in sorted((folder / "sites").glob("*/kept"))}
@@ -117,11 +117,11 @@ def parcels_to_audit(
     _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *(kind for kind in KINDS if kind not in KINDS.builtin)])
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
     summed = study.audit is not None and study.audit.secure_sum
-    groups = sums(wanted, budget) if summed else chosen(wanted, budget, every_site=bool(sites))
+    groups = group_for_sums(wanted, budget) if summed else choose_releases(wanted, budget, every_site=bool(sites))
     found = []
     for group in groups:
         for site, release in group.items():
-            check(site, release, lines.get(site, []))
+            check_against_ledger(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
         found += [AuditedParcel(group, n) for n, p in enumerate(parcels) if _is_wanted(p.kind, kinds, summed)]
     if not found:
@@ -157,11 +157,11 @@ def _no_parcels(kept: Kept, kinds: tuple[str, ...]) -> str:
     return f"audit.secure_sum: gradients and weights can be summed, and sites kept {', '.join(there)}; set it to false"
 
 
-def chosen(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Release]]:
+def choose_releases(kept: Kept, budget: str, *, every_site: bool) -> list[dict[str, Release]]:
     """As many sites (all, where they were asked for by name) and releases of each operation as the budget has."""
     allowed = EFFORTS[budget]
     picked: list[dict[str, Release]] = []
-    for of_sites in by_operation(kept).values():
+    for of_sites in group_by_operation(kept).values():
         for site in list(of_sites)[: None if every_site else allowed.sites or None]:
             picked += [{site: release} for release in by_expected_leak(of_sites[site])[: allowed.releases or None]]
     return picked
@@ -173,10 +173,10 @@ def by_expected_leak(found: list[Release]) -> list[Release]:
     return found[::-1] if set(found[0].kinds) & set(FROM_GENERATOR) else found
 
 
-def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
+def group_for_sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
     """Releases that several sites kept of the same operation, round and step, as many as the budget has."""
     found: list[dict[str, Release]] = []
-    for of_sites in by_operation(kept).values():
+    for of_sites in group_by_operation(kept).values():
         at_once: dict[tuple[int, int], dict[str, Release]] = {}
         for site, of_site in of_sites.items():
             for release in of_site:
@@ -191,7 +191,7 @@ def sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
     return found
 
 
-def by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
+def group_by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
     groups: dict[str, dict[str, list[Release]]] = {}
     for site, found in kept.items():
         for release in found:
@@ -199,7 +199,7 @@ def by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
     return groups
 
 
-def check(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
+def check_against_ledger(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
     """WorkFailed unless the kept files are all there and, byte for byte, what the site's ledger says left."""
     if not lines:
         raise WorkFailed(f"site '{site}': there is no ledger to hold what it kept against; restore ledger/{site}.jsonl")

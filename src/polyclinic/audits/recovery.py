@@ -1,4 +1,4 @@
-"""How much of a site's images a reconstruction gives back, beside what one has without any parcel: held-out images.
+"""Scores of reconstructions in an audit: images recovered and identified, beside the best guess without a parcel.
 
 Two kinds of evidence, either is a leak:
 
@@ -113,8 +113,8 @@ def recovery(
 
     In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
     A study that augments may have used an image mirrored or turned: the orientation of least error counts. A
-    perceptual `distance`, which lies on `device`, is told beside the errors. `own` bool [N]: the true images that may
-    be drawn, where some are another site's.
+    perceptual `distance`, which lies on `device`, is reported beside the errors. `own` bool [N]: the true images that
+    may be drawn, where some are another site's.
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])

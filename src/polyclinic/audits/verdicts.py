@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: kinds that need no attack to be read, or get none: whether they leak (None: nobody looked), and what left
-OPEN: dict[str, tuple[bool | None, str]] = {
+NOT_ATTACKED: dict[str, tuple[bool | None, str]] = {
     "real-images": (True, "real images left the site as they are"),
     "labels": (True, "labels of single images left the site as they are"),
     "masks": (True, "masks of single images left the site as they are"),
@@ -42,15 +42,15 @@ def verdicts(parcels: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[
     left = Counter(line["kind"] for of_site in lines.values() for line in of_site)
     found: dict[str, Any] = {}
     for kind, count in sorted(left.items()):
-        if kind in OPEN:
-            leak, words = OPEN[kind]
+        if kind in NOT_ATTACKED:
+            leak, words = NOT_ATTACKED[kind]
             found[kind] = {"left": count, "leak": leak, "words": f"{words} ({_times(count)})", "not_tried": []}
         else:
-            found[kind] = {"left": count, **_of_attacked(kind, count, [p for p in parcels if p["kind"] == kind])}
+            found[kind] = {"left": count, **_verdict_of_attacks(kind, count, [p for p in parcels if p["kind"] == kind])}
     return found
 
 
-def _of_attacked(kind: str, left: int, parcels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _verdict_of_attacks(kind: str, left: int, parcels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     findings = [f for parcel in parcels for f in parcel["findings"]]
     untried = {f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]}
     others = left - sum(len(parcel["digests"]) for parcel in parcels)

@@ -47,7 +47,7 @@ class Tools:
         """What the study's network learns to tell of an image."""
         return "masks" if self.assembly.study.task.dense else "labels"
 
-    def data_of(self, site: str) -> SiteData:
+    def site_data(self, site: str) -> SiteData:
         """A site's own images: for scoring alone."""
         return self.assembly.open_data(site) if self.assembly.open_data else open_site(self.assembly.parts.folder, site)
 
@@ -78,7 +78,7 @@ class Seen:
     def kind(self) -> str:
         return self.parcel.kind
 
-    def beside(self, kind: str) -> Parcel | None:
+    def companion(self, kind: str) -> Parcel | None:
         """A parcel that left together with this one."""
         return next((parcel for parcel in self.together if parcel.kind == kind), None)
 
@@ -128,7 +128,7 @@ class Truth:
 
     def members(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
         """Up to `count` training images uint8, drawn at random, and their labels (or masks)."""
-        chosen = self._some(len(self.data.train), count, "members")
+        chosen = self._subset(len(self.data.train), count, "members")
         images, labels = self.data.train.images[chosen], getattr(self.data.train, what)[chosen]
         return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
 
@@ -136,10 +136,10 @@ class Truth:
         """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
         parts = (self.data.validation, self.data.test)
         images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", what))
-        chosen = self._some(len(images), count, "held out")
+        chosen = self._subset(len(images), count, "held out")
         return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
 
-    def _some(self, available: int, count: int, what: str) -> np.ndarray:
+    def _subset(self, available: int, count: int, what: str) -> np.ndarray:
         return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
 
 

@@ -38,7 +38,7 @@ class Separation:
     others: int
 
     @property
-    def told_apart(self) -> bool:
+    def significant(self) -> bool:
         """Whether members score higher than others beyond chance: the interval of the area lies above one half."""
         return self.auc_low > 0.5
 

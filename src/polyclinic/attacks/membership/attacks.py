@@ -44,10 +44,10 @@ class Memberships:
     def verdict(self) -> Verdict:
         """In words, with the figures."""
         found = self.separation
-        words = "can" if found.told_apart else "cannot"
+        words = "can" if found.significant else "cannot"
         with_what = f" (by {self.features})" if self.features else ""
         because = f"members {words} be told from images that were held out{with_what}: {found}"
-        return Verdict(found.told_apart, because, {**vars(found), "features": self.features})
+        return Verdict(found.significant, because, {**vars(found), "features": self.features})
 
 
 class MembershipAttack(AttackSettings):
