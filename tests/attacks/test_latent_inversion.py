@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
+from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.attacks.scoring import random_other_image
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.code_packing import shrink
@@ -136,16 +136,16 @@ def test_parcels_of_latents_in_every_precision(precision: str):
     truth = images(2)
     front, _ = split(network(), "conv1")
     parcel = Parcel("latents", shrink(front(truth), precision))
-    found = LatentInversion(iterations=100).run(latents_in(parcel), front, (1, SIZE, SIZE))
+    found = LatentInversion(iterations=100).run(read_latents(parcel), front, (1, SIZE, SIZE))
     assert found.score(truth).psnr.min() > 25
 
 
 def test_activations_of_a_parcel_are_read_as_they_are():
     front, _ = split(network(), "conv1")
     sent = front(images(3)).detach()
-    assert torch.equal(latents_in(Parcel("activations", {"activations": sent})), sent)
+    assert torch.equal(read_latents(Parcel("activations", {"activations": sent})), sent)
     with pytest.raises(BadInput, match="holds no latents"):
-        latents_in(Parcel("weights", {"weights": torch.zeros(1)}))
+        read_latents(Parcel("weights", {"weights": torch.zeros(1)}))
 
 
 def test_latents_of_another_encoder_are_refused():

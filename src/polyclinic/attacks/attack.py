@@ -1,4 +1,4 @@
-"""The notion of an attack: what it needs to see and to know, checked against what a study grants an attacker."""
+"""Attack settings and threat models: what an attack needs, checked against what a study grants an attacker."""
 
 from __future__ import annotations
 

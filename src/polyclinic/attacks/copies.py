@@ -1,4 +1,4 @@
-"""Copies: does a generator return the images that it was trained on, as they are, mirrored, turned or lightly changed?
+"""Memorisation: does a generator return copies of its training images, as they are, mirrored, turned or changed?
 
 Made images are compared with the training images *and* with images that were held out, over flips and quarter turns:
 being close to a training image means something only if held-out images are not as close.
@@ -112,14 +112,7 @@ def find_copies(
     hold other patients than `training`, or the limit is that of one patient's images; 20 or more of each.
     """
     distance = Pixels() if distance is None else distance
-    first, second, third = (
-        as_unit(images, what)
-        for images, what in ((made, "made images"), (training, "training images"), (held_out, "held-out images"))
-    )
-    same_shape(second, first, "made images")
-    same_shape(second, third, "held-out images")
-    if min(len(second), len(third)) < FEWEST:
-        raise BadInput(f"copies: {len(second)} training and {len(third)} held-out images; give {FEWEST} of each")
+    first, second, third = _image_sets(made, training, held_out)
     # one table, so that no image is looked at twice in any orientation
     found = table(torch.cat([first, second, third]), torch.cat([second, third]), distance, device=device)
     (to_training, to_held_out), (within, _), (from_held_out, _) = found.split(
@@ -140,6 +133,17 @@ def find_copies(
         compared=compared,
         features=distance.name,
     )
+
+
+def _image_sets(made: Images, training: Images, held_out: Images) -> tuple[Tensor, Tensor, Tensor]:
+    """The three sets in [0, 1]; BadInput where shapes differ or images are too few."""
+    first, second = as_unit(made, "made images"), as_unit(training, "training images")
+    third = as_unit(held_out, "held-out images")
+    same_shape(second, first, "made images")
+    same_shape(second, third, "held-out images")
+    if min(len(second), len(third)) < FEWEST:
+        raise BadInput(f"copies: {len(second)} training and {len(third)} held-out images; give {FEWEST} of each")
+    return first, second, third
 
 
 def _closer_to_training(to_training: Tensor, to_held_out: Tensor, seed: int) -> tuple[float, float, int]:

@@ -183,7 +183,7 @@ class LatentObjective:
         return LatentObjective(self.network, self.latents[rows], self.shape, self.smoothness, mixed=self.mixed)
 
 
-def latents_in(parcel: Parcel) -> Tensor:
+def read_latents(parcel: Parcel) -> Tensor:
     """float32 [N, ...] out of a parcel of latents (FedReplay) or activations (SplitNN)."""
     if parcel.kind not in LatentInversion.reads or parcel.kind not in parcel.tensors:
         raise BadInput(f"attack: a parcel of kind '{parcel.kind}' holds no latents; give latents or activations")

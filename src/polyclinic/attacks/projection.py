@@ -1,4 +1,4 @@
-"""Projection (FedER, section 4.4): the closest image to a real one that a generator can make at all.
+"""Projection into a latent space (GAN inversion; FedER, section 4.4): the closest image that a generator can make.
 
 A generator that has learnt its training images by heart comes closer to them than to images of the same kind that it
 never saw. So members and held-out images are projected alike, and only the difference between the two counts.

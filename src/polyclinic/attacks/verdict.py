@@ -1,4 +1,4 @@
-"""What an attack on images concludes: one sentence, and the figures it rests on."""
+"""Verdict of an attack: one sentence, and the figures it rests on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an audit runs on a parcel: an attack, and the kinds of parcel that it fits."""
+"""The attack that an audit runs on a parcel, and the kinds of parcel that it fits."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.latent_inversion import LatentInversion, latents_in
+from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.verdicts import count_of
@@ -38,7 +38,7 @@ def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     missing = settings.needs - seen.tools.threat.granted
     if missing:
         return [NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")]
-    latents = latents_in(seen.parcel)
+    latents = read_latents(seen.parcel)
     rows = rows_to_attack(seen, latents, settings.batch_norm == "train")
     shape, tools = seen.tools.image_shape, seen.tools
     try:

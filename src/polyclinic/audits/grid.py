@@ -1,4 +1,4 @@
-"""A grid of defences: the same study with each of them, its utility beside what an attack on its parcels recovers."""
+"""Privacy-utility grid of defences: the study with each of them, its utility beside what an attack recovers."""
 
 from __future__ import annotations
 

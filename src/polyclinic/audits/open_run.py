@@ -1,4 +1,4 @@
-"""Where a run lies, and where its images are: a run folder of `polyclinic run`, or a deployed site's part of one.
+"""Opening a run for an audit: a run folder of `polyclinic run`, or a deployed site's part of one.
 
 The study lies beside the run. Of a simulated run, all sites' images can be prepared again. A deployed site's part lies
 in its kit (`KIT/runs/NAME`), and images are the site's own, as its `local/site.toml` says. So that part is audited at

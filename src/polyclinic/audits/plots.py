@@ -1,4 +1,4 @@
-"""Pictures of findings: histograms of members beside held-out images, and images beside their nearest ones."""
+"""Plots of findings: histograms of members beside held-out images, and images beside their nearest ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict per kind of parcel, in words: what attacks found, what the ledger alone shows, what was not tried."""
+"""Verdicts for each kind of parcel, in words: what attacks found, what the ledger alone shows, what was not tried."""
 
 from __future__ import annotations
 

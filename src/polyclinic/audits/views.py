@@ -1,4 +1,4 @@
-"""What an attack gets of a kept parcel (`Seen`), what only scoring gets (`Truth`), and what comes of it (`Finding`)."""
+"""The attacker's view of a parcel (`Seen`), ground truth for scoring (`Truth`), and results (`Finding`, `NotTried`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of images as the attacks on images take them: checked, in [0, 1], turned and mirrored."""
+"""Sets of images for metrics and attacks: checked, scaled to [0, 1], flipped and turned."""
 
 from __future__ import annotations
 

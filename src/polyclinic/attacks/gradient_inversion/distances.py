@@ -1,4 +1,4 @@
-"""How far simulated gradients are from observed ones, and how rough images are.
+"""Gradient distances (Euclidean, Gaussian, SAPAG, cosine), and the total variation of images.
 
 A distance is built once from the observed gradients, a list with a tensor [N, n_i] for each layer (a weight and a bias
 count as two), and then maps simulated gradients of the same shapes to [N]. N targets never mix.

@@ -1,4 +1,4 @@
-"""Where a search starts: images and free labels drawn for each target on its own."""
+"""Initial images and labels of a search, drawn for each target on its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels that the gradients of a classifier's last layer give away without any search."""
+"""Label leakage: labels read off the gradients of a classifier's last layer, without any search."""
 
 from __future__ import annotations
 

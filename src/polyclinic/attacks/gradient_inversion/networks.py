@@ -1,4 +1,4 @@
-"""The two networks of the gradient-inversion papers, and how any network is made ready to be attacked.
+"""LeNet and ResNet-18 of the gradient-inversion papers, and how any network is prepared for an attack.
 
 Both follow from the numbers the papers give: three 5x5 convolutions of 12 channels and 100 classes make 85,036
 parameters at 32 px in colour; a ResNet-18 without any stride, pooled by 4 before its 100 classes, makes 14.45 million

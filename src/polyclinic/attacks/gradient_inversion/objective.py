@@ -1,4 +1,4 @@
-"""The function that gradient inversion minimises, for N independent targets in one batch."""
+"""The loss that gradient inversion minimises, with its gradient, for N independent targets in one batch."""
 
 from __future__ import annotations
 

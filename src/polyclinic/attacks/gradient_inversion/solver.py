@@ -15,7 +15,7 @@ from polyclinic.attacks.gradient_inversion import initialisation, labels
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Loss, Simulation, cross_entropy
-from polyclinic.attacks.solvers.search import SearchResult, search, tensor_cores
+from polyclinic.attacks.solvers.search import SearchResult, allow_tf32, search
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -77,7 +77,7 @@ class Inversion:
         self._check_counts(len(parcels))
         size = self.settings.at_once
         groups = [range(i, min(i + size, len(parcels))) for i in range(0, len(parcels), size)]
-        with tensor_cores(self.settings.precision == "tf32"):
+        with allow_tf32(self.settings.precision == "tf32"):
             parts = [self._attack_group([parcels[row] for row in rows], rows) for rows in groups]
         fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return Reconstruction(**fields, threat_model=str(self.settings))

@@ -1,4 +1,4 @@
-"""Membership inference as attacks: settings, what each needs, and a verdict. The scores themselves are in `membership`.
+"""Membership inference attacks: settings, what each needs, and a verdict. Their scores are in `scores.py`.
 
 Each `run` takes candidates that were trained on and candidates that were not. Scores are computed without knowing which
 is which; only the measure of how well they are told apart knows.
@@ -57,7 +57,7 @@ class MembershipAttack(AttackSettings):
         inside, outside = scores[:members], scores[members:]
         return Memberships(inside, outside, separation(inside, outside), features, str(self))
 
-    def _checked(self, threat: ThreatModel | None) -> None:
+    def _check_threat(self, threat: ThreatModel | None) -> None:
         if threat is not None:
             self.check(threat)
 
@@ -90,7 +90,7 @@ class NearestSynthetic(MembershipAttack):
         device: str = "cpu",
     ) -> Memberships:
         """`reference`: synthetic images of a generator that saw neither, for the calibrated attack."""
-        self._checked(threat)
+        self._check_threat(threat)
         scores = nearest_synthetic_scores(
             synthetic, _candidates(members, others), distance, reference=reference, turn=self.turn, device=device
         )
@@ -115,7 +115,7 @@ class LabelledMembershipAttack(MembershipAttack):
         threat: ThreatModel | None = None,
     ) -> Memberships:
         """`network`: images [N, C, H, W] in [0, 1] and labels [N] to a number for each."""
-        self._checked(threat)
+        self._check_threat(threat)
         labels = _all_labels(member_labels, other_labels)
         return self._result(self._score(network, _candidates(members, others), labels), len(members))
 
@@ -190,7 +190,7 @@ class ShadowModels(MembershipAttack):
     ) -> Memberships:
         """`observed`: what the attacked model says of images (`membership.log_odds` of its outputs, or minus the loss);
         `train(indices, seed)`: the same of a model trained on some of the candidates, members first."""
-        self._checked(threat)
+        self._check_threat(threat)
         images = _candidates(members, others)
         labels = _all_labels(member_labels, other_labels)
         shadows, inside = shadow_scores(train, images, labels, count=self.count, seed=seed)

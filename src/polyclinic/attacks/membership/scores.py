@@ -1,4 +1,4 @@
-"""Membership inference: was this image among those a generator or a classifier was trained on?
+"""Membership scores (GAN-Leaks, LOGAN, loss threshold, LiRA): was this image in the training set?
 
 An attack gives each candidate image a score, higher where membership is more likely; `separation` (in `roc`) then
 measures how well scores of members stand out from scores of held-out images. Who is a member enters there alone.

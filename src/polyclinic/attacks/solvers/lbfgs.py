@@ -3,7 +3,7 @@
 Torch's optimiser has steps of up to 20 iterations; a step ends early when nothing moves any more, and the next one goes
 on from there. Here each target goes through its steps at its own pace, one evaluation of the objective after the other,
 and stops when its steps are used up, when it has converged (torch would stand still from then on) or when its loss is
-not a number any more. Everything is tensor arithmetic on fixed shapes, without a look from the host, so that a CUDA
+not a number any more. Everything is tensor arithmetic on fixed shapes, without host synchronisation, so that a CUDA
 graph can hold it.
 
 The direction is computed in coefficients (the compact form): with S and Y the remembered steps and changes of gradient,

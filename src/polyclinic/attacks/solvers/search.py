@@ -79,7 +79,7 @@ def search(
 
 
 @contextlib.contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
+def allow_tf32(allowed: bool) -> Iterator[None]:
     """Whether a GPU may round factors of products to 11 bits inside (TF32).
 
     Torch does so in convolutions unless told otherwise, and L-BFGS then ends far from where float32 would get.

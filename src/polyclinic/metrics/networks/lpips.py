@@ -1,4 +1,4 @@
-"""LPIPS v0.1 (Zhang et al. 2018): features of AlexNet or VGG16, weighed by what people take for alike.
+"""LPIPS v0.1 (Zhang et al. 2018): features of AlexNet or VGG16, with weights learned from human judgements.
 
 Weights come as a safetensors file (`polyclinic weights get lpips-alex`) with convolutions `conv{i}.weight`,
 `conv{i}.bias` in the order in which they run, and a weight per channel of each level, `lin{0..4}.weight` [1, C, 1, 1].
