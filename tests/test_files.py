@@ -3,13 +3,14 @@
 import os
 import stat
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from processes import kill, start, wait_for
 from safetensors.torch import load_file
 
-from polyclinic.files import PARTIAL, atomic_file, atomic_folder, atomic_write, lock, write_tensors
+from polyclinic.files import PARTIAL, atomic_file, atomic_folder, atomic_write, lock, read_tensors, write_tensors
 
 
 def names(folder):
@@ -69,6 +70,18 @@ def test_tensors_that_share_memory_or_lie_across_it_are_written(tmp_path):
     for name, tensor in load_file(tmp_path / "file").items():
         assert torch.equal(tensor, tensors[name])
     assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells which files are mapped")
+def test_a_file_that_was_read_is_not_held(tmp_path):
+    """Windows would refuse to remove it, as it would the one that is mapped here."""
+    write_tensors(tmp_path / "file", {"a": torch.arange(100_000.0)})
+    mapped = load_file(tmp_path / "file")
+    assert f"{tmp_path}/file" in Path("/proc/self/maps").read_text()
+    del mapped
+    read = read_tensors(tmp_path / "file")
+    assert f"{tmp_path}/file" not in Path("/proc/self/maps").read_text()
+    assert torch.equal(read["a"], torch.arange(100_000.0))
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path):

@@ -71,7 +71,7 @@ def test_every_module_but_those_of_deployment_can_be_imported(python):
 
 def test_a_study_runs_in_one_process_and_in_two_workers_is_resumed_and_audited(python, tiny, undisturbed, tmp_path):
     """The second run is killed: its workers notice by their pipe, and the resumed run waits for their locks."""
-    study = tiny("fedavg", {"audit.keep_parcels": 1}, rounds=3)
+    study = tiny("fedavg", {"audit.keep_parcels": 1, "optimizer.keep_state": True}, rounds=3)
     (tmp_path / "one.toml").write_text(study.to_toml())
     (tmp_path / "two.toml").write_text(study.with_settings({"engine.workers": 2}).to_toml())
 

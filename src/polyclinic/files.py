@@ -45,6 +45,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(contiguous_cpu_copies(tensors), partial)
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, in memory: the file may be removed or replaced from now on.
+
+    `safetensors.torch.load_file` maps the file instead, and Windows removes no file that is mapped.
+    """
+    from safetensors.torch import load
+
+    return load(path.read_bytes())
+
+
 def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
     seen: set[int] = set()

@@ -2,7 +2,7 @@
 
 From then on polyclinic's own modules see Python as on Windows: no `fcntl`, no `fork`, no POSIX signals, no `select` on
 pipes, no inherited descriptors, a parent's number that never changes. In the folder $NO_POSIX_IN, nobody renames onto a
-file that exists, and nobody removes or replaces a file that this process has open or mapped into memory.
+file that exists, and nobody removes or replaces a file that one of these processes has open or mapped into memory.
 """
 
 import builtins
@@ -73,10 +73,18 @@ IN = os.environ["NO_POSIX_IN"]
 
 
 def in_use(path):
-    """Whether this process has a file open, or mapped into memory."""
-    if any(os.path.realpath(file) == path for file in Path("/proc/self/fd").iterdir()):
-        return True
-    return any(line.endswith(f" {path}\n") for line in Path("/proc/self/maps").open())
+    """Whether a process that this file was loaded in has a file open, or mapped into memory."""
+    return any(uses(process, path) for process in Path("/proc").glob("[0-9]*"))
+
+
+def uses(process, path):
+    try:
+        if f"NO_POSIX_IN={IN}".encode() not in (process / "environ").read_bytes().split(b"\0"):
+            return False
+        mapped = any(line.endswith(f" {path}\n") for line in (process / "maps").open())
+        return mapped or any(os.path.realpath(file) == path for file in (process / "fd").iterdir())
+    except OSError:  # it has ended meanwhile
+        return False
 
 
 def guarded(function, *, onto=None):
@@ -85,7 +93,7 @@ def guarded(function, *, onto=None):
         for place in places:
             path = os.path.realpath(place) if not keywords.get("dir_fd") else ""
             if path.startswith(IN) and os.path.isfile(path) and in_use(path):
-                raise PermissionError(13, "is in use by this process", str(place))
+                raise PermissionError(13, "is in use", str(place))
         if onto == "absent" and os.path.realpath(arguments[0]).startswith(IN) and os.path.exists(arguments[0]):
             raise FileExistsError(17, "exists", str(arguments[0]))
         return function(source, *arguments, **keywords)

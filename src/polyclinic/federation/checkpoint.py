@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.federation.state import SitePosition
-from polyclinic.files import atomic_write, write_tensors
+from polyclinic.files import atomic_write, read_tensors, write_tensors
 
 Tensors = Mapping[str, Tensor]
 
@@ -52,7 +51,7 @@ class Checkpoint:
         return manifest
 
     def tensors(self, manifest: Manifest, name: str) -> dict[str, Tensor]:
-        loaded = load_file(self.folder / manifest.files[name])
+        loaded = read_tensors(self.folder / manifest.files[name])
         self._saved[name] = (loaded, manifest.files[name])
         return loaded
 

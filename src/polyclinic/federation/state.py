@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors.torch import load_file
 from torch import Tensor
+
+from polyclinic.files import read_tensors
 
 
 class SitePosition(NamedTuple):
@@ -68,4 +69,4 @@ def state_path(folder: Path, site: str, version: int) -> Path:
 
 def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
     """A site's state as of a position; empty if it never had any."""
-    return SiteState(load_file(state_path(folder, site, position.version)) if position.version else {})
+    return SiteState(read_tensors(state_path(folder, site, position.version)) if position.version else {})

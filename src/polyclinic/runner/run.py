@@ -16,7 +16,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Faults, Federation
-from polyclinic.files import atomic_write
+from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
 from polyclinic.runner.assembly import Assembly, device_of
@@ -29,17 +29,7 @@ from polyclinic.runner.result import Result, result_of
 from polyclinic.study import Study, load_run_study, plugged
 
 #: what a run killed at its very beginning may leave in its folder
-BEFORE_THE_STUDY = {
-    LOCK,
-    WORKERS,
-    "format.json",
-    "format.json.partial",
-    "images.json",
-    "images.json.partial",
-    plugged.FILE,
-    f"{plugged.FILE}.partial",
-    "study.toml.partial",
-}
+BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, "study.toml"}
 
 
 def run(
@@ -90,7 +80,8 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         raise BadInput(f"--out {folder}: is a file; name a folder")
     if begun.exists() and not resume:
         raise BadInput(f"--out {folder}: holds a run already; add --resume to continue it, or name another folder")
-    if folder.is_dir() and not begun.exists() and {path.name for path in folder.iterdir()} - BEFORE_THE_STUDY:
+    left = {path.name.removesuffix(PARTIAL) for path in folder.iterdir()} if folder.is_dir() else set()
+    if not begun.exists() and left - BEFORE_THE_STUDY:
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():
         check_same(load_run_study(folder), study, folder)
