@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,report,nvflare,ray]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,nvflare,ray]"
 	touch $@
 
 clean:

@@ -1,0 +1,70 @@
+"""Every dependency earns its place: it is imported somewhere in the package, or a user's study can need it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from polyclinic.metrics.networks import efficientnet
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+#: distributions whose package has another name
+MODULES = {"pillow": "PIL", "tomli-w": "tomli_w"}
+#: never imported by us: MONAI needs it, which is tested below; a package without code, whose file is opened by name
+NOT_IMPORTED = {"einops", efficientnet.PACKAGE}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~\[; ]", text)[0] for text in requirements}
+
+
+def imported() -> set[str]:
+    """The first part of every module that the package imports, anywhere."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(names(PROJECT["dependencies"]) - NOT_IMPORTED))
+def test_a_dependency_is_imported(name):
+    assert MODULES.get(name, name) in imported()
+
+
+@pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - {"dev"}))
+def test_an_extra_is_imported(extra):
+    assert names(PROJECT["optional-dependencies"][extra]) <= imported()
+
+
+def test_the_page_about_dependencies_names_each_one():
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    extras = [wanted for extra, wanted in PROJECT["optional-dependencies"].items() if extra != "dev"]
+    everything = names(PROJECT["dependencies"]).union(*map(names, extras))
+    assert [name for name in sorted(everything) if f"`{name}`" not in page] == []
+
+
+PROGRAM = """
+import sys
+if sys.argv[1] == "hide":
+    sys.modules.update(dict.fromkeys(("einops", "einops.layers", "einops.layers.torch")))
+from monai.networks.nets import ViT
+ViT(1, (16, 16), 8, spatial_dims=2, hidden_size=24, mlp_dim=24, num_layers=1, num_heads=2)
+"""
+
+
+@pytest.mark.parametrize(("einops", "works"), [("show", True), ("hide", False)])
+def test_monais_transformers_need_einops(einops, works):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, einops], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == works
+    assert works or "einops" in done.stderr
