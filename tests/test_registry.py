@@ -60,7 +60,7 @@ def test_an_entry_point_is_imported_when_its_name_is_looked_up(site_packages):
     assert "first_package" not in sys.modules
     assert METHODS["mine"]().name == "mine"
     assert METHODS.origin("mine") == "first_package 0.1"
-    assert summary_of(METHODS["mine"]) == "FedAvg under another name."
+    assert summary_of(METHODS["mine"]) == "FedAvg under another name"
     assert METHODS.origin("fedavg") == BUILT_IN
 
 

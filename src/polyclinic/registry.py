@@ -167,7 +167,7 @@ def registry_of(kind: str) -> Registry[Any]:
 def summary_of(entry: Any) -> str:
     """One sentence about an entry: its own `summary`, else the first line of its docstring, else an inherited one."""
     own = vars(entry).get("summary") or (vars(entry).get("__doc__") or "").strip().split("\n")[0]
-    return str(own or getattr(entry, "summary", ""))
+    return str(own or getattr(entry, "summary", "")).removesuffix(".")
 
 
 def reason(error: BaseException) -> str:

@@ -11,8 +11,9 @@ import pytest
 from processes import wait_for
 from run_folders import history, ledgers, result
 
-from polyclinic.audits.open_run import find_kit, read_study
+from polyclinic.audits.open_run import read_study
 from polyclinic.cli import run_app
+from polyclinic.data.own_images import find_kit
 from polyclinic.deployment.processes import Rehearsal
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.runner.predict import load_predictor

@@ -10,7 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from polyclinic.audits.audit import audit, write_file
-from polyclinic.audits.open_run import find_kit, read_study
+from polyclinic.audits.open_run import read_study
+from polyclinic.data.own_images import find_kit
 from polyclinic.data.plots import FAINT, INK
 from polyclinic.errors import BadInput
 from polyclinic.models import cuts

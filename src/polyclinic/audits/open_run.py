@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.own_images import own_data
+from polyclinic.data.own_images import find_kit, load_site_plugins, own_data
 from polyclinic.data.parts import Parts, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import LedgerBroken, verify
@@ -27,6 +27,8 @@ def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = No
     """All that an audit of a run needs; `study` is a file that takes the place of the study beside the run."""
     check_run_format(folder)
     kit = find_kit(folder)
+    if kit:
+        load_site_plugins(kit / "local" / "site.toml")
     found = load_study(study) if study else read_study(folder, kit)
     lines = read_ledgers(folder)
     if kit:
@@ -37,12 +39,6 @@ def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = No
             "`polyclinic audit KIT/runs/NAME`"
         )
     return Assembly(found, prepare(found.data, found.sites, cache=cache), folder.resolve()), lines
-
-
-def find_kit(folder: Path) -> Path | None:
-    """The kit of the deployed site whose part of a run this is."""
-    kit = folder.resolve().parent.parent
-    return kit if folder.resolve().parent.name == "runs" and (kit / "local" / "site.toml").is_file() else None
 
 
 def read_study(folder: Path, kit: Path | None) -> Study:

@@ -6,6 +6,8 @@ import typer
 
 from polyclinic import __version__
 from polyclinic.cli import audit, compare, data, deploy, forgetting, ledger, predict, privacy, run, study, weights
+from polyclinic.cli.list import list_entries
+from polyclinic.cli.new_plugin import new_plugin
 
 app = typer.Typer(
     help="Hospitals train medical-imaging models together without sharing their images.",
@@ -30,6 +32,8 @@ def _main(
 
 
 app.command("run")(run.run)
+app.command("list")(list_entries)
+app.command("new-plugin")(new_plugin)
 app.command("compare")(compare.compare)
 app.command("forgetting")(forgetting.forgetting)
 app.command("ledger")(ledger.ledger)

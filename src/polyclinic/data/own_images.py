@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import DATA_FOLDER
@@ -19,6 +20,18 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.messages import sentences
 from polyclinic.settings import nearest, variant
+
+
+def find_kit(folder: Path) -> Path | None:
+    """The kit of the deployed site whose part of a run this is."""
+    kit = folder.resolve().parent.parent
+    return kit if folder.resolve().parent.name == "runs" and (kit / "local" / "site.toml").is_file() else None
+
+
+def load_site_plugins(file: Path) -> None:
+    """Load the plug-ins that a site lists in its file, and from now on nothing else: no entry point, no study's."""
+    listed = read_toml(file).get("plugins", []) if file.exists() else []
+    plugins.load_at_site(listed, file)
 
 
 def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:

@@ -44,6 +44,8 @@ class Submission:
 
     def job_spec(self) -> dict[str, Any]:
         tables = self.study.as_tables()
+        if self.study.plugins:  # their names only: where they lie here is nobody's business
+            tables["plugins"] = [Path(name).name for name in self.study.plugins]
         return {"study": tables, "run": self.name, "resume": self.resume, "version": __version__}
 
     @property

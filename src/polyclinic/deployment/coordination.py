@@ -18,6 +18,7 @@ import torch
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.own_images import load_site_plugins
 from polyclinic.data.parts import Parts
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
@@ -54,6 +55,7 @@ class Reach:
 def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
     """Prepare the run that a job is for. `kit` is the server's folder, `job` the one that its owner can fetch."""
     refuse_unsafe_name(job_spec["run"])
+    load_site_plugins(kit / "local" / "site.toml")  # the server's people list theirs, too
     return Coordination(parse_study(job_spec["study"]), kit / "runs" / job_spec["run"], job_spec["resume"], reach, job)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from polyclinic import __version__
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
-from polyclinic.data.own_images import own_data, own_source
+from polyclinic.data.own_images import load_site_plugins, own_data, own_source
 from polyclinic.data.parts import Parts
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
@@ -71,6 +71,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     """In the child process: the host of this one site."""
     kit, site = Path(worker_spec["kit"]), worker_spec["site"]
     refuse_unsafe_name(worker_spec["run"])
+    load_site_plugins(kit / "local" / "site.toml")
     study = parse_study(worker_spec["study"])
     torch.set_num_threads(study.engine.threads)
     if not isinstance(study.data, AtSites):

@@ -130,12 +130,13 @@ def _write_site(kit: Path, name: str, data: Any, parts: Parts | None) -> None:
     _write_json(local / "resources.json", resources | {"components": kept, "allow_log_streaming": False} | _classes())
     _write_json(local / "authorization.json", _rights())
     (local / "policy.toml").write_text(_policy_text(parts is not None), encoding="utf-8")
+    head = SITE_HEAD + SITE_PLUGINS
     if parts:
         shutil.copytree(parts.folder / name, kit / "data" / name)
         where: dict[str, Any] = {"prepared": f"../data/{name}"}
-        (local / "site.toml").write_text(SITE_HEAD + tomli_w.dumps({"datasets": {data.dataset: where}}))
+        (local / "site.toml").write_text(head + tomli_w.dumps({"datasets": {data.dataset: where}}))
     else:
-        (local / "site.toml").write_text(SITE_HEAD + SITE_EXAMPLE.format(dataset=data.dataset), encoding="utf-8")
+        (local / "site.toml").write_text(head + SITE_EXAMPLE.format(dataset=data.dataset), encoding="utf-8")
 
 
 def _write_server(kit: Path) -> None:
@@ -158,6 +159,11 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 SITE_HEAD = """# This site's own settings. They stay here: the coordinator knows datasets by their names only.
+"""
+SITE_PLUGINS = """
+# Code from outside that this site trusts: modules, Python files or installed packages. A study brings none.
+# plugins = ["my_package"]
+
 """
 SITE_EXAMPLE = """# Say where the images are: `polyclinic data list` names all sources, `data show` what each needs.
 # Paths are relative to this file.

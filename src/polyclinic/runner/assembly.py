@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,15 +132,21 @@ class Assembly:
         """What the study says about results: all of it, but for the engine."""
         tables = {name: table for name, table in self.study.as_tables().items() if name not in ("format", "engine")}
         if self.study.plugins:  # what they are, not where they lie
-            tables["plugins"] = list(plugins.load(self.study.plugins).values())
+            found = plugins.load_from_study(self.study.plugins)
+            tables["plugins"] = list(found.values()) or [Path(name).name for name in self.study.plugins]
         return json.dumps(tables, sort_keys=True)
 
     @cached_property
     def order(self) -> str:
         """What another process must be told to build the same assembly: JSON, for `assemble_from`."""
-        told = {"study": self.study.as_tables(), "parts": str(self.parts.folder), "folder": str(self.folder)}
+        told: dict[str, Any] = {
+            "study": self.study.as_tables(),
+            "parts": str(self.parts.folder),
+            "folder": str(self.folder),
+        }
         if self.study.plugins:  # found where they were found here, and refused if they have changed since
-            told |= {"digests": plugins.load(self.study.plugins), "modules": plugins.folders(self.study.plugins)}
+            told["digests"] = plugins.load_from_study(self.study.plugins)
+            told["modules"] = plugins.folders(self.study.plugins)
         return json.dumps(told)
 
 

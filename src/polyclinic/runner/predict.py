@@ -21,6 +21,7 @@ from torch import Tensor
 
 from polyclinic import plugins
 from polyclinic.data.file_source import FileSource
+from polyclinic.data.own_images import find_kit, load_site_plugins
 from polyclinic.data.preprocessing.fit import Fit, Shape, fit_image
 from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
@@ -28,7 +29,6 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
 from polyclinic.models import Backbone, build, is_importable
-from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings
 from polyclinic.study import Study
 from polyclinic.tasks import TASKS, Regression, Target, Task
@@ -73,7 +73,7 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
     return Card(
         backbones=backbones,
         arguments=study.model.arguments,
-        plugins=plugins.load(study.plugins) if not is_restricted() else {},
+        plugins=plugins.load_from_study(study.plugins),
         norm=study.model.norm,
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
@@ -166,7 +166,9 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
         check_run_format(path)
     file = path / "model.safetensors" if path.is_dir() else path
     card, tensors = _read_file(file)
-    plugins.load(card.plugins, card.plugins)
+    if kit := find_kit(path if path.is_dir() else path.parent):  # a site's own model: with what the site has listed
+        load_site_plugins(kit / "local" / "site.toml")
+    plugins.load_from_study(list(card.plugins), card.plugins)
     names = list(card.backbones)
     if site and ensemble:
         raise BadInput("--site: names one model, and --ensemble takes all of them; give one of the two")

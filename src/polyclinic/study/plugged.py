@@ -61,7 +61,7 @@ def digests_of(study: Study) -> dict[str, dict[str, str]]:
         if registry.is_installed(name):
             _, sha256 = plugins.digest_of_package(registry[name].__module__)
             installed[registry.origin(name)] = sha256
-    return {"plugins": plugins.load(study.plugins), "installed": installed}
+    return {"plugins": plugins.load_from_study(study.plugins), "installed": installed}
 
 
 def read_digests(folder: Path) -> dict[str, dict[str, str]]:
@@ -84,7 +84,7 @@ def load_checked(names: Sequence[str], folder: Path) -> None:
     noted = list(read_digests(folder)["plugins"].values())
     if noted and len(noted) != len(names):
         raise BadInput(f"plugins: {folder} was begun with {len(noted)} plug-ins; name the same ones in the same order")
-    plugins.load(names, dict(zip(names, noted, strict=False)))
+    plugins.load_from_study(names, dict(zip(names, noted, strict=False)))
 
 
 def check_installed(study: Study, folder: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from polyclinic import plugins
 from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
-from polyclinic.registry import is_restricted
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
@@ -25,7 +24,7 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
     changed = _changed(tables, parse_sets(sets or []))
-    if changed.get("plugins") and not is_restricted():
+    if changed.get("plugins"):
         changed["plugins"] = plugins.resolve(changed["plugins"], Path(path).parent)
         load_checked(changed["plugins"], Path(path).parent)
     study = parse_study(changed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,7 +157,7 @@ class Study(Settings):
         if given.get("plugins"):
             given["plugins"] = plugins.resolve(given["plugins"], Path())
             plugins.load_from_study(given["plugins"])
-        tables = {name: _table(name, value, given.get("plugins", ())) for name, value in given.items()}
+        tables = {name: _table(name, value) for name, value in given.items()}
         method = tables.get("method")
         if isinstance(method, GenerativeReplay):
             tables.setdefault("replay", Replay())
@@ -236,15 +236,22 @@ def parse_study(tables: Mapping[str, Any]) -> Study:
         return Study(**tables)
     except ValidationError as error:
         raise BadInput(sentences(error, "", Study)) from None
+    except BadInput as error:
+        raise BadInput(_cure_at_site(str(error), tables.get("plugins"))) from None
 
 
-def _table(name: str, value: Any, plugged: Sequence[str] = ()) -> Any:
+def _table(name: str, value: Any) -> Any:
     """One table of a study as its settings object; BadInput names the field at fault."""
     if (name not in VARIANTS and name not in PLAIN) or isinstance(value, Settings):
         return value
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
-    kind = _variant(name, value, plugged) if name in VARIANTS else PLAIN[name]
+    kind: type[Settings]
+    if name in VARIANTS:
+        registry, key = VARIANTS[name]
+        kind = variant(registry, value, path=name, key=key)
+    else:
+        kind = PLAIN[name]
     if issubclass(kind, Source):
         value = own_settings(kind, value)
     try:
@@ -253,19 +260,15 @@ def _table(name: str, value: Any, plugged: Sequence[str] = ()) -> Any:
         raise BadInput(sentences(error, name, kind)) from None
 
 
-def _variant(name: str, table: Mapping[str, Any], plugged: Sequence[str]) -> type[Settings]:
-    """The class that a table names; at a deployed site, where a study brings no code, with the cure."""
-    registry, key = VARIANTS[name]
-    try:
-        return variant(registry, table, path=name, key=key)
-    except BadInput as error:
-        if not is_restricted():
-            raise
-        named = f"the study names the plug-in {', '.join(Path(one).name for one in plugged)}; " if plugged else ""
-        raise BadInput(
-            f"{str(error).partition(';')[0]} at this site; {named}a study brings no code: install what it needs and "
-            "list it as plugins in local/site.toml"
-        ) from None
+def _cure_at_site(message: str, plugged: Any) -> str:
+    """What is said of a name that a deployed site does not know: a study brings no code."""
+    if not is_restricted() or "no such choice" not in message:
+        return message
+    named = f"the study names the plug-in {', '.join(Path(one).name for one in plugged)}, and " if plugged else ""
+    return (
+        f"{message.partition(';')[0]} at this site; {named}a study brings no code: install what it needs here and list "
+        "it as plugins in local/site.toml"
+    )
 
 
 def _without_none(value: Any) -> Any:
