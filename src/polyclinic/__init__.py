@@ -14,6 +14,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from polyclinic import attacks as attacks
+    from polyclinic import generators as generators
+    from polyclinic import metrics as metrics
+    from polyclinic import models as models
+    from polyclinic.attacks.verdict import Verdict as Verdict
+    from polyclinic.audits.attack import Attack as Attack
+    from polyclinic.audits.audit import audit as audit
+    from polyclinic.audits.views import Finding as Finding
+    from polyclinic.audits.views import NotTried as NotTried
+    from polyclinic.audits.views import Seen as Seen
+    from polyclinic.audits.views import Truth as Truth
     from polyclinic.data.dataset import Dataset as Dataset
     from polyclinic.data.file_source import FileSource as FileSource
     from polyclinic.data.partitions.base import Plan as Plan
@@ -22,64 +33,100 @@ if TYPE_CHECKING:
     from polyclinic.encoders.base import Encoder as Encoder
     from polyclinic.errors import BadInput as BadInput
     from polyclinic.errors import WorkFailed as WorkFailed
+    from polyclinic.federation.call import Reply as Reply
     from polyclinic.federation.federation import Federation as Federation
     from polyclinic.federation.leaving.kinds import Kind as Kind
     from polyclinic.federation.leaving.parcel import Parcel as Parcel
     from polyclinic.federation.operation import operation as operation
     from polyclinic.federation.site import Site as Site
+    from polyclinic.generators.base import CodedModel as CodedModel
     from polyclinic.generators.base import Generator as Generator
     from polyclinic.generators.base import GeneratorModel as GeneratorModel
     from polyclinic.methods.cwt import CyclicWeightTransfer as CyclicWeightTransfer
     from polyclinic.methods.fedavg import FedAvg as FedAvg
+    from polyclinic.methods.shared import local_training as local_training
     from polyclinic.methods.shared.method import Method as Method
     from polyclinic.methods.shared.traits import Traits as Traits
     from polyclinic.models.backbone import Backbone as Backbone
+    from polyclinic.randomness import numpy_rng as numpy_rng
+    from polyclinic.randomness import torch_rng as torch_rng
+    from polyclinic.runner.compare import compare as compare
+    from polyclinic.runner.predict import predict as predict
     from polyclinic.runner.result import Result as Result
     from polyclinic.runner.run import run as run
     from polyclinic.study import Study as Study
     from polyclinic.study import load_study as load_study
+    from polyclinic.tasks.classification import Classification as Classification
+    from polyclinic.tasks.regression import Regression as Regression
+    from polyclinic.tasks.segmentation import Segmentation as Segmentation
     from polyclinic.tasks.task import Target as Target
     from polyclinic.tasks.task import Task as Task
+    from polyclinic.training.loop import Trainer as Trainer
+    from polyclinic.training.optimizer import Optimizer as Optimizer
 
+#: packages whose own exports are public: `attacks.GradientInversion`, `metrics.Pixels`, ...
+_PACKAGES = ("attacks", "generators", "metrics", "models")
 #: public name -> the module that it lives in
 _HOMES = {
+    "Attack": "audits.attack",
     "Backbone": "models.backbone",
     "BadInput": "errors",
+    "Classification": "tasks.classification",
+    "CodedModel": "generators.base",
     "CyclicWeightTransfer": "methods.cwt",
     "Dataset": "data.dataset",
     "Encoder": "encoders.base",
     "FedAvg": "methods.fedavg",
     "Federation": "federation.federation",
     "FileSource": "data.file_source",
+    "Finding": "audits.views",
     "Generator": "generators.base",
     "GeneratorModel": "generators.base",
     "Kind": "federation.leaving.kinds",
     "Method": "methods.shared.method",
+    "NotTried": "audits.views",
+    "Optimizer": "training.optimizer",
     "Parcel": "federation.leaving.parcel",
     "Plan": "data.partitions.base",
+    "Regression": "tasks.regression",
+    "Reply": "federation.call",
     "Result": "runner.result",
+    "Seen": "audits.views",
+    "Segmentation": "tasks.segmentation",
     "Site": "federation.site",
     "Sites": "data.partitions.base",
     "Source": "data.source",
     "Study": "study",
     "Target": "tasks.task",
     "Task": "tasks.task",
+    "Trainer": "training.loop",
     "Traits": "methods.shared.traits",
+    "Truth": "audits.views",
+    "Verdict": "attacks.verdict",
     "WorkFailed": "errors",
+    "audit": "audits.audit",
+    "compare": "runner.compare",
     "load_study": "study",
+    "local_training": "methods.shared",
+    "numpy_rng": "randomness",
     "operation": "federation.operation",
+    "predict": "runner.predict",
     "run": "runner.run",
+    "torch_rng": "randomness",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_PACKAGES, *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     # torch takes a second to import: only who needs it pays
-    if name not in _HOMES:
-        raise AttributeError(f"module 'polyclinic' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(f"polyclinic.{_HOMES[name]}"), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"polyclinic.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'polyclinic' has no attribute '{name}'")
+    home = importlib.import_module(f"polyclinic.{_HOMES[name]}")
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

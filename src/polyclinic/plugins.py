@@ -81,6 +81,8 @@ def forget() -> None:
     LOADED.clear()
     for entries in PLUGGED.values():
         entries.clear()
+    for registry in REGISTRIES.values():
+        registry.forget_imports()
 
 
 def folders(names: Iterable[str]) -> list[str]:
@@ -140,7 +142,7 @@ def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
 
 def digest_of_package(module: str) -> tuple[Path, str]:
     """The folder that the module's package lies in, and the SHA-256 of all Python files of the package."""
-    package = sys.modules[module.partition(".")[0]]
+    package = importlib.import_module(module.partition(".")[0])
     places = [Path(place) for place in getattr(package, "__path__", [])]
     files = sorted(file for place in places for file in place.rglob("*.py")) or [Path(str(package.__file__))]
     root = (places[0] if places else files[0]).parent

@@ -90,6 +90,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 continue
         return found
 
+    def forget_imports(self) -> None:
+        """Look entry points up again when they are next needed."""
+        self._imported.clear()
+
     def origin(self, name: str) -> str:
         """Where an entry comes from: `polyclinic`, an installed distribution with its version, or a plug-in."""
         if name in self.builtin:

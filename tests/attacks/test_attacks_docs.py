@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_example_of_gradient_inversion_runs(capsys):
     (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL)
-    hurried = example.replace("lr=0.1)", "lr=0.1, iterations=2)")
+    hurried = example.replace("lr=0.1", "lr=0.1, iterations=2")
     assert hurried != example
     images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     exec(compile(hurried, "attacks.md", "exec"), {"images": images, "labels": torch.tensor([3, 4])})

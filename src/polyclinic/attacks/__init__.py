@@ -3,3 +3,58 @@
 Attacks know parcels, networks and public knowledge; they know no method, no site and never the truth, which enters
 the scoring alone.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyclinic.attacks.attack import AttackSettings as AttackSettings
+    from polyclinic.attacks.attack import Capability as Capability
+    from polyclinic.attacks.attack import ThreatModel as ThreatModel
+    from polyclinic.attacks.copies import CopySearch as CopySearch
+    from polyclinic.attacks.copies import find_copies as find_copies
+    from polyclinic.attacks.gradient_inversion.networks import LeNet as LeNet
+    from polyclinic.attacks.gradient_inversion.networks import with_random_weights as with_random_weights
+    from polyclinic.attacks.gradient_inversion.settings import PRESETS as PRESETS
+    from polyclinic.attacks.gradient_inversion.settings import GradientInversion as GradientInversion
+    from polyclinic.attacks.gradient_inversion.simulation import LocalTraining as LocalTraining
+    from polyclinic.attacks.gradient_inversion.solver import Knowledge as Knowledge
+    from polyclinic.attacks.latent_inversion import LatentInversion as LatentInversion
+    from polyclinic.attacks.latent_inversion import read_latents as read_latents
+    from polyclinic.attacks.membership.attacks import LossThreshold as LossThreshold
+    from polyclinic.attacks.membership.attacks import NearestSynthetic as NearestSynthetic
+    from polyclinic.attacks.membership.attacks import ShadowModels as ShadowModels
+    from polyclinic.attacks.projection import Projection as Projection
+    from polyclinic.attacks.scoring import score as score
+    from polyclinic.attacks.verdict import Verdict as Verdict
+
+#: public name -> the module that it lives in
+_HOMES = {
+    "AttackSettings": "attacks.attack",
+    "Capability": "attacks.attack",
+    "CopySearch": "attacks.copies",
+    "GradientInversion": "attacks.gradient_inversion.settings",
+    "Knowledge": "attacks.gradient_inversion.solver",
+    "LatentInversion": "attacks.latent_inversion",
+    "LeNet": "attacks.gradient_inversion.networks",
+    "LocalTraining": "attacks.gradient_inversion.simulation",
+    "LossThreshold": "attacks.membership.attacks",
+    "NearestSynthetic": "attacks.membership.attacks",
+    "PRESETS": "attacks.gradient_inversion.settings",
+    "Projection": "attacks.projection",
+    "ShadowModels": "attacks.membership.attacks",
+    "ThreatModel": "attacks.attack",
+    "Verdict": "attacks.verdict",
+    "find_copies": "attacks.copies",
+    "read_latents": "attacks.latent_inversion",
+    "score": "attacks.scoring",
+    "with_random_weights": "attacks.gradient_inversion.networks",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(f"polyclinic.{_HOMES[name]}"), name)

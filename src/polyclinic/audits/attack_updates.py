@@ -104,7 +104,7 @@ class Plan:
         """
         labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
         found = "known" if labels_known else "sign" if self.batch_size == 1 else "counts"
-        readable = self.seen.tools.assembly.study.task.name == "classification" and self._last_layer_sent()
+        readable = self.seen.tools.assembly.study.task.like == "classification" and self._last_layer_sent()
         changes = {
             "kind": self.seen.kind,
             "iterations": self.seen.tools.effort.update_steps,
@@ -120,7 +120,7 @@ class Plan:
 
     def knowledge(self, truth: Truth) -> Knowledge:
         study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
-        classes = len(target.classes) if study.task.name == "classification" else None
+        classes = len(target.classes) if study.task.like == "classification" else None
         shape, dense = self.seen.tools.image_shape, study.task.dense
         known = None
         if self.exact and Capability.LABELS in self.seen.tools.threat.granted:

@@ -77,7 +77,7 @@ def grid(
 
 def utility_metric(study: Study) -> str:
     """What utility is measured by: the task's metric, of classes the area under the curve, which needs no threshold."""
-    return "auc" if study.task.name == "classification" else study.task.metric
+    return "auc" if study.task.like == "classification" else study.task.metric
 
 
 def variations(study: Study) -> dict[str, Study]:

@@ -3,9 +3,11 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
+from polyclinic.generators import utility
 from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress
 from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
 from polyclinic.generators.gan.model import VanillaGAN
+from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.registry import Registry
@@ -22,4 +24,19 @@ GENERATORS: Registry[type[Generator]] = Registry(
     base=Generator,
 )
 
-__all__ = ["GENERATORS", "CodedModel", "Codes", "Generator", "GeneratorModel", "Progress"]
+__all__ = [
+    "DCGAN",
+    "GENERATORS",
+    "VQVAE2",
+    "CodeSpace",
+    "CodedModel",
+    "Codes",
+    "GaussianSpace",
+    "Generator",
+    "GeneratorModel",
+    "Progress",
+    "StyleGAN2",
+    "VanillaGAN",
+    "WassersteinGAN",
+    "utility",
+]

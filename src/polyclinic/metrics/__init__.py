@@ -2,3 +2,30 @@
 
 A leaf package: it imports errors, files, messages, randomness and settings, and no other room.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyclinic.metrics.distribution import efficientnet_features as efficientnet_features
+    from polyclinic.metrics.distribution import fidelity as fidelity
+    from polyclinic.metrics.distribution import precision_recall as precision_recall
+    from polyclinic.metrics.perceptual import Pixels as Pixels
+    from polyclinic.metrics.perceptual import perceptual_distance as perceptual_distance
+
+#: public name -> the module that it lives in
+_HOMES = {
+    "Pixels": "metrics.perceptual",
+    "efficientnet_features": "metrics.distribution",
+    "fidelity": "metrics.distribution",
+    "perceptual_distance": "metrics.perceptual",
+    "precision_recall": "metrics.distribution",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(f"polyclinic.{_HOMES[name]}"), name)

@@ -13,17 +13,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.methods import METHODS
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
 from polyclinic.study.changes import parse_sets
+from polyclinic.study.plugged import unknown_elsewhere
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,29 @@ class Entry:
     def result(self) -> dict[str, Any] | None:
         path = self.folder / "result.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def compare(
+    study: Study,
+    methods: Iterable[str],
+    out: str | Path = "runs/comparison",
+    *,
+    seeds: int = 1,
+    sets: Iterable[str] = (),
+    jobs: int | None = None,
+) -> dict[str, Any]:
+    """Run several methods on one study, each in its own process and folder; the content of `comparison.json`.
+
+    `sets` are changes such as `optimizer.lr=0.1`, or `fedprox:method.mu=0.1` for one method.
+    """
+    out = Path(out)
+    planned = entries(study, parse_methods(",".join(methods)), seeds, out, list(sets))
+    failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
+    summary = summarise(planned)
+    write(summary, study, out)
+    if failed:
+        raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+    return summary
 
 
 def entries(study: Study, methods: list[str], seeds: int, out: Path, sets: list[str]) -> list[Entry]:
@@ -142,6 +166,8 @@ def check_folders(planned: list[Entry], out: Path) -> None:
 
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out}: is a file; name a folder")
+    for problem in filter(None, (unknown_elsewhere(entry.study) for entry in planned)):
+        raise BadInput(problem)
     for entry in planned:
         begun = entry.folder / "study.toml"
         if begun.exists():

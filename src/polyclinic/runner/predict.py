@@ -181,6 +181,14 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
     return Predictor(card, tuple(_model(card, name, tensors, file) for name in chosen))
 
 
+def predict(
+    model: str | Path, images: Iterable[str | Path], *, site: str | None = None, ensemble: bool = False
+) -> list[Prediction]:
+    """What a released model (a run folder, or its `model.safetensors`) says about files and folders of images."""
+    predictor = load_predictor(Path(model), site=site, ensemble=ensemble)
+    return list(predictor.predict(Path(image) for image in images))
+
+
 def image_files(paths: Iterable[Path]) -> list[Path]:
     """The files named, and all images below the folders named, in the order of their names."""
     found: list[Path] = []

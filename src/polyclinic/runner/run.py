@@ -84,7 +84,9 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
     if not begun.exists() and left - BEFORE_THE_STUDY:
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():
-        check_same(load_run_study(folder), study, folder)
+        # a plug-in file may have moved: it is read where this study says that it is now
+        moved = [f"plugins={json.dumps(study.plugins)}"] if study.plugins else []
+        check_same(load_run_study(folder, moved), study, folder)
     return study, folder
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def check_task(study: Study) -> None:
     """BadInput if the data, the network or the method cannot do the study's task."""
-    task, method = study.task.name, study.method
+    task, method = study.task.like, study.method
     if task not in study.data.tasks:
         can = ", ".join(study.data.tasks)
         raise BadInput(f"task.name: '{study.data.source}' has no labels for {task}; it is for {can}")

@@ -24,6 +24,7 @@ class Classification(Task):
 
     name: Literal["classification"] = "classification"
 
+    like: ClassVar[Literal["classification", "regression", "segmentation"]] = "classification"
     metric: ClassVar[str] = "accuracy"
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 

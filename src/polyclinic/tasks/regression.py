@@ -24,6 +24,7 @@ class Regression(Task):
         "l1", description="the loss, on labels scaled so that their public range is -1 to 1"
     )
 
+    like: ClassVar[Literal["classification", "regression", "segmentation"]] = "regression"
     metric: ClassVar[str] = "mae"
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 

@@ -35,6 +35,7 @@ class Segmentation(Task):
         False, description="also give the distances between outlines, in pixels: Hausdorff (95 %) and average"
     )
 
+    like: ClassVar[Literal["classification", "regression", "segmentation"]] = "segmentation"
     metric: ClassVar[str] = "dice"
     better: ClassVar[Literal["higher", "lower"]] = "higher"
     dense: ClassVar[bool] = True

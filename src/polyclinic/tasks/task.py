@@ -32,6 +32,8 @@ class Task(Settings):
 
     name: str = Field(description="what is learned: classification, regression or segmentation")
 
+    #: whose labels it takes: a source or a method that can do that task can do this one
+    like: ClassVar[Literal["classification", "regression", "segmentation"]]
     metric: ClassVar[str]  #: the metric by which models are selected, a key of `finish`
     better: ClassVar[Literal["higher", "lower"]]
     dense: ClassVar[bool] = False  #: needs a backbone that gives a map, not a vector

@@ -1,0 +1,345 @@
+"""A third party's code, as a plug-in file, a module or an installed package: runs, workers, resume, audit, predict."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from processes import ForkedWorker
+from run_folders import assert_same_run, result
+from test_registry import install
+
+import polyclinic
+from polyclinic import plugins
+from polyclinic.cli import run_app
+from polyclinic.cli.new_plugin import write_plugin
+from polyclinic.engines import in_process
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.methods import METHODS
+from polyclinic.methods.fedavg import FedAvg
+from polyclinic.runner import engines
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.run import run
+from polyclinic.study import Study, load_study
+
+EVERYTHING = Path(__file__).with_name("plugin_everything.py")
+TABLES = {
+    "data": {"source": "squares", "size": 16, "samples": 60},
+    "sites": {"partition": "in-turn", "count": 3},
+    "task": {"name": "smoothed"},
+    "model": {"backbone": "one-layer"},
+    "optimizer": {"batch_size": 8},
+    "method": {"name": "fed-prototypes", "rounds": 2},
+    "audit": {"keep_parcels": 1},
+    "policy": {"kinds": ["weights", "metrics", "statistics", "prototypes"]},
+    "engine": {"workers": 1, "device": "cpu"},
+}
+
+
+@pytest.fixture
+def plugin(tmp_path) -> Path:
+    """A plug-in file beside a study."""
+    return Path(shutil.copy(EVERYTHING, tmp_path / "everything.py"))
+
+
+@pytest.fixture
+def study(plugin) -> Study:
+    return Study(plugins=[str(plugin)], **TABLES)
+
+
+@pytest.fixture
+def grows_at_once(monkeypatch):
+    """`workers = "auto"` starts worker processes at the second call of several sites; each is a process of its own."""
+    monkeypatch.setattr(in_process, "PAYS_AFTER", -1.0)
+    monkeypatch.setattr(in_process, "cores", lambda: 2)
+    return forked(monkeypatch)
+
+
+def forked(monkeypatch) -> list:
+    started = []
+
+    class Noted(ForkedWorker):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(engines, "WorkerProcess", Noted)
+    return started
+
+
+def with_engine(study: Study, **changes) -> Study:
+    return study.with_settings({f"engine.{name}": value for name, value in changes.items()})
+
+
+class StopAfter(Display):
+    """Stops a run when a round is done, as Ctrl-C would."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def round_done(self, line, rounds):
+        if line["round"] == self.round:
+            raise KeyboardInterrupt
+
+
+# --- a plug-in file with one of each ------------------------------------------------------------------
+
+
+def test_a_file_with_one_of_each_runs_and_its_kind_is_in_the_ledger(study, tmp_path):
+    done = run(study, tmp_path / "run")
+    assert done["method"] == "fed-prototypes"
+    lines = verify(tmp_path / "run" / "ledger" / "site-1.jsonl")
+    assert [line["kind"] for line in lines].count("prototypes") == 1
+    assert done["communication"]["by_kind"]["prototypes"] > 0
+    (digest,) = json.loads((tmp_path / "run" / "plugins.json").read_text())["plugins"].values()
+    assert len(digest) == 64
+
+
+def test_two_workers_and_workers_that_come_in_mid_run_give_the_same(study, tmp_path, monkeypatch, grows_at_once):
+    run(study, tmp_path / "alone")
+    run(with_engine(study, workers=2), tmp_path / "two")
+    assert len(grows_at_once) == 2
+    run(with_engine(study, workers="auto"), tmp_path / "auto")
+    assert len(grows_at_once) == 4
+    for folder in ("two", "auto"):
+        assert_same_run(tmp_path / folder, tmp_path / "alone")
+
+
+def test_a_resumed_run_is_the_same_run_and_can_be_audited_and_predicted_with(study, tmp_path, monkeypatch):
+    run(study, tmp_path / "alone")
+    forked(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(with_engine(study, workers=2), tmp_path / "run", display=StopAfter(1))
+    plugins.forget()  # as in a new process
+    run(None, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
+
+    plugins.forget()
+    report = polyclinic.audit(tmp_path / "run")
+    found = {one["kind"]: [f["attack"] for f in one["findings"]] for one in report["parcels"]}
+    assert found["prototypes"] == ["looking"]
+    assert found["weights"][-1] == "looking"
+    assert "gradient-inversion" in found["weights"]
+    assert report["verdicts"]["prototypes"]["leak"] is True
+
+    plugins.forget()
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "black.png")
+    (said,) = polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"])
+    assert said.values["class"] in ("left", "right")
+
+
+def test_a_file_that_has_changed_is_refused(study, plugin, tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        run(study, tmp_path / "run", display=StopAfter(1))
+    original = plugin.read_text()
+    plugin.write_text(original + "\n# another line\n")
+    words = r"^plugins: .*everything\.py has changed since the run was begun .*; bring the old file back"
+    for attempt in (
+        lambda: load_study(tmp_path / "run" / "study.toml"),
+        lambda: polyclinic.audit(tmp_path / "run"),
+        lambda: run(study, tmp_path / "run", resume=True),
+    ):
+        plugins.forget()
+        with pytest.raises(BadInput, match=words):
+            attempt()
+    for command in (["run", "--resume", "--out"], ["audit"], ["forgetting"]):
+        plugins.forget()
+        assert run_app([*command, str(tmp_path / "run")]) == 2
+        assert "has changed since the run was begun" in capsys.readouterr().err
+    plugin.write_text(original)
+    plugins.forget()
+    run(None, tmp_path / "run", resume=True)
+
+    plugin.write_text(original + "\n# another line\n")
+    plugins.forget()
+    with pytest.raises(BadInput, match="has changed since the run was begun"):
+        polyclinic.predict(tmp_path / "run", [tmp_path])
+
+
+def test_a_file_that_has_moved_may_be_named_again_if_it_is_the_same(study, plugin, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(study, tmp_path / "run", display=StopAfter(1))
+    moved = plugin.rename(tmp_path / "moved.py")
+    plugins.forget()
+    with pytest.raises(BadInput, match=r"everything\.py cannot be read"):
+        load_study(tmp_path / "run" / "study.toml")
+    there = load_study(tmp_path / "run" / "study.toml", [f'plugins=["{moved}"]'])
+    run(there, tmp_path / "run", resume=True)
+    assert result(tmp_path / "run")["rounds"] == 2
+
+
+def test_a_worker_refuses_a_file_that_was_edited_after_the_run_began(study, plugin, tmp_path):
+    from polyclinic.data.parts import prepare
+    from polyclinic.runner.assembly import Assembly, assemble_from
+
+    order = Assembly(study, prepare(study.data, study.sites), tmp_path / "run").order
+    plugin.write_text(plugin.read_text() + "\n# another line\n")
+    plugins.forget()
+    with pytest.raises(BadInput, match="has changed since the run was begun"):
+        assemble_from(order)
+
+
+def test_paths_of_plugins_begin_at_the_study(study, plugin, tmp_path, monkeypatch):
+    tables = study.as_tables()
+    assert tables["plugins"] == [str(plugin)]
+    (tmp_path / "study.toml").write_text(study.to_toml().replace(str(plugin), "everything.py"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_study(Path("../study.toml")).plugins == (str(plugin),)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("mine.py", "plugins: must be a list of modules and files"),
+        (["nowhere.py"], r"plugins: .*nowhere\.py cannot be read"),
+        (["no_such_module_at_all"], "plugins: there is no module 'no_such_module_at_all' here"),
+    ],
+)
+def test_mistakes_in_the_list_are_one_sentence(value, words):
+    with pytest.raises(BadInput, match=words):
+        Study(plugins=value, **TABLES)
+
+
+# --- a new kind of parcel -----------------------------------------------------------------------------
+
+
+def test_a_new_kind_leaves_only_where_the_policy_names_it(plugin, tmp_path):
+    tables = {name: table for name, table in TABLES.items() if name != "policy"}
+    with pytest.raises(
+        WorkFailed, match="kept back prototypes of 'prototypes': the site's policy does not let this kind"
+    ):
+        run(Study(plugins=[str(plugin)], **tables), tmp_path / "run")
+    assert not list((tmp_path / "run" / "ledger").glob("*"))
+
+
+def test_an_unknown_kind_is_refused_by_policy_and_parcel(tiny):
+    with pytest.raises(BadInput, match=r"policy\.kinds\.0: no such choice: 'prototypes'"):
+        tiny("fedavg", {"policy.kinds": ["prototypes"]})
+    with pytest.raises(Exception, match="'prototypes' is not a kind of parcel"):
+        polyclinic.Parcel("prototypes", {})
+
+
+# --- an installed package -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """The package that `polyclinic new-plugin fed-median` writes, installed: on sys.path here and in new processes."""
+    write_plugin(tmp_path / "fed-median")
+    packages = tmp_path / "fed-median" / "src"
+    text = (tmp_path / "fed-median" / "pyproject.toml").read_text()
+    points = {}
+    for group in ("methods", "sources", "backbones"):
+        section = text.split(f'"polyclinic.{group}"]\n')[1].split("\n")[0]
+        points[f"polyclinic.{group}"] = section.replace('"', "")
+    install(packages, "fed-median", points)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(packages), *sys.path]))
+    yield packages
+    for name in [name for name in sys.modules if name.split(".")[0] == "fed_median"]:
+        del sys.modules[name]
+
+
+def median_study(**changes) -> Study:
+    tables = {
+        "data": {"source": "fed-median-stripes", "size": 16, "samples": 60},
+        "sites": {"partition": "iid", "count": 3},
+        "model": {"backbone": "fed-median-net"},
+        "optimizer": {"batch_size": 8},
+        "method": {"name": "fed-median", "rounds": 2},
+        "audit": {"keep_parcels": 1},
+        "engine": {"workers": 1, "device": "cpu"},
+    }
+    return Study(**tables, **changes)
+
+
+@pytest.mark.parametrize("way", ["entry points", "module"])
+def test_an_installed_package_works_everywhere(package, tmp_path, monkeypatch, way):
+    study = median_study(**({"plugins": ["fed_median"]} if way == "module" else {}))
+    run(study, tmp_path / "alone")
+    started = forked(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(with_engine(study, workers=2), tmp_path / "run", display=StopAfter(1))
+    assert len(started) == 2
+    plugins.forget()
+    run(None, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
+    assert polyclinic.audit(tmp_path / "run")["complete"]
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "black.png")
+    assert polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"])[0].values["class"] in ("across", "down")
+
+
+def test_a_package_that_has_changed_is_refused(package, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(median_study(), tmp_path / "run", display=StopAfter(1))
+    (package / "fed_median" / "method.py").open("a").write("\n# another line\n")
+    with pytest.raises(BadInput, match=r"begun with the package fed-median 0\.1 as it was then"):
+        load_study(tmp_path / "run" / "study.toml")
+
+
+def test_from_the_command_line_in_processes_of_their_own(package, tmp_path):
+    """`polyclinic run` with two workers, and `compare`, which starts runs: none of them was told of the package."""
+    file = tmp_path / "study.toml"
+    file.write_text(with_engine(median_study(), workers=2).to_toml())
+    program = [sys.executable, "-m", "polyclinic"]
+    subprocess.run([*program, "run", str(file), "--out", str(tmp_path / "run"), "--quiet"], check=True)
+    run(median_study(), tmp_path / "alone")
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
+    summary = polyclinic.compare(median_study(), ["fed-median", "fedavg"], tmp_path / "both", jobs=1)
+    assert set(summary["methods"]) == {"fed-median", "fedavg"}
+    assert summary["rows"][0]["weights_sha256"] == result(tmp_path / "alone")["weights_sha256"]
+
+
+def test_the_tests_of_the_new_package_pass(tmp_path):
+    write_plugin(tmp_path / "my-plugin")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    done = subprocess.run(command, cwd=tmp_path / "my-plugin", env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
+def test_new_plugin_says_what_to_do_next_and_overwrites_nothing(tmp_path, capsys):
+    assert run_app(["new-plugin", str(tmp_path / "my-plugin")]) == 0
+    assert "pip install -e ." in capsys.readouterr().out
+    assert run_app(["new-plugin", str(tmp_path / "my-plugin")]) == 2
+    assert "exists already; name a new folder" in capsys.readouterr().err
+    assert run_app(["new-plugin", str(tmp_path / "9 lives")]) == 2
+    assert "cannot be the name of a package" in capsys.readouterr().err
+
+
+# --- by hand ------------------------------------------------------------------------------------------
+
+
+class ByHand(FedAvg):
+    name: str = "by-hand"  # type: ignore[assignment]
+
+
+@pytest.fixture
+def by_hand(monkeypatch, tiny) -> Study:
+    monkeypatch.setitem(METHODS, "by-hand", ByHand)
+    return tiny("by-hand", rounds=2)
+
+
+def test_a_method_put_in_by_hand_stays_in_one_process(by_hand, tmp_path, grows_at_once):
+    run(with_engine(by_hand, workers="auto"), tmp_path / "run")
+    assert result(tmp_path / "run")["failures"] == []
+    assert grows_at_once == []
+
+
+@pytest.mark.parametrize("engine", [{"workers": 2}, {"name": "ray"}, {"name": "nvflare"}, {"deadline": 60.0}])
+def test_a_method_put_in_by_hand_is_refused_before_a_run_in_other_processes(by_hand, tmp_path, engine):
+    with pytest.raises(BadInput, match=r"^method\.name: 'by-hand' was put into METHODS by hand.* in plugins"):
+        run(with_engine(by_hand, **engine), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BadInput, match="was put into METHODS by hand"):
+        polyclinic.compare(by_hand, ["by-hand"], tmp_path / "both")
