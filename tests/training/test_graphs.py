@@ -3,7 +3,10 @@
 Without a GPU a pretended one records (`pretended_gpu`); with one, `benchmarks/graphs.py` checks all four users.
 """
 
+import runpy
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +174,13 @@ def test_training_with_graphs_is_training():
             trainer.train(trainer.batches(part, rng), 4, optimizer.make(model.parameters(), 1)) for _ in range(3)
         ]
     assert losses[True] == pytest.approx(losses[False], abs=1e-3)
+
+
+def test_the_check_on_a_gpu_can_be_started_and_refuses_a_machine_without_one(monkeypatch, capsys):
+    """Everything that benchmarks/graphs.py imports is there; without a GPU it says so in a sentence."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["graphs.py", "--quick"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "graphs.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "graphs: there is no CUDA device here; run it on a machine with a GPU\n"
