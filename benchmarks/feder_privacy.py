@@ -35,7 +35,7 @@ from polyclinic.metrics.perceptual import perceptual_distance
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
 SHOWN = 10
@@ -191,7 +191,8 @@ def scored(
             )
 
         optimizer = Optimizer(name="adam", lr=1e-3, augment=("flip",))
-        trainer = Trainer(builder(), task, target, optimizer, device=options.device, graphs=True)
+        spec = TrainerSpec(task=task, target=target, optimizer=optimizer, device=options.device, graphs=True)
+        trainer = Trainer(builder(), spec)
         model = trainer.load(initial_weights(builder, seed_of(options.seed, "fig3", number)))
         rng = torch_rng(options.seed, "fig3", "batches", number)
         trainer.train(trainer.batches(part, rng), options.classifier_steps, optimizer.make(model.parameters(), 1))

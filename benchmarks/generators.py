@@ -32,7 +32,7 @@ from polyclinic.metrics.images import pooled_psnr
 from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.tasks import Classification, Regression, Target, Task
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
 SAMPLED = 1000  # images whose sampling is timed
@@ -195,7 +195,8 @@ def learn(case: Case, part: Part, steps: int, seed: int, device: str) -> tuple[f
         outputs = case.task.outputs(case.target)
         return build("small-cnn", channels=case.channels, outputs=outputs, size=case.size)
 
-    trainer = Trainer(builder(), case.task, case.target, Optimizer(augment=("flip",)), device=device)
+    optimizer = Optimizer(augment=("flip",))
+    trainer = Trainer(builder(), TrainerSpec(task=case.task, target=case.target, optimizer=optimizer, device=device))
     trainer.load(initial_weights(builder, seed))
     batches = trainer.batches(part, torch_rng(seed, "batches"))
     optimizer = torch.optim.Adam(trainer.model.parameters(), 1e-3)

@@ -34,7 +34,7 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import device_rng, torch_rng
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.graphs import WARM_UP, GraphedFunction
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
 TWO = Target(("dark", "bright"))
@@ -52,7 +52,7 @@ def training(graphs: bool, steps: int) -> Tensor:
     images = np.random.default_rng(0).integers(0, 256, (64, 1, 32, 32), dtype=np.uint8)
     part, rng = Part(images, np.arange(64) % 2), torch_rng("graphs", "batches")
     optimizer = Optimizer(name="adam", lr=1e-4, batch_size=16)
-    trainer = Trainer(builder(), task, TWO, optimizer, device="cuda", graphs=graphs)
+    trainer = Trainer(builder(), TrainerSpec(task=task, target=TWO, optimizer=optimizer, device="cuda", graphs=graphs))
     model = trainer.load(initial_weights(builder, 0))
     for size in (16, 12):
         trainer.optimizer = optimizer.model_copy(update={"batch_size": size})

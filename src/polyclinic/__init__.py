@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from polyclinic.tasks.task import Target as Target
     from polyclinic.tasks.task import Task as Task
     from polyclinic.training.loop import Trainer as Trainer
+    from polyclinic.training.loop import TrainerSpec as TrainerSpec
     from polyclinic.training.optimizer import Optimizer as Optimizer
 
 #: packages whose own exports are public: `attacks.GradientInversion`, `metrics.Pixels`, ...
@@ -100,6 +101,7 @@ _HOMES = {
     "Target": "tasks.task",
     "Task": "tasks.task",
     "Trainer": "training.loop",
+    "TrainerSpec": "training.loop",
     "Traits": "methods.shared.traits",
     "Truth": "audits.views",
     "Verdict": "attacks.verdict",

@@ -5,9 +5,9 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
-from polyclinic.federation.checkpoint import Checkpoint
-from polyclinic.federation.federation import Faults, Federation
+from polyclinic.federation.federation import Faults, Federation, FederationSpec
 from polyclinic.federation.leaving.parcel import Expected, Parcel
+from polyclinic.federation.observer import Observer
 from polyclinic.federation.state import SitePosition
 
 SITES = ("a", "b", "c", "d")
@@ -58,16 +58,16 @@ class Script:
 @pytest.fixture
 def make(tmp_path):
     def build(act=lambda call: (), sites=SITES, engine=None, **kwargs):
-        return Federation(
-            engine=engine or Script(act),
+        spec = FederationSpec(
             sites=sites,
             seed=1,
-            checkpoint=Checkpoint(tmp_path / "checkpoint"),
+            folder=tmp_path,
             initial_weights=weights,
             expected={"weights": Expected.like("weights", weights(), partial=True)},
             trainer=None,
             **kwargs,
         )
+        return Federation(spec, engine or Script(act))
 
     return build
 
@@ -200,7 +200,12 @@ def test_forward_hands_on_what_was_released_unread(make):
 def test_keys_are_exchanged_before_the_first_parcel_and_not_again(make):
     federation = make(lambda call: (Parcel("latents", {}),))
     asked = []
-    federation.observer = type("Asked", (), {"asking": lambda self, operation, sites: asked.append(operation)})()
+
+    class Asked(Observer):
+        def asking(self, operation, sites):
+            asked.append(operation)
+
+    federation.observer = Asked()
     federation.forward("a", "give", "c", "take")
     federation.forward("b", "give", "d", "take")
     assert asked == ["give_key", "take_keys", "give", "take", "give", "take"]

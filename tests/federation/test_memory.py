@@ -1,6 +1,7 @@
 """What lies in memory does not grow with the number of sites: replies are taken one by one, states go to disk."""
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,8 @@ import torch
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.checkpoint import Checkpoint
-from polyclinic.federation.federation import Faults, Federation
-from polyclinic.federation.host import SiteHost, room_for_states
+from polyclinic.federation.federation import Faults, Federation, FederationSpec
+from polyclinic.federation.host import HostSpec, SiteHost, room_for_states
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import operation
@@ -52,16 +52,16 @@ class Counting:
 @pytest.fixture
 def federation_with(tmp_path):
     def make(engine, faults=None):
-        return Federation(
-            engine=engine,
+        spec = FederationSpec(
             sites=SITES,
             seed=0,
-            checkpoint=Checkpoint(tmp_path),
+            folder=tmp_path,
             initial_weights=dict,
             expected={},
             trainer=None,
-            faults=faults,
+            faults=faults or Faults(),
         )
+        return Federation(spec, engine)
 
     return make
 
@@ -138,7 +138,7 @@ class Hoarder:
 def host_in(folder, kilobytes):
     images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     part = Part(images, np.zeros(1, dtype=np.int64))
-    host = SiteHost(
+    spec = HostSpec(
         method=Hoarder(),
         seed=0,
         trainer=None,
@@ -147,6 +147,7 @@ def host_in(folder, kilobytes):
         policy=Policy(),
         expected={},
     )
+    host = SiteHost(spec)
     host.RESIDENT_BYTES = kilobytes * 1024
     return host
 
@@ -214,7 +215,7 @@ def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
         return SiteData(name, *parts)
 
     host = host_in(tmp_path, kilobytes=1000)
-    host.open_data = mapped
+    host.spec = replace(host.spec, open_data=mapped)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(3 * host.RESIDENT):
         host.handle(Call(f"s{number}", "keep", 1))

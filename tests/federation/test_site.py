@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.federation.call import Call
-from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
@@ -89,7 +89,7 @@ def data_of(name):
 @pytest.fixture
 def make_host(tmp_path):
     def make(resident=8, kinds=tuple(KINDS)):
-        host = SiteHost(
+        spec = HostSpec(
             method=Clerk(),
             seed=0,
             trainer=None,
@@ -98,6 +98,7 @@ def make_host(tmp_path):
             policy=Policy(kinds=kinds),
             expected={"weights": Expected.like("weights", {"w": torch.zeros(2)}, partial=True)},
         )
+        host = SiteHost(spec)
         host.RESIDENT = resident
         return host
 

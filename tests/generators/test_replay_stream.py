@@ -15,7 +15,7 @@ from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.models import build
 from polyclinic.tasks import Classification, Segmentation, Target
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 from polyclinic.training.replayed import ReplayedBatches
 
@@ -82,7 +82,7 @@ def test_samples_are_new_each_time_and_a_buffer_of_them_is_not(model):
 
 def test_batches_fit_a_trainer_and_train_its_model(model, images):
     net = build("small-cnn", channels=1, outputs=2, size=28)
-    trainer = Trainer(net, Classification(), TARGET, Optimizer(batch_size=4))
+    trainer = Trainer(net, TrainerSpec(task=Classification(), target=TARGET, optimizer=Optimizer(batch_size=4)))
     real = trainer.batches(Part(images.numpy(), LABELS.numpy()), rng(1))
     replayed = stream(FromCodes(model, model.encode(images), LABELS), 4, rng(2), task=trainer.task)
     mixed = ReplayedBatches(replayed, 4).join(real)

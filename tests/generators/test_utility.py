@@ -15,7 +15,7 @@ from polyclinic.data.parts import Part
 from polyclinic.generators import GENERATORS, utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
 TARGET = Target(classes=("dark", "bright"))
@@ -26,7 +26,8 @@ def make_trainer() -> Trainer:
         return build("lenet5", channels=1, outputs=2, size=28)
 
     task = TASKS["classification"](name="classification")
-    return Trainer(builder(), task, TARGET, Optimizer(name="adam", lr=0.003, batch_size=8, decay_every=0))
+    optimizer = Optimizer(name="adam", lr=0.003, batch_size=8, decay_every=0)
+    return Trainer(builder(), TrainerSpec(task=task, target=TARGET, optimizer=optimizer))
 
 
 def first_weights() -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,7 @@ def test_a_deployed_sites_secret_is_drawn_once_and_kept(tmp_path):
 
 def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
     from polyclinic.federation.call import Call
+    from polyclinic.federation.host import SiteHost
     from polyclinic.federation.leaving.parcel import Parcel
     from polyclinic.federation.leaving.policy import Policy
     from polyclinic.runner.assembly import Assembly
@@ -276,8 +278,7 @@ def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
     sent = {}
     for name, deployed in (("simulated", False), ("deployed", True)):
         assembly = Assembly(study, parts, tmp_path / name)
-        host = assembly.host()
-        host.policy = Policy(deployed=deployed)
+        host = SiteHost(replace(assembly.host_spec(), policy=Policy(deployed=deployed)))
         weights = Parcel("weights", assembly.initial_weights())
         sent[name] = host.handle(Call(parts.names[0], "train", 1, {"weights": weights})).parcels[0]
     assert not torch.equal(sent["simulated"].tensors["fc3.bias"], sent["deployed"].tensors["fc3.bias"])
@@ -289,14 +290,14 @@ def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
 def deployed_asked(study, folder, asked, restored=None):
     """What a deployed site releases when it is asked to train with each of these weights, one round after the other."""
     from polyclinic.federation.call import Call
+    from polyclinic.federation.host import SiteHost
     from polyclinic.federation.leaving.parcel import Parcel
     from polyclinic.federation.leaving.policy import Policy
     from polyclinic.runner.assembly import Assembly
 
     parts = prepare(study.data, study.sites)
     assembly = Assembly(study, parts, folder)
-    host = assembly.host()
-    host.policy = Policy(deployed=True)
+    host = SiteHost(replace(assembly.host_spec(), policy=Policy(deployed=True)))
     host.restore(restored or {})
     first = len(restored or {}) + 1  # a site that was put back to where it stood after its first round
     calls = [

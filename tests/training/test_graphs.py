@@ -19,7 +19,7 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import graphs
 from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
 
@@ -145,7 +145,7 @@ def test_gradients_without_a_graph_are_the_same(broken_gpu):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_the_study_says_whether_steps_are_graphs(tiny, graphs, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda *_, **settings: asked.append(settings["graphs"]))
+    monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda _, spec: asked.append(spec.graphs))
     study = tiny("fedavg", {"engine.graphs": graphs})
     Assembly(study, prepare(study.data, study.sites), tmp_path).trainer()
     assert asked == [graphs]
@@ -154,7 +154,7 @@ def test_the_study_says_whether_steps_are_graphs(tiny, graphs, monkeypatch, tmp_
 def test_a_cpu_records_nothing():
     task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
     model = build("small-cnn", channels=1, outputs=task.outputs(target), size=28)
-    assert Trainer(model, task, target, Optimizer(), graphs=True)._graphed is None
+    assert Trainer(model, TrainerSpec(task=task, target=target, optimizer=Optimizer(), graphs=True))._graphed is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -168,7 +168,9 @@ def test_training_with_graphs_is_training():
     losses = {}
     for graphed in (False, True):
         optimizer = Optimizer(name="adam", lr=1e-4, batch_size=16)
-        trainer = Trainer(builder(), task, target, optimizer, device="cuda", graphs=graphed)
+        trainer = Trainer(
+            builder(), TrainerSpec(task=task, target=target, optimizer=optimizer, device="cuda", graphs=graphed)
+        )
         model, rng = trainer.load(initial_weights(builder, 0)), torch.Generator().manual_seed(0)
         losses[graphed] = [
             trainer.train(trainer.batches(part, rng), 4, optimizer.make(model.parameters(), 1)) for _ in range(3)

@@ -16,7 +16,7 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.augmentation import augment
-from polyclinic.training.loop import EVALUATION_BATCH, Trainer
+from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
 SIZE = 16
@@ -38,7 +38,7 @@ def make_trainer(task="classification", backbone="small-cnn", **optimizer):
     def make():
         return build(backbone, channels=1, outputs=1 if task == "segmentation" else 2, size=SIZE)
 
-    made = Trainer(make(), TASKS[task](name=task), TARGET, optimizer)
+    made = Trainer(make(), TrainerSpec(task=TASKS[task](name=task), target=TARGET, optimizer=optimizer))
     made.load(initial_weights(make, 0))
     return made
 
@@ -79,6 +79,16 @@ def test_each_pass_is_a_new_permutation():
 def test_images_left_out_of_one_pass_have_their_chance_in_another():
     batches = make_trainer(batch_size=4).batches(numbered(7), rng())
     assert {n for batch in seen(batches, 12) for n in batch} == set(range(7))
+
+
+def test_batches_are_noted_while_somebody_asks_for_it():
+    trainer, part = make_trainer(batch_size=2), numbered(6)
+    batches = trainer.batches(part, rng())
+    seen(batches, 1)
+    with trainer.note_batches() as noted:
+        during = seen(batches, 2)
+    seen(batches, 1)
+    assert [index.tolist() for index in noted] == during
 
 
 def test_batches_depend_on_the_generator_alone():

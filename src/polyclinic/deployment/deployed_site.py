@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,8 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     write_run_format(assembly.folder)
     atomic_write(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
-    host = assembly.host()
-    host.keep_model = lambda weights: write_model(assembly, site, weights, preparation)
-    return host
+    spec = replace(assembly.host_spec(), keep_model=lambda weights: write_model(assembly, site, weights, preparation))
+    return SiteHost(spec)
 
 
 def write_model(assembly: Assembly, site: str, weights: Mapping[str, Tensor], preparation: Mapping[str, Any]) -> None:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]
 
 
+class MethodLike(Protocol):
+    """A method (`methods.shared.method.Method`); a host looks up its operations by name."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class OptimizerLike(Protocol):
     """The `[optimizer]` table (`training.optimizer.Optimizer`)."""
 
@@ -42,7 +49,6 @@ class TrainerLike(Protocol):
     precision: str
     privacy: Privacy | None
     cut: str | None
-    used: list[Tensor] | None
     local_names: frozenset[str]
     initial_local: dict[str, Tensor]
 
@@ -69,4 +75,5 @@ class TrainerLike(Protocol):
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor: ...
     def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor: ...
     def evaluate(self, part: Part) -> dict[str, Tensor]: ...
+    def note_batches(self) -> contextlib.AbstractContextManager[list[Tensor]]: ...
     def autocast(self) -> contextlib.AbstractContextManager: ...

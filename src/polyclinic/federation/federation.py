@@ -10,7 +10,8 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,7 +24,9 @@ from polyclinic.federation.communication import RECEIVED, SENT, Communication
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
+from polyclinic.federation.observer import Observer
 from polyclinic.federation.privacy_coverage import Coverage
+from polyclinic.federation.state import SitePosition, SiteState, read_state
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
 
@@ -53,47 +56,51 @@ class State:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class FederationSpec:
+    """What a federation consists of."""
+
+    sites: tuple[str, ...]
+    seed: int
+    #: the run folder
+    folder: Path
+    initial_weights: Callable[[], dict[str, Tensor]]
+    #: what parcels of each kind must look like
+    expected: Mapping[str, Expected]
+    #: the coordinator's own trainer, for methods in which it trains as well
+    trainer: TrainerLike
+    faults: Faults = Faults()
+    #: rounds between checkpoints; 0 for none
+    checkpoint_every: int = 1
+    #: the networks of sites that have another one, by site
+    backbones: Mapping[str, str] = field(default_factory=dict)
+    #: the study's tables [generator] and [replay]
+    generator: Settings | None = None
+    replay_settings: Settings | None = None
+
+
 class Federation:
-    """The coordinator's view of a run. Build one per run; see `polyclinic.run`.
+    """The coordinator's view of a run. Build one per run; see `polyclinic.run`."""
 
-    `trainer` is the coordinator's own trainer, for methods in which it trains as well. `backbones` names the networks
-    of sites that have another one.
-    """
-
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        sites: tuple[str, ...],
-        seed: int,
-        checkpoint: Checkpoint,
-        initial_weights: Callable[[], dict[str, Tensor]],
-        expected: Mapping[str, Expected],
-        trainer: TrainerLike,
-        faults: Faults | None = None,
-        checkpoint_every: int = 1,
-        observer: Any = None,
-        backbones: Mapping[str, str] | None = None,
-        generator: Settings | None = None,
-        replay_settings: Settings | None = None,
-    ) -> None:
+    def __init__(self, spec: FederationSpec, engine: Engine, observer: Observer | None = None) -> None:
         self.engine = engine
-        self.sites = sites
-        self.seed = seed
+        self.sites = spec.sites
+        self.seed = spec.seed
         self.round = 0
         self.communication = Communication()
         self.coverage = Coverage()
         self.failures: list[dict[str, Any]] = []
-        self.initial_weights = initial_weights
-        self.trainer = trainer
-        self.backbones = dict(backbones or {})
-        self.generator = generator  #: the study's table [generator]
-        self.replay_settings = replay_settings  #: the study's table [replay]
-        self.observer = observer
-        self._checkpoint = checkpoint
-        self._expected = expected
-        self._faults = faults or Faults()
-        self._every = checkpoint_every
+        self.initial_weights = spec.initial_weights
+        self.trainer = spec.trainer
+        self.backbones = dict(spec.backbones)
+        self.generator = spec.generator
+        self.replay_settings = spec.replay_settings
+        self.observer = observer or Observer()
+        self._folder = spec.folder
+        self._checkpoint = Checkpoint(spec.folder / "checkpoint")
+        self._expected = spec.expected
+        self._faults = spec.faults
+        self._every = spec.checkpoint_every
         self._keyed: list[str] = []  # sites that know the others' public keys, and are known
         self._held: dict[str, str] = {}  # digest of the weights each site received last
         self._out: set[str] = set()  # sites that failed in this round
@@ -188,8 +195,7 @@ class Federation:
             calls.append(Call(site, operation, self.round, {**parcels, **of_site}, {**arguments, **more}, to))
         for call in calls if counted else []:
             self._count_received(call)
-        if self.observer:
-            self.observer.asking(operation, sites)
+        self.observer.asking(operation, sites)
         failures = []
         with self._one_at_a_time():
             for call, sent in zip(calls, self.engine.call(calls), strict=True):
@@ -237,8 +243,7 @@ class Federation:
         for failure in failures:
             self._out.add(failure.site)
             self.failures.append({"round": self.round, **vars(failure)})
-            if self.observer:
-                self.observer.failed(failure)
+            self.observer.failed(failure)
         # a share just above a whole number is rounding: 0.07 * 100 is 7.000000000000001
         needed = max(1, math.ceil(self._faults.quorum * len(self.sites) - 1e-9))
         left = len(self.sites) - len(self._out)
@@ -281,8 +286,7 @@ class Federation:
             self._out = set()
             started = time.perf_counter()
             yield number
-            if self.observer:
-                self.observer.round_done(self, count, time.perf_counter() - started)
+            self.observer.round_done(self, count, time.perf_counter() - started)
             if self._every and (number % self._every == 0 or number == count):
                 self.save()
         self._out = set()  # what follows the rounds concerns all sites again, in a resumed run as in any
@@ -300,9 +304,8 @@ class Federation:
         self.failures = manifest.plain["failures"]
         self._held = manifest.plain["held"]
         self._keyed = manifest.plain.get("keyed", [])
-        if self.observer:
-            best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
-            self.observer.restore(manifest.plain["observer"], best)
+        best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
+        self.observer.restore(manifest.plain["observer"], best)
         return True
 
     def save(self) -> None:
@@ -310,7 +313,7 @@ class Federation:
         kept = vars(self._state)
         tensors = {f"state.{n}": v for n, v in kept.items() if _is_tensors(v)}
         tensors |= {f"once.{n}": v for n, v in self._once.items()}
-        if self.observer and self.observer.best_weights is not None:
+        if self.observer.best_weights is not None:
             tensors["best"] = self.observer.best_weights
         manifest = Manifest(round=self.round, sites=self.engine.checkpoint())
         manifest.plain = {
@@ -320,7 +323,7 @@ class Federation:
             "failures": self.failures,
             "held": self._held,
             "keyed": self._keyed,
-            "observer": self.observer.memory() if self.observer else {},
+            "observer": self.observer.memory(),
         }
         self._checkpoint.save(manifest, tensors)
         self.engine.prune(manifest.sites)
@@ -333,8 +336,7 @@ class Federation:
 
     def evaluate(self, weights: Weights | None = None) -> None:
         """Score the model on the sites' validation images, when this round is an evaluation point."""
-        if self.observer:
-            self.observer.evaluate(self, weights)
+        self.observer.evaluate(self, weights)
 
     def alike(self, site: str, other: str) -> bool:
         """Whether two sites have the same network, so that one can take the other's weights."""
@@ -350,8 +352,12 @@ class Federation:
 
     def handed_over(self, site: str, weights: Weights) -> None:
         """Note that `site` has finished its turn with `weights` (serial methods; `polyclinic forgetting`)."""
-        if self.observer:
-            self.observer.handed_over(self, site, weights)
+        self.observer.handed_over(self, site, weights)
+
+    def simulated_state(self, site: str) -> SiteState:
+        """What a simulated site keeps for itself, read from disk: the simulator may look, nobody else."""
+        assert self.engine.simulation, "what stays at a real site nobody else sees"
+        return read_state(self._folder, site, self.engine.checkpoint().get(site, SitePosition()))
 
 
 def _failed_before(site: str, operation: str) -> Failure:

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
-    from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.collaborators import MethodLike, TrainerLike
 
 
 def room_for_states() -> int:
@@ -48,6 +49,35 @@ def room_for_states() -> int:
     return min(max(memory // 32, 2**28), 2**30)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostSpec:
+    """What the sites of one process have in common."""
+
+    method: MethodLike
+    seed: int
+    #: what a site trains with, and that of sites with another network, by site
+    trainer: TrainerLike
+    trainers: Mapping[str, TrainerLike] = field(default_factory=dict)
+    #: the run folder
+    folder: Path
+    open_data: Callable[[str], SiteData]
+    policy: Policy
+    #: what parcels of each kind must look like
+    expected: Mapping[str, Expected]
+    #: keeps parcels for an audit, where the study says so
+    archive: ParcelArchive | None = None
+    #: what leaves instead of a parcel, given what the site had received
+    defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None
+    #: the study's tables [generator], [tuning] and [replay]
+    generator: Settings | None = None
+    tuning: Settings | None = None
+    replay_settings: Settings | None = None
+    #: all settings of the study that results depend on, as JSON
+    result_settings_json: str = ""
+    #: puts a finished model where a deployed site's people find it
+    keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
+
+
 class SiteHost:
     """Runs operations at the sites of one process: finds the site, runs, and passes results by the gate."""
 
@@ -58,40 +88,9 @@ class SiteHost:
     #: sites whose cache is kept; nobody knows its size
     CACHED = 8
 
-    def __init__(
-        self,
-        *,
-        method: Any,
-        seed: int,
-        trainer: TrainerLike,
-        folder: Path,
-        open_data: Callable[[str], SiteData],
-        policy: Policy,
-        expected: Mapping[str, Expected],
-        keeping: ParcelArchive | None = None,
-        defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None,
-        generator: Settings | None = None,
-        tuning: Settings | None = None,
-        replay_settings: Settings | None = None,
-        trainers: Mapping[str, TrainerLike] | None = None,
-        terms: str = "",
-    ) -> None:
-        """`trainers`: the trainers of sites whose network is not that of `trainer`; `defend(parcel, received)`: what
-        leaves instead of a parcel; `terms`: what the study says, in any form that is another one if it says anything
-        else."""
-        self.method = method
-        self.keeping, self.defend = keeping, defend
+    def __init__(self, spec: HostSpec) -> None:
+        self.spec = spec
         self.keys = key_exchange.KeyExchange()
-        self.seed = seed
-        self.trainer = trainer
-        self.trainers = dict(trainers or {})
-        self.generator, self.tuning, self.replay_settings = generator, tuning, replay_settings
-        self.terms = terms
-        self.keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
-        self.folder = folder
-        self.open_data = open_data
-        self.policy = policy
-        self.expected = expected
         self._sites: OrderedDict[str, Site] = OrderedDict()
         self._gates: dict[str, Gate] = {}  # of the sites in memory
         self._ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
@@ -128,8 +127,8 @@ class SiteHost:
         site = self._site(call.site, group)
         site.round = call.round
         parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
-        if self.keeping:
-            self.keeping.begins(site, parcels)
+        if self.spec.archive:
+            self.spec.archive.begins(site, parcels)
         return Turn(site, call, parcels)
 
     def _work(self, work: Callable[..., Any], declared: Operation, turns: Sequence[Turn]) -> list[tuple[Parcel, ...]]:
@@ -138,41 +137,49 @@ class SiteHost:
         with _undone_on_error(turns):
             for turn in turns:
                 if turn.site.secret and turn.site.trainer.privacy is not None:
-                    transcript.extend(turn.site, self.terms, turn.call, turn.parcels)
+                    transcript.extend(turn.site, self.spec.result_settings_json, turn.call, turn.parcels)
             # dropout draws from global state
             gpus = range(torch.cuda.device_count())
-            with seeded(self.seed, call.site, declared.address, call.round, gpus=gpus):
+            with seeded(self.spec.seed, call.site, declared.address, call.round, gpus=gpus):
                 if not declared.grouped:
-                    return [_parcels(work(turn.site, **turn.payload)) for turn in turns]
+                    return [self._work_alone(work, turn) for turn in turns]
                 names = dict.fromkeys(name for turn in turns for name in turn.payload)
                 lists = {name: [turn.payload.get(name) for turn in turns] for name in names}
                 return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
+
+    def _work_alone(self, work: Callable[..., Any], turn: Turn) -> tuple[Parcel, ...]:
+        """One site's work; an archive wants to know which images it used."""
+        if not self.spec.archive:
+            return _parcels(work(turn.site, **turn.payload))
+        with turn.site.trainer.note_batches() as turn.used:
+            return _parcels(work(turn.site, **turn.payload))
 
     def _finish(self, turn: Turn, declared: Operation, released: tuple[Parcel, ...]) -> Reply:
         """Pass what a site releases through its gate; where that refuses it, nothing has happened at the site."""
         with _undone_on_error([turn]):
             check_private(turn.site, turn.call.operation, released)
-            if self.defend:
-                released = tuple(self.defend(parcel, turn.parcels) for parcel in released)
-            return Reply(turn.call.site, self._release(turn.site, turn.call, declared, released))
+            if self.spec.defend:
+                released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
+            return Reply(turn.call.site, self._release(turn, declared, released))
 
     def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
         """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
         if declared.sealed_only and parcel.kind != SEALED:
             raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
         found = key_exchange.unseal(site, parcel, call) if parcel.kind == SEALED else parcel
-        self.expected.get(found.kind, Expected(found.kind)).check(found)
+        self.spec.expected.get(found.kind, Expected(found.kind)).check(found)
         return found
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
         """An operation of the method, or of the key exchange that every site takes part in, and what it declares."""
-        for owner in (self.method, self.keys):
+        for owner in (self.spec.method, self.keys):
             found: Any = getattr(owner, name, None)
             if hasattr(found, "operation"):
                 return found, found.operation
-        raise LookupError(f"method '{self.method.name}' has no operation '{name}'")
+        raise LookupError(f"method '{self.spec.method.name}' has no operation '{name}'")
 
-    def _release(self, site: Site, call: Call, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+    def _release(self, turn: Turn, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        site, call, policy = turn.site, turn.call, self.spec.policy
         for parcel in parcels:
             if parcel.kind not in declared.releases:
                 raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
@@ -183,10 +190,10 @@ class SiteHost:
             to=call.to,
             simulation_only=declared.simulation_only,
             seal=None if call.to == COORDINATOR else lambda parcel: key_exchange.seal(site, parcel, call),
-            cohort=cohort(site.data, str(call.arguments.get("split", "train"))) if self.policy.min_cohort else None,
+            cohort=cohort(site.data, str(call.arguments.get("split", "train"))) if policy.min_cohort else None,
         )
-        if self.keeping:
-            self.keeping.released(site, call, parcels, declared.address)
+        if self.spec.archive:
+            self.spec.archive.released(site, call, parcels, turn.used, declared.address)
         return leaving
 
     def checkpoint(self) -> dict[str, SitePosition]:
@@ -214,8 +221,8 @@ class SiteHost:
     def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
         """Delete states that a durable checkpoint no longer needs."""
         for name, position in names.items():
-            for path in (self.folder / "sites" / name).glob("state-*.safetensors"):
-                if path != state_path(self.folder, name, position.version):
+            for path in (self.spec.folder / "sites" / name).glob("state-*.safetensors"):
+                if path != state_path(self.spec.folder, name, position.version):
                     path.unlink()
 
     def _site(self, name: str, group: Sequence[str] = ()) -> Site:
@@ -240,40 +247,41 @@ class SiteHost:
                 del self._sites[site.name], self._gates[site.name]
 
     def _open(self, name: str) -> Site:
+        spec = self.spec
         position = self._positions.setdefault(name, SitePosition())
-        state = read_state(self.folder, name, position)
-        data = self.open_data(name)
+        state = read_state(spec.folder, name, position)
+        data = spec.open_data(name)
         if name not in self._ledgers:
-            self._ledgers[name] = Ledger(self.folder / "ledger" / f"{name}.jsonl")
+            self._ledgers[name] = Ledger(spec.folder / "ledger" / f"{name}.jsonl")
             self._ledgers[name].expect_repeats_after(position.lines)
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
-        self._gates[name] = Gate(name, self.policy, self._ledgers[name], raw_images, self._earlier_ledgers(name))
-        folder = self.folder / "sites" / name
+        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, self._earlier_ledgers(name))
+        folder = spec.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
-        secret = secret_in(folder) if self.policy.deployed else ""
+        secret = secret_in(folder) if spec.policy.deployed else ""
         return Site(
             name=name,
-            seed=self.seed,
+            seed=spec.seed,
             data=data,
-            trainer=self.trainers.get(name, self.trainer),
+            trainer=spec.trainers.get(name, spec.trainer),
             state=state,
             folder=folder,
-            generator=self.generator,
-            tuning=self.tuning,
-            replay_settings=self.replay_settings,
-            trainers=(self.trainer, *self.trainers.values()),
+            generator=spec.generator,
+            tuning=spec.tuning,
+            replay_settings=spec.replay_settings,
+            trainers=(spec.trainer, *spec.trainers.values()),
             secret=secret,
-            keep_model=self.keep_model,
+            keep_model=spec.keep_model,
         )
 
     def _earlier_ledgers(self, name: str) -> list[Path]:
         """Ledgers of a deployed site's other runs, which lie side by side; a simulated site has none."""
-        if not self.policy.deployed:
+        if not self.spec.policy.deployed:
             return []
         return [
             path
-            for path in sorted(self.folder.parent.glob(f"*/ledger/{name}.jsonl"))
-            if self.folder not in path.parents
+            for path in sorted(self.spec.folder.parent.glob(f"*/ledger/{name}.jsonl"))
+            if self.spec.folder not in path.parents
         ]
 
     def _save(self, site: Site) -> None:
@@ -281,7 +289,7 @@ class SiteHost:
         version = self._positions[site.name].version
         if site.state.changed:
             version += 1
-            path = state_path(self.folder, site.name, version)
+            path = state_path(self.spec.folder, site.name, version)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_tensors(path, site.state)
             site.state.changed = False
@@ -336,6 +344,8 @@ class Turn:
     def __init__(self, site: Site, call: Call, parcels: Mapping[str, Parcel]) -> None:
         self.site, self.call, self.parcels = site, call, parcels
         self.before, self.changed = dict(site.state), site.state.changed
+        #: indices of the site's images in every batch that it took, where an archive wants them
+        self.used: list[Tensor] = []
 
     @property
     def payload(self) -> dict[str, Any]:

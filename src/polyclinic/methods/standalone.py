@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.traits import Traits
 
 if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
     from polyclinic.models import Backbone
 
 
@@ -43,31 +44,24 @@ class Standalone(Method):
     def train(self, site: Site) -> None:
         local_training.train(site, {}, steps=self.local_steps)
 
-    @operation("metrics")
-    def evaluate(
-        self,
-        site: Site,
-        weights: Weights | None = None,
-        split: str = "validation",
-        own: Literal["current", "best", "none"] = "current",
-    ) -> Parcel | None:
-        """As for any method; a site alone also selects its best round alone."""
-        scored = super().evaluate(site, weights, split, own)
-        if split == "validation" and own == "current":
-            self._select(site, scored)
-        return scored
+    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
+        """As for any method; a site alone also selects its best round alone, by its validation images."""
+        sums = super().score(site, part, weights, own)
+        if part is site.data.validation and own == "current":
+            self._select(site, sums)
+        return sums
 
     @operation()
     def remember(self, site: Site) -> None:
         """Nothing to do: the site has selected for itself."""
 
     @staticmethod
-    def _select(site: Site, scored: Parcel | None) -> None:
+    def _select(site: Site, sums: dict[str, Tensor]) -> None:
         task = site.trainer.task
-        if scored is None:  # no validation images: the last round is as good a choice as any
+        if not sums:  # no validation images: the last round is as good a choice as any
             site.state.put("best", site.state.group("local"))
             return
-        score = task.finish(dict(scored.tensors))[task.metric]
+        score = task.finish(sums)[task.metric]
         score = score if task.better == "higher" else -score
         if "best_score" not in site.state or score > float(site.state["best_score"]):
             site.state["best_score"] = torch.tensor(score, dtype=torch.float64)

@@ -17,7 +17,8 @@ from torch import Tensor
 from polyclinic import plugins
 from polyclinic.data.parts import Parts, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.host import SiteHost
+from polyclinic.federation.federation import Faults, FederationSpec
+from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
@@ -25,7 +26,7 @@ from polyclinic.models import Backbone, build, initial_weights
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
-from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer, TrainerSpec
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,10 @@ class Assembly:
         """What a site with this network (by default the study's) trains with."""
         study, model = self.study, self.build_model(backbone)
         device = device_of(study.engine.device)
-        return Trainer(
-            model,
-            study.task,
-            self.target,
-            study.optimizer,
+        spec = TrainerSpec(
+            task=study.task,
+            target=self.target,
+            optimizer=study.optimizer,
             cut=study.cut,
             local_names=study.method.local_names(model, study.model.batch_norm),
             initial=self._initial if backbone is None else self._initial_of(backbone),
@@ -97,6 +97,7 @@ class Assembly:
             privacy=study.privacy,
             graphs=study.engine.graphs,
         )
+        return Trainer(model, spec)
 
     @cached_property
     def expected(self) -> Mapping[str, Expected]:
@@ -108,9 +109,30 @@ class Assembly:
             "gradients": Expected("gradients", max_bytes=2**31),
         }
 
+    def federation_spec(self, trainer: Trainer) -> FederationSpec:
+        """What the coordinator works with; `trainer` is its own."""
+        study = self.study
+        return FederationSpec(
+            sites=self.parts.names,
+            seed=study.seed,
+            folder=self.folder,
+            initial_weights=self.initial_weights,
+            expected=self.expected,
+            trainer=trainer,
+            faults=Faults(study.engine.on_failure, study.engine.quorum),
+            checkpoint_every=study.engine.checkpoint_every,
+            backbones=self.backbones,
+            generator=study.generator,
+            replay_settings=study.replay,
+        )
+
     def host(self) -> SiteHost:
+        return SiteHost(self.host_spec())
+
+    def host_spec(self) -> HostSpec:
+        """What the sites of a process work with."""
         trainers = {name: self.trainer(name) for name in dict.fromkeys(self.backbones.values())}
-        return SiteHost(
+        return HostSpec(
             method=self.study.method,
             seed=self.study.seed,
             trainer=self.trainer(),
@@ -118,18 +140,18 @@ class Assembly:
             open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
             policy=self.policy or Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
-            keeping=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
+            archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             defend=self.study.defence,
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
             replay_settings=self.study.replay,
             trainers={site: trainers[name] for site, name in self.backbones.items()},
-            terms=self.terms,
+            result_settings_json=self.result_settings_json,
         )
 
     @property
-    def terms(self) -> str:
-        """What the study says about results: all of it, but for the engine."""
+    def result_settings_json(self) -> str:
+        """All settings that results depend on, as JSON: the whole study but for its format and its engine."""
         tables = {name: table for name, table in self.study.as_tables().items() if name not in ("format", "engine")}
         if self.study.plugins:  # what they are, not where they lie
             found = plugins.load_from_study(self.study.plugins)
@@ -137,23 +159,23 @@ class Assembly:
         return json.dumps(tables, sort_keys=True)
 
     @cached_property
-    def order(self) -> str:
-        """What another process must be told to build the same assembly: JSON, for `assemble_from`."""
-        told: dict[str, Any] = {
+    def worker_spec(self) -> str:
+        """What another process needs to build the same assembly: JSON, for `assemble_from`."""
+        spec: dict[str, Any] = {
             "study": self.study.as_tables(),
             "parts": str(self.parts.folder),
             "folder": str(self.folder),
         }
         if self.study.plugins:  # found where they were found here, and refused if they have changed since
-            told["digests"] = plugins.load_from_study(self.study.plugins)
-            told["modules"] = plugins.folders(self.study.plugins)
-        return json.dumps(told)
+            spec["digests"] = plugins.load_from_study(self.study.plugins)
+            spec["modules"] = plugins.folders(self.study.plugins)
+        return json.dumps(spec)
 
 
-def assemble_from(order: str) -> Assembly:
-    """The assembly a worker process was told to build, from its JSON order."""
-    told = json.loads(order)
-    folder = Path(told["parts"])
+def assemble_from(worker_spec: str) -> Assembly:
+    """The assembly that a worker process builds from its `worker_spec`."""
+    spec = json.loads(worker_spec)
+    folder = Path(spec["parts"])
     if not (folder / "info.json").is_file():
         raise WorkFailed(
             f"machine '{socket.gethostname()}' does not see '{folder}'; put the run folder and POLYCLINIC_CACHE where "
@@ -161,14 +183,14 @@ def assemble_from(order: str) -> Assembly:
         )
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
     parts = Parts(folder, tuple(info["counts"]), info)
-    sys.path += [place for place in told.get("modules", []) if place not in sys.path]
-    plugins.load(told["study"].get("plugins", []), told.get("digests"))
-    return Assembly(parse_study(told["study"]), parts, Path(told["folder"]))
+    sys.path += [place for place in spec.get("modules", []) if place not in sys.path]
+    plugins.load(spec["study"].get("plugins", []), spec.get("digests"))
+    return Assembly(parse_study(spec["study"]), parts, Path(spec["folder"]))
 
 
-def host_from(order: str) -> SiteHost:
-    """The host of sites that a worker process was told to be; the process computes with the study's threads."""
-    assembly = assemble_from(order)
+def host_from(worker_spec: str) -> SiteHost:
+    """The host of sites that a worker process runs; the process computes with the study's threads."""
+    assembly = assemble_from(worker_spec)
     torch.set_num_threads(assembly.study.engine.threads)
     return assembly.host()
 

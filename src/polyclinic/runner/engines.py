@@ -17,7 +17,7 @@ def in_process_engine(assembly: Assembly) -> Engine:
     settings = assembly.study.engine
 
     def start_worker() -> WorkerProcess:
-        return WorkerProcess(python_command("polyclinic.runner.worker", assembly.order), threads=settings.threads)
+        return WorkerProcess(python_command("polyclinic.runner.worker", assembly.worker_spec), threads=settings.threads)
 
     on_cpu = device_of(settings.device) == "cpu"
     stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)
@@ -41,7 +41,7 @@ def ray_engine(assembly: Assembly) -> Engine:
     return Ray(
         assembly.parts.names,
         host_from,
-        assembly.order,
+        assembly.worker_spec,
         assembly.folder,
         share=Share(settings.workers, settings.threads, gpu_share(settings.gpus, device_of(settings.device))),
         address=settings.address,

@@ -36,7 +36,7 @@ def run_simulated(assembly: Assembly, display: Display) -> dict[str, Any]:
     follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
     display.started(assembly.study, assembly.parts.names, follow.shown + 1)
     with tempfile.TemporaryDirectory() as scratch:
-        job_spec = {"assembly": assembly.order, "names": names, "run": os.getpid()}
+        job_spec = {"assembly": assembly.worker_spec, "names": names, "run": os.getpid()}
         job = write_job(Path(scratch), "polyclinic", spec=job_spec, least=len(names))
         simulate(job, workspace, list(names), watch=follow.look)
     if not outcome.exists():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.observer import Observer
 from polyclinic.files import atomic_write, write_tensors
 from polyclinic.study import Study
 from polyclinic.tasks import Task
@@ -30,7 +31,7 @@ class Display:
     def finished(self, result: Mapping[str, Any]) -> None: ...
 
 
-class Recorder:
+class Recorder(Observer):
     """The observer of a federation."""
 
     def __init__(self, study: Study, folder: Path, *, has_local: bool, display: Display) -> None:

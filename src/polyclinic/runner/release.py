@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.runner.recorder import Recorder, mean_of, score
 from polyclinic.study import Study
 
@@ -27,15 +25,14 @@ def released_models(federation: Federation, recorder: Recorder, last: Weights) -
         return {"": dict(selected)}
     group = "best" if recorder.best_round else "local"
     common = {**federation.trainer.initial_local, **selected}
-    own = {site: _own_part(federation, recorder.folder, site, group) for site in federation.sites}
+    own = {site: _own_part(federation, site, group) for site in federation.sites}
     # a site that keeps all of its model may have another network than the coordinator
     return {site: part if part and not selected else common | part for site, part in own.items()}
 
 
-def _own_part(federation: Federation, folder: Path, site: str, group: str) -> dict[str, Tensor]:
-    """What a simulated site keeps for itself, read from its state on disk: the simulator may look, nobody else."""
-    position = federation.engine.checkpoint().get(site, SitePosition())
-    state = read_state(folder, site, position)
+def _own_part(federation: Federation, site: str, group: str) -> dict[str, Tensor]:
+    """The weights that a simulated site keeps for itself."""
+    state = federation.simulated_state(site)
     return state.group(group) or state.group("local")
 
 

@@ -13,9 +13,8 @@ import torch
 
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
-from polyclinic.federation.checkpoint import Checkpoint
 from polyclinic.federation.engine import Engine
-from polyclinic.federation.federation import Faults, Federation
+from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
@@ -138,21 +137,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     study, folder, parts = assembly.study, assembly.folder, assembly.parts
     trainer = assembly.trainer()
     recorder = Recorder(study, folder, has_local=bool(trainer.local_names), display=display)
-    federation = Federation(
-        engine=engine,
-        sites=parts.names,
-        seed=study.seed,
-        checkpoint=Checkpoint(folder / "checkpoint"),
-        initial_weights=assembly.initial_weights,
-        expected=assembly.expected,
-        trainer=trainer,
-        faults=Faults(study.engine.on_failure, study.engine.quorum),
-        checkpoint_every=study.engine.checkpoint_every,
-        observer=recorder,
-        backbones=assembly.backbones,
-        generator=study.generator,
-        replay_settings=study.replay,
-    )
+    federation = Federation(assembly.federation_spec(trainer), engine, recorder)
     started = time.perf_counter()
     try:
         federation.resume()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
+from polyclinic.training.augmentation import augment
 from polyclinic.training.graphs import GraphedGradients
 
 if TYPE_CHECKING:
@@ -24,51 +26,49 @@ if TYPE_CHECKING:
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy
     from polyclinic.tasks import Target, Task
-from polyclinic.training.augmentation import augment
-from polyclinic.training.optimizer import Optimizer
+    from polyclinic.training.optimizer import Optimizer
 
 EVALUATION_BATCH = 256
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainerSpec:
+    """What a trainer knows of the study."""
+
+    task: Task
+    target: Target
+    optimizer: Optimizer
+    #: the layer after which the network may be split
+    cut: str | None = None
+    #: the weights that stay at each site (batch-norm statistics, say), and all weights before any training
+    local_names: frozenset[str] = frozenset()
+    initial: Mapping[str, Tensor] | None = None
+    device: str = "cpu"
+    precision: str = "fp32"
+    privacy: Privacy | None = None
+    #: whether passes of a batch on a GPU are replayed as a CUDA graph (`GraphedGradients`)
+    graphs: bool = False
+
+
 class Trainer:
-    """One model, and the ways to load, train and evaluate it.
+    """One model, and the ways to load, train and evaluate it."""
 
-    `local_names` are the weights that stay at each site (batch-norm statistics, say); `initial` gives their values
-    before a site has any of its own.
-    """
-
-    def __init__(
-        self,
-        model: Backbone,
-        task: Task,
-        target: Target,
-        optimizer: Optimizer,
-        *,
-        cut: str | None = None,
-        local_names: frozenset[str] = frozenset(),
-        initial: Mapping[str, Tensor] | None = None,
-        device: str = "cpu",
-        precision: str = "fp32",
-        privacy: Privacy | None = None,
-        graphs: bool = False,
-    ) -> None:
-        """With `graphs`, passes of a batch on a GPU are replayed as CUDA graphs (`GraphedGradients`)."""
-        self.device = torch.device(device)
+    def __init__(self, model: Backbone, spec: TrainerSpec) -> None:
+        self.device = torch.device(spec.device)
         self.channels_last = self.device.type == "cuda"
         self.model = model.to(self.device)
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.task = task
-        self.target = target
-        self.optimizer = optimizer
-        self.precision = precision
-        self.privacy = privacy
-        self.cut = cut
-        #: indices of the images of every batch, while somebody wants to know
-        self.used: list[Tensor] | None = None
-        self._graphed = self._graphed_gradients() if graphs and self.device.type == "cuda" else None
-        self.local_names = local_names
-        self.initial_local = {name: initial[name] for name in sorted(local_names)} if initial else {}
+        self.task = spec.task
+        self.target = spec.target
+        self.optimizer = spec.optimizer
+        self.precision = spec.precision
+        self.privacy = spec.privacy
+        self.cut = spec.cut
+        self.local_names = spec.local_names
+        self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
+        self._noted: list[Tensor] | None = None
+        self._graphed = self._graphed_gradients() if spec.graphs and self.device.type == "cuda" else None
 
     # --- weights ----------------------------------------------------------------------------------
 
@@ -114,11 +114,20 @@ class Trainer:
 
     def batch(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch:
         """The images at `index`, augmented, with their targets, on the device."""
-        if self.used is not None:
-            self.used.append(index)
+        if self._noted is not None:
+            self._noted.append(index)
         images, labels, masks = self._fetch(part, index.numpy())
         images, masks = augment(images, masks, self.optimizer.augment, rng)
         return images, self.task.targets(labels, masks)
+
+    @contextlib.contextmanager
+    def note_batches(self) -> Iterator[list[Tensor]]:
+        """Gives a list; until the block ends, the indices of the images of every batch are put into it."""
+        before, self._noted = self._noted, []
+        try:
+            yield self._noted
+        finally:
+            self._noted = before
 
     def in_order(self, part: Part) -> Iterator[Batch]:
         """All images once, in order, in large batches."""

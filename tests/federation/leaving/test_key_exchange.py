@@ -10,9 +10,8 @@ import torch
 from polyclinic.data.parts import Part, SiteData
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.checkpoint import Checkpoint
-from polyclinic.federation.federation import Federation
-from polyclinic.federation.host import SiteHost
+from polyclinic.federation.federation import Federation, FederationSpec
+from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
@@ -80,7 +79,7 @@ def data_of(name):
 @pytest.fixture
 def make(tmp_path):
     def build(meddle=lambda call: call):
-        host = SiteHost(
+        of_host = HostSpec(
             method=Courier(),
             seed=0,
             trainer=None,
@@ -89,15 +88,15 @@ def make(tmp_path):
             policy=Policy(kinds=tuple(KINDS)),
             expected={"weights": Expected.like("weights", {"w": SECRET})},
         )
-        federation = Federation(
-            engine=Wire(host, meddle),
+        spec = FederationSpec(
             sites=SITES,
             seed=0,
-            checkpoint=Checkpoint(tmp_path / "checkpoint"),
+            folder=tmp_path,
             initial_weights=dict,
             expected={"weights": Expected.like("weights", {"w": SECRET})},
             trainer=None,
         )
+        federation = Federation(spec, Wire(SiteHost(of_host), meddle))
         federation.round = 3
         return federation
 
@@ -265,7 +264,8 @@ def test_a_parcel_of_an_earlier_round_is_refused(make):
 
 def test_what_is_inside_is_checked_like_any_parcel(make):
     federation = make()
-    federation.engine.host.expected = {"weights": Expected.like("weights", {"w": SECRET[:3]})}
+    host = federation.engine.host
+    host.spec = replace(host.spec, expected={"weights": Expected.like("weights", {"w": SECRET[:3]})})
     failure = federation.forward("a", "hand_over", "b", "take")
     assert "tensor 'w' is torch.float32 (64,), expected torch.float32 (3,)" in failure.reason
 

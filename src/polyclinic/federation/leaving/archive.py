@@ -54,11 +54,10 @@ class ParcelArchive:
     def begins(self, site: Site, received: Mapping[str, Parcel]) -> None:
         """Tell before an operation what the site has received for it."""
         self._received.setdefault(site.name, {}).update(received)
-        site.trainer.used = []
 
-    def released(self, site: Site, call: Call, parcels: Sequence[Parcel], address: str) -> None:
-        """Tell after the gate has let these parcels out; `address` is what the operation's draws are addressed by."""
-        used, site.trainer.used = site.trainer.used or [], None
+    def released(self, site: Site, call: Call, parcels: Sequence[Parcel], used: Sequence[Tensor], address: str) -> None:
+        """Tell after the gate has let these parcels out. `used`: indices of the site's images in every batch that it
+        took; `address`: what the operation's draws are addressed by."""
         if any(is_attackable(parcel.kind) for parcel in parcels):
             step = self._step(call)
             wanted = [p for p in parcels if is_attackable(p.kind) or p.kind in COMPANION_KINDS]
@@ -74,7 +73,7 @@ class ParcelArchive:
         return step
 
     def _keep(
-        self, site: Site, call: Call, step: int, parcels: Sequence[Parcel], used: list[Tensor], address: str
+        self, site: Site, call: Call, step: int, parcels: Sequence[Parcel], used: Sequence[Tensor], address: str
     ) -> None:
         folder = site.folder / "kept"
         priority = seed_of(self.seed, site.name, "keep", address, call.round, step)

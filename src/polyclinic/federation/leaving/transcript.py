@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 NAME = "trail"
 
 
-def extend(site: Site, terms: str, call: Call, received: Mapping[str, Parcel]) -> None:
-    """Enter a call, with what came along (opened, where it was sealed). `terms`: what the study says."""
+def extend(site: Site, result_settings_json: str, call: Call, received: Mapping[str, Parcel]) -> None:
+    """Enter a call, with what came along (opened, where it was sealed). The
+    settings are those of the study that results depend on."""
     asked = [call.operation, call.round, call.to, dict(call.arguments)]
     digests = {name: parcel.digest for name, parcel in received.items()}
-    text = json.dumps([transcript_of(site.state), terms, _images_of(site), asked, digests], sort_keys=True)
+    text = json.dumps(
+        [transcript_of(site.state), result_settings_json, _images_of(site), asked, digests], sort_keys=True
+    )
     digest = bytearray(hashlib.sha256(text.encode()).digest())
     site.state[NAME] = torch.frombuffer(digest, dtype=torch.uint8)
 

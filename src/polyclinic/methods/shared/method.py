@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
+from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
@@ -19,8 +20,13 @@ from polyclinic.settings import Settings
 from polyclinic.training import private
 
 if TYPE_CHECKING:
+    from polyclinic.data.parts import Part
     from polyclinic.models import Backbone
     from polyclinic.training.replayed import ReplayedBatches
+
+
+#: which part of its own a site adds to a model: the one it has now, that of the best round, or none
+Own = Literal["current", "best", "none"]
 
 
 class Method(Settings):
@@ -67,23 +73,25 @@ class Method(Settings):
         site: Site,
         weights: Weights | None = None,
         split: str = "validation",
-        own: Literal["current", "best", "none"] = "current",
+        own: Own = "current",
     ) -> Parcel | None:
         """Score a model on the site's images: `weights` with the site's own part, current or as of the best round.
 
         A site without images in this split releases nothing.
         """
-        part = getattr(site.data, split)
+        sums = self.score(site, getattr(site.data, split), weights or {}, own)
+        return Parcel("metrics", sums, privacy=private.record_of_scores(site, split)) if sums else None
+
+    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
+        """Additive sums of the task's metrics over a part of the site's images; empty if there is nothing to score."""
         if len(part) == 0:
-            return None
+            return {}
         trainer = site.trainer_for(weights) if weights and own == "none" else site.trainer
-        trainer.load(local_training.assemble(site, weights or {}, own))
-        return Parcel("metrics", trainer.evaluate(part), privacy=private.record_of_scores(site, split))
+        trainer.load(local_training.assemble(site, weights, own))
+        return trainer.evaluate(part)
 
     @operation()
-    def keep_model(
-        self, site: Site, weights: Weights | None = None, own: Literal["current", "best", "none"] = "current"
-    ) -> None:
+    def keep_model(self, site: Site, weights: Weights | None = None, own: Own = "current") -> None:
         """The run is over: its model, with the site's own part, is the site's to use."""
         model = local_training.assemble(site, weights or {}, own)
         if site.keep_model and model:

@@ -21,12 +21,11 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators import utility
 from polyclinic.generators.base import as_tensor
 from polyclinic.generators.utility import DIETS, Learnt
 from polyclinic.methods.shared.gan_site import model_of
-from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
@@ -90,7 +89,7 @@ class Worth(Method):
             return {}
         table: dict[str, Any] = {}
         for site in federation.sites:
-            kept = _state_of(federation, site)
+            kept = federation.simulated_state(site)
             diets = {diet: self.marks(federation, kept.group(f"diet-{diet}")) for diet in DIETS}
             table[site] = {**diets, "released": _released(kept)} if any(diets.values()) else {}
         return {"diets": table}
@@ -172,18 +171,11 @@ class Worth(Method):
             sums |= {f"{group}/{name}": value for name, value in site.trainer.evaluate(own).items()}
         return Parcel("metrics", sums)
 
-    @operation("metrics")
-    def evaluate(
-        self,
-        site: Site,
-        weights: Weights | None = None,
-        split: str = "validation",
-        own: Literal["current", "best", "none"] = "current",
-    ) -> Parcel | None:
+    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; before the first weighing an owner has no network to score."""
         if own != "none" and not site.state.group("local"):
-            return None
-        return super().evaluate(site, weights, split, own)
+            return {}
+        return super().score(site, part, weights, own)
 
     @operation()
     def remember(self, site: Site) -> None:
@@ -215,12 +207,6 @@ def draw_sheet(site: Site, made: Part) -> None:
 def _kept(state: Any, diet: str) -> Learnt | None:
     weights = state.group(f"diet-{diet}")
     return Learnt(weights, float(state[f"score-{diet}"])) if weights else None
-
-
-def _state_of(federation: Federation, site: str) -> Any:
-    """What a simulated site keeps, read from disk: the simulator may look, nobody else."""
-    position = federation.engine.checkpoint().get(site, SitePosition())
-    return read_state(federation.observer.folder, site, position)
 
 
 def _released(state: Any) -> str:
