@@ -10,7 +10,7 @@ from faulty_method import will_hang
 from run_folders import assert_same_run, result
 
 from polyclinic.cli import run_app
-from polyclinic.engines.ray import RayWorker, Share, take_own_token
+from polyclinic.engines.ray import RayWorker, Share, prepare_own_ray
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner import assembly
 from polyclinic.runner.run import run
@@ -26,7 +26,7 @@ def running():
     """One small Ray for all tests of this file, so that each need not start its own."""
     here = str(Path(__file__).parents[1])
     environment = {"PYTHONPATH": os.pathsep.join([here, str(Path(__file__).parent), *sys.path])}
-    take_own_token()
+    prepare_own_ray()
     ray.init(
         address="local",  # not one that somebody else runs, or left behind, on this machine
         num_cpus=2,
@@ -64,6 +64,11 @@ def test_many_sites_take_turns_in_few_actors(tiny, undisturbed, running, tmp_pat
     study = tiny("fedbn", few, rounds=2, local_steps=1)
     run(on_ray(study, workers=2), tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+def test_actors_have_the_priority_of_who_starts_them(running):
+    """Beside other work, Ray's own choice (15) would leave them next to nothing of a busy machine."""
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
 
 
 @pytest.fixture
@@ -116,7 +121,7 @@ def test_a_machine_without_the_folders_is_named(tiny, running, tmp_path, monkeyp
     """As on a cluster whose machines do not share a disk."""
     monkeypatch.setattr(assembly.Assembly, "order", '{"parts": "/nowhere/parts"}')
     with pytest.raises(WorkFailed, match="does not see '/nowhere/parts'"):
-        run(on_ray(tiny("fedavg", rounds=1), workers=1, on_failure="stop"), tmp_path / "run")
+        run(on_ray(tiny("fedavg", {"sites.count": 1}, rounds=1), on_failure="stop"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

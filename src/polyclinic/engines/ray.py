@@ -80,7 +80,7 @@ class Ray(WorkerPool):
     def _connect(address: str | None, threads: int) -> None:
         refuse_silent_address(address)
         if address is None:
-            take_own_token()
+            prepare_own_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a hospital's machine tells nobody what it does
         here: dict[str, Any] = {"num_cpus": max(cores(), threads), "object_store_memory": STORE_BYTES}
         try:
@@ -192,6 +192,13 @@ class SiteActor:
             return None, list(self._host.save(call.site)), reply.to_bytes()
         except Exception as error:
             return reason_of(error), None, b""
+
+
+def prepare_own_ray() -> None:
+    """Settle what a Ray that is started here reads from the environment, unless the user has."""
+    take_own_token()
+    # Ray gives its workers a low priority (15): beside other work on the machine, sites would hardly train
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def take_own_token() -> None:
