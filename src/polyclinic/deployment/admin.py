@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from polyclinic import __version__
 from polyclinic.deployment.coordination import OUTCOME, STOPPED
@@ -175,10 +175,9 @@ class Watch:
         self.display.started(submission.study, submission.study.sites.site_names(), 1)
         attempts, before = 0, 0
         while True:
-            has_run = self._follow(submission, job)
-            outcome = self.administration.outcome(job)
-            if outcome is None and not has_run:
+            if self._follow(submission, job) == "cancelled":
                 raise WorkFailed(STOPPED)
+            outcome = self.administration.outcome(job)
             if outcome is not None and outcome.error != "Rejoining":
                 return outcome.result()
             attempts, before = (0 if self._round > before else attempts + 1), self._round
@@ -189,8 +188,8 @@ class Watch:
             job = self.administration.submit(submission)
             self.say(f"going on after round {self._round} as job {job}")
 
-    def _follow(self, submission: Submission, job: str) -> bool:
-        """Until the job has ended: show its rounds. Whether it was seen running at all."""
+    def _follow(self, submission: Submission, job: str) -> Literal["ended", "cancelled"]:
+        """Until the job has ended, show its rounds; "cancelled": it was aborted before it ran."""
         has_run = False
         patient_until: float | None = time.monotonic() + 15 * LOOK
         while not (status := self.administration.status(job)).startswith("FINISHED"):
@@ -205,4 +204,4 @@ class Watch:
                 self._round = last["round"]
                 self.display.round_done(last, submission.study.method.rounds)
             time.sleep(LOOK)
-        return has_run or status != "FINISHED:ABORTED"
+        return "cancelled" if status == "FINISHED:ABORTED" and not has_run else "ended"
