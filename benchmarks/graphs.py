@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from polyclinic.generators.gan.central import CentralTerm
+from polyclinic.generators.gan.owners import Federated, Images, Owners
 from torch import Tensor
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
@@ -27,8 +29,6 @@ from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import search
 from polyclinic.data.parts import Part
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.central import CentralTerm
-from polyclinic.generators.gan.owners import Federated, Images, Owners
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import device_rng, torch_rng

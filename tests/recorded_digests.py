@@ -263,32 +263,6 @@ def partitions() -> dict[str, str]:
     return found
 
 
-def owners() -> dict[str, str]:
-    """Stacked GANs of two federations, and stacked classifiers."""
-    import torch
-
-    from polyclinic.generators import GENERATORS
-    from polyclinic.generators.gan.central import CentralTerm
-    from polyclinic.generators.gan.learners import Lesson, LessonNetwork, teach
-    from polyclinic.generators.gan.owners import Federated, Images, Owners
-    from polyclinic.tasks import Target
-
-    def images(name: str) -> Images:
-        return Images(random_images(8, "owner", name, size=32), torch.arange(8) % 2)
-
-    settings: Any = GENERATORS["dcgan"](**DCGAN, batch_size=4)
-    federations = [Federated(seed, 1.0, {name: images(name) for name in "ab"}) for seed in (0, 1)]
-    stack = Owners(settings, CentralTerm(), federations, Target(classes=("no", "yes")))
-    for _ in range(2):
-        stack.step()
-    lessons = [Lesson(images("a"), images("b"), seed) for seed in (3, 4)]
-    taught = teach(lessons, lambda: LessonNetwork(3, 2, 32), 2, steps=2, batch_size=4, lr=2e-3, device="cpu")
-    return {
-        "owners": digest(stack.samples(torch.arange(4) % 2, "recorded")),
-        "learners": digest(taught.logits(images("a").images), taught.scores),
-    }
-
-
 def attacks() -> dict[str, str]:
     import torch
     from torch.nn import functional as F
@@ -333,7 +307,7 @@ def attacks() -> dict[str, str]:
 
 
 def pieces() -> dict[str, str]:
-    return {**phantoms(), **partitions(), **generators(), **owners(), **attacks()}
+    return {**phantoms(), **partitions(), **generators(), **attacks()}
 
 
 GROUPS: dict[str, Callable[[], dict[str, str]]] = {

@@ -1,4 +1,4 @@
-"""FELICIA across sites: what leaves an owner, what equals what, both schedules, privacy, resume, what is released."""
+"""FELICIA across sites: what leaves a site, what equals what, both schedules, privacy, resume, what is released."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.state import SitePosition, read_state
-from polyclinic.generators.gan.model import RealBatches
-from polyclinic.generators.gan.trainer import Dice
-from polyclinic.generators.utility import Learnt, gated, helped
-from polyclinic.methods.felicia import Felicia, _share
+from polyclinic.generators.gan.batches import RealBatches
+from polyclinic.generators.gan.model import GANSteps
+from polyclinic.methods.felicia import Felicia, _share_of_step
 from polyclinic.methods.shared.gan_site import NETWORKS
+from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation
 from polyclinic.privacy.record import EVERYTHING
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.result import Result
@@ -67,11 +67,15 @@ def test_only_synthetic_images_leave_and_scores(felicia, undisturbed, schedule):
         trained = [line for line in lines if line["kind"] != "metrics"]
         assert {line["kind"] for line in trained} == {"synthetic-images"}
         assert len(trained) == 4  # one for each of two steps of two rounds
-        assert {line["operation"] for line in lines if line["kind"] == "metrics"} <= {"weigh", "evaluate", "mark"}
+        assert {line["operation"] for line in lines if line["kind"] == "metrics"} <= {
+            "evaluate_utility",
+            "evaluate",
+            "test_sums",
+        }
     sent = result["communication"]["by_operation"]
     down = result["communication"]["by_kind"]
     assert {"gradients" if schedule == "synchronous" else "generator", "synthetic-images"} <= down.keys()
-    assert sent["begin" if schedule == "synchronous" else "train_apart"] > 2 * 8 * 3 * 28 * 28 * 4
+    assert sent["start_round" if schedule == "synchronous" else "train_locally"] > 2 * 8 * 3 * 28 * 28 * 4
 
 
 def test_a_policy_that_lets_out_nothing_but_synthetic_images_and_scores_is_enough(felicia, tmp_path):
@@ -79,7 +83,7 @@ def test_a_policy_that_lets_out_nothing_but_synthetic_images_and_scores_is_enoug
     assert run(study, tmp_path / "run")["failures"] == []
 
 
-def test_bytes_of_a_step_are_those_of_images_up_and_slopes_down(felicia, undisturbed):
+def test_bytes_of_a_step_are_those_of_images_up_and_gradients_down(felicia, undisturbed):
     pixels = 8 * 3 * 28 * 28
     kinds = undisturbed(felicia())["communication"]["by_kind"]
     steps = 2 * 2 * 2  # sites, rounds, steps
@@ -93,15 +97,15 @@ def test_bytes_of_a_step_are_those_of_images_up_and_slopes_down(felicia, undistu
 def test_the_central_discriminator_sees_what_left_and_nothing_else(felicia, tmp_path, monkeypatch):
     """Everything it is ever given is an image that some site's gate let out before."""
     released, seen = set(), []
-    whole = Felicia.gathered
+    whole = Felicia.gather_images
 
     def watch(self, federation, replies):
         released.update(image.numpy().tobytes() for reply in replies for image in reply.synthetic_images["images"])
-        fakes, owner = whole(self, federation, replies)
-        seen.extend(image.numpy().tobytes() for image in fakes)
-        return fakes, owner
+        images, site = whole(self, federation, replies)
+        seen.extend(image.numpy().tobytes() for image in images)
+        return images, site
 
-    monkeypatch.setattr(Felicia, "gathered", watch)
+    monkeypatch.setattr(Felicia, "gather_images", watch)
     study = felicia(rounds=1)
     run(study, tmp_path / "run")
     assert seen
@@ -119,29 +123,25 @@ def test_the_central_discriminator_sees_what_left_and_nothing_else(felicia, tmp_
 
 
 def local_gan(study: Study, name: str) -> dict[str, torch.Tensor]:
-    """An owner's GAN trained by a loop of its own, without a federation."""
+    """A site's GAN trained by a loop of its own, without a federation."""
     parts = prepare(study.data, study.sites)
     part = open_site(parts.folder, name).train
     target = Target(classes=tuple(parts.info["classes"]))
     model = study.generator.build(channels=3, size=28, target=target, seed=study.seed)
-    duel = model.duel()
+    trainer = model.trainer()
     for number in (1, 2):
         rng = torch_rng(study.seed, name, "gan", number)
-        batches, dice = (
-            RealBatches(model, np.asarray(part.images), np.asarray(part.labels), rng),
-            Dice(rng, model.device),
-        )
+        steps = GANSteps(model, RealBatches(model, np.asarray(part.images), np.asarray(part.labels), rng), rng)
+        steps.trainer = trainer  # its optimisers go on from round to round
         for _ in range(2):
-            real, labels = batches.next()
-            duel.judge(real, labels, labels, dice)
-            duel.learn(duel.make(labels, dice), labels, dice)
+            steps.step()
     return model.state()
 
 
 @pytest.mark.parametrize(
     "generator", [{"name": "gan"}, {"name": "dcgan"}, {"name": "dcgan", "condition": "apart"}], ids=str
 )
-def test_with_lambda_0_owners_are_local_gans_bit_for_bit(felicia, undisturbed, generator):
+def test_with_lambda_0_sites_are_local_gans_bit_for_bit(felicia, undisturbed, generator):
     study = felicia({f"generator.{key}": value for key, value in generator.items()}, weight=0.0)
     result = undisturbed(study)
     assert "synthetic-images" not in result["communication"]["by_kind"]
@@ -156,13 +156,13 @@ def test_a_central_term_that_does_not_act_yet_changes_no_bit_though_images_trave
         assert same(gan_of(alone.folder, site), gan_of(joined.folder, site))
 
 
-def test_a_central_term_that_acts_changes_both_owners(felicia, undisturbed):
+def test_a_central_term_that_acts_changes_both_sites(felicia, undisturbed):
     alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia(weight=3.0))
     for site in ("site-1", "site-2"):
         assert not same(gan_of(alone.folder, site), gan_of(joined.folder, site))
 
 
-def test_one_owner_has_no_central_term(felicia, undisturbed):
+def test_one_site_has_no_central_term(felicia, undisturbed):
     results = [undisturbed(felicia({"sites.count": 1}, weight=weight)) for weight in (0.0, 5.0)]
     assert same(*(gan_of(result.folder, "site-1") for result in results))
     assert results[1]["communication"]["by_kind"].keys() == {"metrics"}
@@ -203,18 +203,18 @@ def test_networks_for_each_class_are_refused_where_labels_are_values(felicia, tm
         run(felicia(ages), tmp_path / "run")
 
 
-def test_three_owners_and_a_wasserstein_gan(felicia, tmp_path):
+def test_three_sites_and_a_wasserstein_gan(felicia, tmp_path):
     settings = {"sites.count": 3, "generator.name": "wgan-gp", "generator.critic_steps": 2}
     result = run(felicia(settings, rounds=1, weight=1.0), tmp_path / "run")
     assert result["failures"] == []
     assert set(result.metrics["diets"]) == {"site-1", "site-2", "site-3"}
 
 
-def test_every_image_sent_is_seen_once_and_each_owner_in_every_step():
-    owner = torch.tensor([0] * 6 + [1] * 6)
-    shares = [_share(owner, place, 3) for place in range(3)]
+def test_every_image_sent_is_seen_once_and_each_site_in_every_step():
+    site = torch.tensor([0] * 6 + [1] * 6)
+    shares = [_share_of_step(site, place, 3) for place in range(3)]
     assert torch.stack(shares).sum(0).tolist() == [1] * 12
-    assert all(owner[share].bincount().tolist() == [2, 2] for share in shares)
+    assert all(site[share].bincount().tolist() == [2, 2] for share in shares)
 
 
 # --- resume, failures, bad input ----------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_with_privacy_images_are_covered_and_the_account_grows(felicia, undistur
 # --- what it is worth ---------------------------------------------------------------------------------
 
 
-def test_the_result_says_what_each_diet_is_worth_in_all_and_by_subgroup(felicia, undisturbed):
+def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(felicia, undisturbed):
     result = undisturbed(felicia(weigh_every=1))
     assert [line["round"] for line in result["worth"]] == [1, 2]
     figures = result["worth"][-1]["sites"]["site-1"]
@@ -317,12 +317,12 @@ def test_the_result_says_what_each_diet_is_worth_in_all_and_by_subgroup(felicia,
 
 
 def test_the_gate_asks_validation_and_needs_its_margin():
-    found = {"real": Learnt({}, 0.80), "synthetic": Learnt({}, 0.99), "augmented": Learnt({}, 0.82)}
-    assert helped(found)
-    assert gated(found) == "augmented"
-    assert gated(found, margin=0.03) == "real"
+    scores = {"real": 0.80, "synthetic": 0.99, "augmented": 0.82}
+    found = {name: TrainedNetwork({}, score) for name, score in scores.items()}
+    assert choose_by_validation(found) == "augmented"
+    assert choose_by_validation(found, margin=0.03) == "real"
 
 
-def test_an_owner_can_release_one_diet_always(felicia, undisturbed):
+def test_a_site_can_release_one_training_set_always(felicia, undisturbed):
     diets = undisturbed(felicia(release="synthetic")).metrics["diets"]
     assert {of_site["released"] for of_site in diets.values()} == {"synthetic"}

@@ -16,10 +16,9 @@ from torch import Tensor
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.state import SitePosition, read_state
-from polyclinic.generators.gan.central import Central
-from polyclinic.generators.gan.model import RealBatches
-from polyclinic.generators.gan.trainer import Dice
-from polyclinic.methods.felicia import Felicia, _floats, central_network
+from polyclinic.generators.gan.batches import RealBatches
+from polyclinic.generators.random_source import RandomSource
+from polyclinic.methods.felicia import CentralDiscriminator, Felicia, _floats
 from polyclinic.methods.shared.gan_site import NETWORKS
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.result import Result
@@ -49,7 +48,7 @@ def gan_of(result: Result, site: str) -> dict[str, Tensor]:
 
 
 class Plain:
-    """An owner: its GAN, and the draws of the round it is in."""
+    """A site: its GAN, and the draws of the round it is in."""
 
     def __init__(self, study: Study, name: str) -> None:
         parts = prepare(study.data, study.sites)
@@ -57,76 +56,79 @@ class Plain:
         self.target = Target(classes=tuple(parts.info["classes"]))
         self.study, self.name = study, name
         self.model = study.generator.build(channels=3, size=28, target=self.target, seed=study.seed)
-        self.duel = self.model.duel()
+        self.trainer = self.model.trainer()
 
     def begin(self, round: int, purpose: str = "gan") -> None:
         rng = torch_rng(self.study.seed, self.name, purpose, round)
         self.batches = RealBatches(self.model, np.asarray(self.part.images), np.asarray(self.part.labels), rng)
-        self.dice = self.noise = Dice(rng, CPU)
+        self.random = self.noise = RandomSource(rng, CPU)
         if self.study.method.shared_noise:
-            self.noise = Dice(torch_rng(self.study.seed, "noise", purpose, round), CPU)
+            self.noise = RandomSource(torch_rng(self.study.seed, "noise", purpose, round), CPU)
 
-    def judge_and_make(self) -> Tensor:
+    def discriminate_and_make(self) -> Tensor:
         real, self.labels = self.batches.next()
-        self.duel.judge(real, self.labels, self.labels, self.dice)
-        self.fake = self.duel.make(self.labels, self.noise)
+        draws = self.trainer.draw_for_discriminator(self.random, len(real), len(real))
+        self.trainer.discriminator_step(real, self.labels, self.labels, draws)
+        self.fake = self.trainer.make_images(self.labels, self.noise)
         return self.fake.detach()
 
-    def learn(self, slope: Tensor | None) -> None:
-        self.duel.learn(self.fake, self.labels, self.dice, slope)
+    def generate(self, gradient: Tensor | None) -> None:
+        draws = self.trainer.draw_for_generator(self.random, len(self.labels))
+        self.trainer.generator_step(self.fake, self.labels, draws, gradient)
 
 
 class Both:
-    """Two owners and their central discriminator, which lasts from the first step to the last."""
+    """Two sites and their central discriminator, which lasts from the first step to the last."""
 
     def __init__(self, study: Study) -> None:
-        self.term, settings = study.method, study.generator
-        assert isinstance(self.term, Felicia)
-        self.owners = [Plain(study, name) for name in ("site-1", "site-2")]
-        self.network = central_network(settings, (1, 3, 28, 28), self.owners[0].target, 2, study.seed)
-        self.central = Central.of(self.network, settings.phi, self.term, owners=2, lr=settings.lr)
+        self.method, settings = study.method, study.generator
+        assert isinstance(self.method, Felicia)
+        self.sites = [Plain(study, name) for name in ("site-1", "site-2")]
+        trainer: Any = SimpleNamespace(target=self.sites[0].target, device=CPU, precision="fp32", graphs=False)
+        self.central = CentralDiscriminator(self.method, settings, trainer, (1, 3, 28, 28), 2, study.seed)
         self.seed = study.seed
 
-    def slope(self, central: Central, images: Tensor, owner: int, dice: Dice) -> Tensor:
-        """lambda times the slope of the mean over an owner's images."""
-        return 3.0 * central.slope(images, torch.full((len(images),), owner), dice) / len(images)
+    def gradient(self, images: Tensor, site: int, rng: torch.Generator) -> Tensor:
+        """lambda times the gradient of the mean over a site's images."""
+        number = torch.full((len(images),), site)
+        return 3.0 * self.central.image_gradient(images, number, self.central.other_sites(number, rng)) / len(images)
 
-    def in_step(self) -> None:
+    def synchronously(self) -> None:
         for round in range(1, ROUNDS + 1):
-            for one in self.owners:
+            for one in self.sites:
                 one.begin(round)
             for step in range((round - 1) * STEPS, round * STEPS):
-                self.step(step, Dice(torch_rng(self.seed, COORDINATOR, f"other owner {step}", round), CPU))
+                self.step(step, torch_rng(self.seed, COORDINATOR, f"other owner {step}", round))
 
-    def step(self, step: int, dice: Dice) -> None:
-        """Every D_i, then D_p on all made images, then every G_i."""
-        fakes = [one.judge_and_make() for one in self.owners]
-        if step >= self.term.frozen:
-            self.central.judge(torch.cat(fakes), torch.tensor([0] * BATCH + [1] * BATCH))
-        slopes = [self.slope(self.central, fake, k, dice) for k, fake in enumerate(fakes)]
-        for one, slope in zip(self.owners, slopes, strict=True):
-            one.learn(slope if step >= self.term.warm_up else None)
+    def step(self, step: int, rng: torch.Generator) -> None:
+        """Every D_i, then D_p on all synthetic images, then every G_i."""
+        fakes = [one.discriminate_and_make() for one in self.sites]
+        if step >= self.method.frozen:
+            self.central.step(torch.cat(fakes), torch.tensor([0] * BATCH + [1] * BATCH))
+        gradients = [self.gradient(fake, k, rng) for k, fake in enumerate(fakes)]
+        for one, gradient in zip(self.sites, gradients, strict=True):
+            one.generate(gradient if step >= self.method.warm_up else None)
 
-    def apart(self) -> None:
-        """Owners train with the central discriminator as it last came down; then it learns from what they send."""
-        for round, begin, steps in exchanges(self.term.exchange_every):
+    def locally(self) -> None:
+        """Sites train with the central discriminator as it last came down; then it learns from what they send."""
+        for round, begin, steps in exchanges(self.method.exchange_every):
             sent = [self.alone(k, round, begin, steps) for k in range(2)]
             for place in range(steps):
                 shares = [images[place::steps] for images in sent]
-                owner = torch.cat([torch.full((len(share),), k) for k, share in enumerate(shares)])
-                if begin + place >= self.term.frozen:
-                    self.central.judge(torch.cat(shares), owner)
+                site = torch.cat([torch.full((len(share),), k) for k, share in enumerate(shares)])
+                if begin + place >= self.method.frozen:
+                    self.central.step(torch.cat(shares), site)
 
     def alone(self, k: int, round: int, begin: int, steps: int) -> Tensor:
-        one = self.owners[k]
+        one = self.sites[k]
         one.begin(round, f"gan from {begin}")
         for step in range(begin, begin + steps):
-            fake = one.judge_and_make()
-            dice = Dice(torch_rng(self.seed, one.name, f"other owner {step}", round), CPU)
-            one.learn(self.slope(self.central, fake, k, dice) if step >= self.term.warm_up else None)
-        count = self.term.sent or steps * BATCH
+            fake = one.discriminate_and_make()
+            rng = torch_rng(self.seed, one.name, f"other owner {step}", round)
+            one.generate(self.gradient(fake, k, rng) if step >= self.method.warm_up else None)
+        count = self.method.sent or steps * BATCH
         with torch.no_grad():
-            made = [one.duel.make(one.batches.next()[1], one.noise) for _ in range(-(-count // BATCH))]
+            made = [one.trainer.make_images(one.batches.next()[1], one.noise) for _ in range(-(-count // BATCH))]
         return torch.cat(made)[:count]
 
 
@@ -138,7 +140,7 @@ def exchanges(every: int) -> Iterator[tuple[int, int, int]]:
 
 
 def check(result: Result, both: Both) -> None:
-    for one in both.owners:
+    for one in both.sites:
         found, wanted = gan_of(result, one.name), one.model.state()
         assert found.keys() == wanted.keys()
         for part, tensor in wanted.items():
@@ -155,7 +157,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_synchronous_steps_are_those_written_out(felicia, undisturbed, options):
     study = felicia(**options)
     both = Both(study)
-    both.in_step()
+    both.synchronously()
     check(undisturbed(study), both)
 
 
@@ -163,7 +165,7 @@ def test_synchronous_steps_are_those_written_out(felicia, undisturbed, options):
 def test_local_steps_are_those_written_out(felicia, undisturbed, options):
     study = felicia(schedule="local", exchange_every=2, **options)
     both = Both(study)
-    both.apart()
+    both.locally()
     result = undisturbed(study)
     check(result, both)
     lines = (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()
@@ -174,7 +176,7 @@ def test_local_steps_are_those_written_out(felicia, undisturbed, options):
 
 
 def test_the_small_wire_tells_the_central_discriminator_nearly_the_same(felicia):
-    """What arrives is what was made, but for the steps of a byte; and slopes but for bfloat16."""
+    """What arrives is what was made, but for the steps of a byte; and gradients but for bfloat16."""
     method = felicia(wire="small").method
     made = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     unprotected = SimpleNamespace(trainer=SimpleNamespace(privacy=None))
@@ -182,4 +184,4 @@ def test_the_small_wire_tells_the_central_discriminator_nearly_the_same(felicia)
     arrived = _floats(parcel.tensors["images"])
     assert parcel.tensors["images"].dtype == torch.uint8
     torch.testing.assert_close(arrived, made, rtol=0, atol=1 / 127)
-    torch.testing.assert_close(method.packed_slope(made).float(), made, rtol=2**-8, atol=0)
+    torch.testing.assert_close(method.pack_gradient(made).float(), made, rtol=2**-8, atol=0)

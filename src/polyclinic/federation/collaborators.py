@@ -49,6 +49,7 @@ class TrainerLike(Protocol):
     precision: str
     privacy: Privacy | None
     cut: str | None
+    graphs: bool
     local_names: frozenset[str]
     initial_local: dict[str, Tensor]
 

@@ -3,10 +3,9 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
-from polyclinic.generators import utility
 from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress
 from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
-from polyclinic.generators.gan.model import VanillaGAN
+from polyclinic.generators.gan.settings import VanillaGAN
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
@@ -38,5 +37,4 @@ __all__ = [
     "StyleGAN2",
     "VanillaGAN",
     "WassersteinGAN",
-    "utility",
 ]

@@ -7,6 +7,7 @@ factor. Any GAN can be trained so that can be trained step by step (`Steps`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor
-from polyclinic.generators.gan.model import GAN, GANModel, RealBatches
-from polyclinic.generators.gan.trainer import Dice, judge_times
+from polyclinic.generators.gan.batches import RealBatches
+from polyclinic.generators.gan.model import GANModel, GANSteps
+from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.stylegan2.model import StyleGAN2, StyleGAN2Model
 from polyclinic.metrics.distribution import Extractor, efficientnet_features, frechet_distance, kernel_distance
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
@@ -59,31 +61,19 @@ class Steps(Protocol):
         """One step of discriminator and generator, which pays `extra` besides."""
 
 
-class DuelSteps:
-    """A GAN of `gan.py`, step by step: what its `fit` does, and the extra loss."""
+class TunedSteps:
+    """A GAN of `gan/`, step by step: what its `fit` does, and the extra loss."""
 
     def __init__(self, model: GANModel, images: Tensor, labels: Tensor, rng: torch.Generator) -> None:
-        self.model, self.duel = model, model.duel()
-        self.dice = Dice(rng, model.device)
-        self.batches = RealBatches(model, images, labels, rng)
+        self.steps = GANSteps(model, RealBatches(model, images, labels, rng), rng)
 
     def step(self, extra: ExtraLoss | None = None) -> None:
-        settings, dice = self.model.settings, self.dice
-        wanted = judge_times(self.duel, self._next, self._wanted, settings.critic_steps, dice)
-        fake = self.duel.make(wanted, dice)
-        self.duel.learn(fake, wanted, dice, None if extra is None else self._gradient(extra, fake))
-
-    def _next(self) -> tuple[Tensor, Tensor]:
-        self.real, labels = self.batches.next()
-        return self.real, labels
-
-    def _wanted(self, labels: Tensor) -> Tensor:
-        return self.model.settings.wanted(labels, self.model.target, self.dice)
+        self.steps.step(None if extra is None else functools.partial(self._gradient, extra))
 
     def _gradient(self, extra: ExtraLoss, fake: Tensor) -> Tensor:
-        """Of the extra loss with respect to the made images, which lie in [-1, 1]."""
+        """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
         seen = fake.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(extra((self.real + 1) / 2, (seen.float() + 1) / 2), seen)
+        (gradient,) = torch.autograd.grad(extra((self.steps.real + 1) / 2, (seen.float() + 1) / 2), seen)
         return gradient
 
 
@@ -96,7 +86,7 @@ def steps_of(model: GeneratorModel, images: Any, labels: Any, rng: torch.Generat
     """The model, ready to be trained on these images step by step; BadInput where it cannot be."""
     images, labels = model.accept_images(images), as_tensor(labels)
     if isinstance(model, GANModel):
-        return DuelSteps(model, images, labels, rng)
+        return TunedSteps(model, images, labels, rng)
     if isinstance(model, StyleGAN2Model):
         return model.begin(images, labels, rng)
     raise BadInput(f"tuning: {type(model).__name__} is not trained step by step; choose a GAN, or drop [tuning]")

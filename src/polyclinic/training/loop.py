@@ -68,7 +68,8 @@ class Trainer:
         self.local_names = spec.local_names
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
         self._noted: list[Tensor] | None = None
-        self._graphed = self._graphed_gradients() if spec.graphs and self.device.type == "cuda" else None
+        self.graphs = spec.graphs and self.device.type == "cuda"
+        self._graphed = self._graphed_gradients() if self.graphs else None
 
     # --- weights ----------------------------------------------------------------------------------
 

@@ -13,20 +13,19 @@ from torch import nn
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.gan.augmentation import DRAWS, augment
+from polyclinic.generators.gan.batches import balanced_batches, endless_batches
 from polyclinic.generators.gan.losses import (
     Hinge,
     Linear,
     Log,
-    another_owner,
+    confusion_loss,
+    gan_loss,
     gradient_penalty,
-    phi_of,
-    taken_for,
-    told_apart,
+    site_cross_entropy,
 )
-from polyclinic.generators.gan.model import GANModel, balanced_batches, endless_batches, private_losses
-from polyclinic.generators.gan.networks import Spectral, doublings, refine
+from polyclinic.generators.gan.model import GANModel, private_losses
+from polyclinic.generators.gan.networks import Spectral, doublings, update_spectral_norms
 from polyclinic.generators.gan.stacked_convolutions import Down
-from polyclinic.generators.gan.trainer import Dice
 from polyclinic.privacy import dp_sgd
 from polyclinic.privacy.obstacles import obstacles
 from polyclinic.tasks import Target
@@ -51,7 +50,7 @@ def squares(count: int, size: int = 28) -> tuple[torch.Tensor, torch.Tensor]:
     return (noise + 180 * labels[:, None, None, None]).to(torch.uint8), labels
 
 
-# --- the measure --------------------------------------------------------------------------------------
+# --- losses -------------------------------------------------------------------------------------------
 
 
 def test_log_by_hand():
@@ -59,8 +58,8 @@ def test_log_by_hand():
     likely = scores.sigmoid()
     torch.testing.assert_close(Log().real(scores), -likely.log())
     torch.testing.assert_close(Log().fake(scores), -(1 - likely).log())
-    torch.testing.assert_close(Log().fool(scores), -likely.log())
-    torch.testing.assert_close(Log(saturating=True).fool(scores), (1 - likely).log())
+    torch.testing.assert_close(Log().generator(scores), -likely.log())
+    torch.testing.assert_close(Log(saturating=True).generator(scores), (1 - likely).log())
     smooth = -(0.95 * likely.log() + 0.05 * (1 - likely).log())
     torch.testing.assert_close(Log(smoothing=0.05).real(scores), smooth)
 
@@ -71,35 +70,27 @@ def test_hinge_and_linear_by_hand():
     torch.testing.assert_close(Hinge().fake(scores), torch.tensor([1.5, 0.0, 3.0]))
     torch.testing.assert_close(Linear().real(scores), -scores)
     torch.testing.assert_close(Linear().fake(scores), scores)
-    for phi in (Hinge(), Linear()):
-        torch.testing.assert_close(phi.fool(scores), -scores)
+    for loss in (Hinge(), Linear()):
+        torch.testing.assert_close(loss.generator(scores), -scores)
 
 
-def test_being_found_out_by_hand():
-    """phi of the probability of the own owner; of two owners with equal logits it is a half."""
-    logits, owner = torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0])
+def test_being_identified_by_hand():
+    """phi of the probability of the own site; of two sites with equal logits it is a half."""
+    logits, site = torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0])
     likely = torch.tensor([0.5, math.exp(2) / (math.exp(2) + 1)])
-    torch.testing.assert_close(phi_of("log").found_out(logits, owner), likely.log())
-    torch.testing.assert_close(phi_of("linear").found_out(logits, owner), likely)
-    torch.testing.assert_close(phi_of("hinge").found_out(logits, owner), torch.tensor([1.0, 3.0]))
-    torch.testing.assert_close(told_apart(logits, owner), -likely.log())
-    torch.testing.assert_close(taken_for(logits, 1 - owner), -(1 - likely).log())
+    torch.testing.assert_close(gan_loss("log").identification_loss(logits, site), likely.log())
+    torch.testing.assert_close(gan_loss("linear").identification_loss(logits, site), likely)
+    torch.testing.assert_close(gan_loss("hinge").identification_loss(logits, site), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(site_cross_entropy(logits, site), -likely.log())
+    torch.testing.assert_close(confusion_loss(logits, 1 - site), -(1 - likely).log())
 
 
 @pytest.mark.parametrize("measure", ["log", "linear", "hinge"])
-def test_lowering_phi_makes_an_owner_less_recognisable(measure):
+def test_lowering_phi_makes_a_site_less_recognisable(measure):
     logits = torch.tensor([[1.0, 0.5, -0.2]], requires_grad=True)
-    owner = torch.tensor([0])
-    (slope,) = torch.autograd.grad(phi_of(measure).found_out(logits, owner).sum(), logits)
-    assert (logits - 0.1 * slope).softmax(1)[0, 0] < logits.softmax(1)[0, 0]
-
-
-def test_another_owner_is_another_and_every_other_comes():
-    owner = torch.tensor([0, 1, 2]).repeat(200)
-    other = another_owner(owner, 3, Dice(rng(), torch.device("cpu")))
-    assert (other != owner).all()
-    assert (torch.bincount(owner * 3 + other, minlength=9) > 0).sum() == 6
-    assert (another_owner(torch.tensor([0, 1]), 2, Dice(rng(), torch.device("cpu"))) == torch.tensor([1, 0])).all()
+    site = torch.tensor([0])
+    (gradient,) = torch.autograd.grad(gan_loss(measure).identification_loss(logits, site).sum(), logits)
+    assert (logits - 0.1 * gradient).softmax(1)[0, 0] < logits.softmax(1)[0, 0]
 
 
 def test_gradient_penalty_of_a_known_slope():
@@ -177,12 +168,12 @@ def test_apart_a_class_that_is_not_there_changes_nothing_of_its_networks():
 def test_apart_no_group_whose_spread_is_taken_holds_real_and_made_images(seed):
     """A class may have any number of images in a batch: scores in one pass must be those of two."""
     model = make("dcgan", condition="apart", spread=True, batch_size=8)
-    duel = model.duel()
+    trainer = model.trainer()
     images = torch.randn(8, 1, 28, 28, generator=rng(seed))
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
-    together = duel.scores([images, -images], [labels, labels])
-    torch.testing.assert_close(together[0], duel.score(images, labels))
-    torch.testing.assert_close(together[1], duel.score(-images, labels))
+    together = trainer.scores([images, -images], [labels, labels])
+    torch.testing.assert_close(together[0], trainer.score(images, labels))
+    torch.testing.assert_close(together[1], trainer.score(-images, labels))
 
 
 @pytest.mark.parametrize("condition", ["projection", "apart", "none"])
@@ -201,7 +192,7 @@ def test_networks_of_each_class_need_classes():
 def test_a_central_discriminator_is_the_same_network_but_for_its_outputs_and_labels():
     settings = GENERATORS["dcgan"](**TINY)
     shape = settings.shape(1, 28, CLASSES)
-    own, central = settings.networks(shape)["discriminator"], settings.central(shape, owners=3)
+    own, central = settings.networks(shape)["discriminator"], settings.central_discriminator(shape, sites=3)
     sizes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (own, central)]
     differ = {name for name in sizes[0] | sizes[1] if sizes[0].get(name) != sizes[1].get(name)}
     assert differ == {"head.layer.weight", "head.layer.bias", "head.left", "head.right", "label.embed.weight"}
@@ -213,7 +204,7 @@ def test_spectral_norm_divides_by_the_largest_singular_value():
     for layer, given in ((nn.Linear(6, 4, bias=False), torch.eye(6)), (Down(2, 3), torch.randn(1, 2, 8, 8))):
         spectral = Spectral(layer)
         for _ in range(20):
-            refine(spectral)
+            update_spectral_norms(spectral)
         largest = torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
         bias = 0 if layer.bias is None else layer.bias[:, None, None]
         torch.testing.assert_close(spectral(given), (layer(given) - bias) / largest + bias, rtol=1e-3, atol=1e-4)

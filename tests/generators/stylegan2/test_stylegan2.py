@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented, recoloured
 from polyclinic.generators.stylegan2.discriminator import GROUP, Spread
 from polyclinic.generators.stylegan2.layers import Conv, Finish, Linear, StyledConv, blur, doubled, swept
@@ -39,8 +39,8 @@ def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def dice(seed=0):
-    return Dice(rng(seed), torch.device("cpu"))
+def random(seed=0):
+    return RandomSource(rng(seed), torch.device("cpu"))
 
 
 def noise(*shape):
@@ -353,10 +353,10 @@ def test_an_extra_loss_reaches_the_generator():
 
 def test_no_augmentation_at_the_start_and_some_of_it_later():
     images = torch.rand(200, 1, 16, 16, generator=rng()) * 2 - 1
-    assert augmented(images, torch.tensor(0.0), dice()) is images
+    assert augmented(images, torch.tensor(0.0), random()) is images
     changed = {}
     for p in (0.1, 0.9):
-        same = (augmented(images, torch.tensor(p), dice()) - images).abs().amax((1, 2, 3)) < 1e-4
+        same = (augmented(images, torch.tensor(p), random()) - images).abs().amax((1, 2, 3)) < 1e-4
         changed[p] = 1 - float(same.double().mean())
     assert 0.2 < changed[0.1] < 0.8 < changed[0.9]
 
@@ -364,7 +364,7 @@ def test_no_augmentation_at_the_start_and_some_of_it_later():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_augmentation_has_gradients_and_changes_no_shape(channels):
     images = torch.rand(4, channels, 16, 16, generator=rng()).requires_grad_()
-    seen = augmented(images, torch.tensor(1.0), dice())
+    seen = augmented(images, torch.tensor(1.0), random())
     assert seen.shape == images.shape
     seen.sum().backward()
     assert float(images.grad.abs().sum()) > 0
@@ -384,7 +384,7 @@ def test_colours_by_hand():
 def test_greys_stay_grey_in_colour_images():
     """Hue and saturation turn about the axis of greys."""
     grey = torch.rand(20, 1, 8, 8, generator=rng()).expand(-1, 3, -1, -1)
-    seen = augmented(grey, torch.tensor(1.0), dice())
+    seen = augmented(grey, torch.tensor(1.0), random())
     assert float((seen - seen.mean(1, keepdim=True)).abs().max()) < 1e-4
 
 

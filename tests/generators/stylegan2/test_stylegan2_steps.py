@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2 import training
 from polyclinic.generators.stylegan2.discriminator import Block
 from polyclinic.generators.stylegan2.layers import Conv, StyledConv
@@ -90,12 +90,12 @@ def test_r1_is_half_of_gamma_for_each_of_the_steps_that_it_stands_for(descents):
 
 def test_path_length_by_hand(descents):
     steps = stepping(path_weight=3.0)
-    steps.dice = Dice(rng(5), steps.device)
+    steps.random = RandomSource(rng(5), steps.device)
     steps._even_out(LABELS)
-    dice, generator = Dice(rng(5), steps.device), steps.generator
-    styles = generator.repeated(generator.mapping(dice.normal(4, 8), LABELS[:4]))
-    images = generator.synthesis(styles, [dice.normal(4, 1, side, side) for side in generator.synthesis.noise_sides])
-    change = (images * dice.normal(4, 1, 32, 32)).sum() / 32
+    random, generator = RandomSource(rng(5), steps.device), steps.generator
+    styles = generator.repeated(generator.mapping(random.normal(4, 8), LABELS[:4]))
+    images = generator.synthesis(styles, [random.normal(4, 1, side, side) for side in generator.synthesis.noise_sides])
+    change = (images * random.normal(4, 1, 32, 32)).sum() / 32
     (slope,) = torch.autograd.grad(change, styles)
     lengths = [math.sqrt(sum(float(of_layer.square().sum()) for of_layer in one) / len(one)) for one in slope]
     usual = 0.01 * sum(lengths) / 4

@@ -1,4 +1,4 @@
-"""Differentiable augmentation (Zhao et al. 2020): a discriminator sees real and made images through the same changes.
+"""Differentiable augmentation (Zhao et al. 2020): a discriminator sees real and fake images through the same changes.
 
 It then cannot learn few images by heart, and since the changes have gradients, the generator learns through them.
 """

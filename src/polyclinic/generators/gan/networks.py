@@ -1,7 +1,7 @@
 """The networks of a GAN: a generator and a discriminator, of dense layers (the first GAN) or convolutions (DCGAN).
 
 Images lie in [-1, 1] here. No forward pass changes a buffer, except batch norm in the generator: so the same code works
-under `torch.func.vmap`, where many owners' networks of one shape train as one.
+under `torch.func.vmap`, where many sites' networks of one shape train as one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FIRST_TURNS = 15
 class Spectral(nn.Module):
     """A layer whose weight is divided by its largest singular value (Miyato et al. 2018).
 
-    The singular vectors are an estimate that only `refine` moves, once for every step of the discriminator.
+    The singular vectors are an estimate that `update_spectral_norms` alone moves, once in a discriminator's step.
     """
 
     left: Tensor
@@ -67,7 +67,7 @@ class Spectral(nn.Module):
         self.register_buffer("left", F.normalize(torch.randn(rows), dim=0))
         self.register_buffer("right", F.normalize(torch.randn(columns), dim=0))
         for _ in range(FIRST_TURNS):  # a first estimate takes many turns
-            refine(self)
+            update_spectral_norms(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         weight = self.layer.weight
@@ -78,8 +78,8 @@ class Spectral(nn.Module):
 
 
 @torch.no_grad()
-def refine(module: nn.Module, tensors: dict[str, Tensor] | None = None) -> None:
-    """One turn of power iteration for every spectral layer; `tensors` are those of many stacked networks, by name."""
+def update_spectral_norms(module: nn.Module, tensors: dict[str, Tensor] | None = None) -> None:
+    """One power iteration for every layer with a spectral norm; `tensors`: those of stacked networks, by name."""
     for path, layer in module.named_modules():
         if isinstance(layer, Spectral):
             found = tensors or dict(module.named_parameters()) | dict(module.named_buffers())
@@ -277,13 +277,23 @@ def _head(layer: nn.Linear, norm: DiscriminatorNorm) -> nn.Module:
 
 
 class OfEachClass(nn.Module):
-    """A network for each class, none of which is told a label: each gets the rows of its own class."""
+    """A network for each class, none of which is told a label: each gets the rows of its own class.
+
+    `in_turns`: classes take turns row by row (0, 1, 0, 1, ...), as in balanced batches. Then no shape depends on the
+    labels' values, which stacked networks and CUDA graphs need.
+    """
+
+    in_turns = False
 
     def __init__(self, shape: Shape, build: Callable[[Shape], nn.Module]) -> None:
         super().__init__()
         self.of_class = nn.ModuleList([build(shape._replace(target=Target())) for _ in shape.target.classes])
 
     def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        if self.in_turns:
+            many = len(self.of_class)
+            each = [network(rows[k::many], labels[k::many]) for k, network in enumerate(self.of_class)]
+            return torch.stack(each, 1).flatten(0, 1)
         by_class = labels.argsort(stable=True)
         counts = torch.bincount(labels, minlength=len(self.of_class)).tolist()
         parts = zip(self.of_class, rows[by_class].split(counts), labels[by_class].split(counts), strict=True)
@@ -309,7 +319,7 @@ def discriminator_network(
     outputs: int = 1,
     spread: bool = False,
 ) -> nn.Module:
-    """With more than one output it tells owners apart, and is otherwise the same network."""
+    """With more than one output it identifies sites, and is otherwise the same network."""
     if condition == "apart":
         build = functools.partial(discriminator_network, architecture, condition="none", norm=norm)
         return OfEachClass(shape, lambda one: build(one, outputs=outputs, spread=spread))

@@ -1,8 +1,8 @@
 """Convolutions of 4x4 pixels with stride 2, and their transposes, of many stacked networks as matrix products.
 
 On a GPU `torch.func.vmap` makes grouped convolutions of such a stack, for which there are no fast kernels when groups
-are small; a batch of products of patches has them. Cutting images into patches and laying patches over each other are
-each other's slope, and are told so: autograd's own would go view by view, and take most of the time of a step.
+are small; a batch of products of patches has them. Cutting images into patches and adding up overlapping patches are
+each other's derivative, and are written so: autograd's own would go view by view, and take most of a step's time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found.reshape(many, count, rows // 2, columns // 2, -1).permute(0, 1, 4, 2, 3)
 
 
-def spread_out(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def convolve_transposed(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv_transpose2d(images, weight, bias, stride=2, padding=1)` of each network, for weights [M, C, O, 4, 4]."""
     many, count, channels, rows, columns = images.shape
     kernel = weight.permute(0, 1, 3, 4, 2).reshape(many, channels, -1)
@@ -39,7 +39,7 @@ def spread_out(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class _Patches(torch.autograd.Function):
     """Images [M, B, C, H, W] to the 4x4 pixels that each output of a convolution sees, [M, B H/2 W/2, 16 C]; around an
-    image there are zeros. Its slope lays patches over each other; autograd's own would do so view by view."""
+    image there are zeros. Its derivative is `_Overlaid`."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -53,13 +53,13 @@ class _Patches(torch.autograd.Function):
         return views.reshape(many, -1, 16 * channels)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return _Overlaid.apply(slope, ctx.shape)
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Overlaid.apply(gradient, ctx.shape)
 
 
 class _Overlaid(torch.autograd.Function):
-    """Patches [M, B H/2 W/2, 16 C] added up where they overlap, to images [M, B, C, H, W]: the slope of `_Patches`,
-    which in turn is its own."""
+    """Patches [M, B H/2 W/2, 16 C] added up where they overlap, to images [M, B, C, H, W]: the derivative of
+    `_Patches`, whose derivative is this one."""
 
     @staticmethod
     def forward(ctx: Any, patches: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -80,8 +80,8 @@ class _Overlaid(torch.autograd.Function):
         return framed.reshape(many, count, rows + 2, columns + 2, channels)[:, :, 1:-1, 1:-1].permute(0, 1, 4, 2, 3)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        return _Patches.apply(slope), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Patches.apply(gradient), None
 
 
 class _AllAtOnce(torch.autograd.Function):
@@ -142,7 +142,7 @@ class Up(nn.ConvTranspose2d):
     def forward(self, images: Tensor, output_size: list[int] | None = None) -> Tensor:
         if not self.as_products:
             return super().forward(images)
-        found = _AllAtOnce.apply(images, self.weight, self.bias, spread_out)
+        found = _AllAtOnce.apply(images, self.weight, self.bias, convolve_transposed)
         return found.contiguous() if self.in_order else found
 
 

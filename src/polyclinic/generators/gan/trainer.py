@@ -1,113 +1,89 @@
-"""The steps in which a generator and a discriminator learn from each other, for one pair or for many stacked ones.
+"""GAN trainer: the steps of a discriminator and a generator, for one GAN or for a stack of GANs of one shape.
 
-A pair of networks takes images [B, C, H, W]; a stack of M pairs, one per owner, takes [M, B, C, H, W]. Losses are means
-over an owner's images and sums over owners, so that in a stack each owner gets the gradients it would get alone.
+One GAN takes images [B, C, H, W]; a stack of M GANs, one for each site, takes [M, B, C, H, W]. Losses are means over a
+site's images and sums over sites, so that in a stack each GAN gets the gradients that it would get alone. A step is a
+function of its inputs: random numbers are drawn before it (`draw_...`), which lets a CUDA graph hold it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.generators.gan.augmentation import DRAWS, augment
-from polyclinic.generators.gan.losses import Phi, gradient_penalty
-from polyclinic.generators.gan.networks import LARGEST_GROUP, refine
+from polyclinic.generators.gan.losses import GANLoss, gradient_penalty
+from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
+from polyclinic.generators.random_source import RandomSource
 
 BETAS = (0.5, 0.999)
 
 
-class Dice:
-    """Random numbers for one owner, drawn from `rng` wherever that lives, on the device."""
+@dataclass(frozen=True)
+class GANSpec:
+    """How a GAN learns: its loss, sizes, learning rates, gradient penalty, augmentation, and the EMA's decay."""
 
-    def __init__(self, rng: torch.Generator, device: torch.device) -> None:
-        self.rng, self.device = rng, device
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.rng, device=self.rng.device).to(self.device)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self.rng, device=self.rng.device).to(self.device)
-
-    def below(self, bound: int, *shape: int) -> Tensor:
-        return torch.randint(bound, shape, generator=self.rng, device=self.rng.device).to(self.device)
+    loss: GANLoss
+    latent: int
+    lr: float
+    lr_discriminator: float
+    penalty: float = 0.0
+    augment: bool = False
+    ema: float = 0.999
+    per_class: bool = False  #: every class has networks of its own, which see any number of a batch's images
 
 
-class ManyDice(Dice):
-    """The same for a stack: every owner's numbers come from a generator of its own, in an axis in front."""
+class DiscriminatorDraws(NamedTuple):
+    """Random numbers of a discriminator's step; None where the spec needs none."""
 
-    def __init__(self, rngs: Sequence[torch.Generator], device: torch.device) -> None:
-        self.each = [Dice(rng, device) for rng in rngs]
-        self.device = device
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.stack([dice.normal(*shape) for dice in self.each])
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.stack([dice.uniform(*shape) for dice in self.each])
-
-    def below(self, bound: int, *shape: int) -> Tensor:
-        return torch.stack([dice.below(bound, *shape) for dice in self.each])
+    noise: Tensor  #: [..., B, latent]
+    augmentation: Tensor | None  #: [..., real and fake, DRAWS]
+    mixing: Tensor | None  #: [..., B], how far a point of the gradient penalty is from the fake image
 
 
-class StackDice(Dice):
-    """The same from one generator for all: on a GPU a draw for each owner would take longer than the step."""
+class GANNetworks(Protocol):
+    """A generator, its EMA and a discriminator; or a stack of such."""
 
-    def __init__(self, rng: torch.Generator, owners: int, device: torch.device) -> None:
-        super().__init__(rng, device)
-        self.owners = owners
-
-    def normal(self, *shape: int) -> Tensor:
-        return super().normal(self.owners, *shape)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return super().uniform(self.owners, *shape)
-
-    def below(self, bound: int, *shape: int) -> Tensor:
-        return super().below(bound, self.owners, *shape)
-
-
-class Pair(Protocol):
-    """A generator and a discriminator, or a stack of such."""
-
-    def make(self, noise: Tensor, labels: Tensor) -> Tensor:
+    def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         """Images in [-1, 1], [..., B, C, H, W], from noise [..., B, latent]."""
 
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
-        """How real they look, [..., B]."""
+        """How real the discriminator takes images for, [..., B]."""
 
-    def refine(self) -> None:
-        """Bring the spectral norms up to date, where there are any."""
+    def update_spectral_norms(self) -> None:
+        """One power iteration for every layer with a spectral norm."""
 
-    def follow(self, decay: float | Tensor) -> None:
-        """Move the averaged generator towards the present one; `decay` [] may lie on the device."""
+    def update_ema(self, decay: float | Tensor) -> None:
+        """Move the EMA towards the present generator; `decay` [] may lie on the device."""
 
     @property
     def generator(self) -> list[nn.Parameter]: ...
     @property
+    def generator_buffers(self) -> list[Tensor]: ...
+    @property
     def discriminator(self) -> list[nn.Parameter]: ...
 
 
-class Modules:
-    """One pair: `networks` holds generator, discriminator and average."""
+class SingleGAN:
+    """The networks of one GAN: `networks` holds generator, average (its EMA) and discriminator."""
 
     def __init__(self, networks: nn.ModuleDict) -> None:
         self.networks = networks.train()
 
-    def make(self, noise: Tensor, labels: Tensor) -> Tensor:
+    def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         return self.networks["generator"](noise, labels)
 
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
         return self.networks["discriminator"](images, labels)[:, 0]
 
-    def refine(self) -> None:
-        refine(self.networks["discriminator"])
+    def update_spectral_norms(self) -> None:
+        update_spectral_norms(self.networks["discriminator"])
 
     @torch.no_grad()
-    def follow(self, decay: float | Tensor) -> None:
+    def update_ema(self, decay: float | Tensor) -> None:
         average, now = self.networks["average"].state_dict(), self.networks["generator"].state_dict()
         for name, tensor in now.items():
             if tensor.is_floating_point():
@@ -120,109 +96,119 @@ class Modules:
         return list(self.networks["generator"].parameters())
 
     @property
+    def generator_buffers(self) -> list[Tensor]:
+        return list(self.networks["generator"].buffers())
+
+    @property
     def discriminator(self) -> list[nn.Parameter]:
         return list(self.networks["discriminator"].parameters())
 
 
 def adam(
-    parameters: list[nn.Parameter], lr: float, *, betas: tuple[float, float] = (0.9, 0.999), recordable: bool = False
+    parameters: list[nn.Parameter], lr: float, *, betas: tuple[float, float] = BETAS, capturable: bool = False
 ) -> torch.optim.Adam:
-    """Adam; where it is to be `recordable` in a CUDA graph, its counts lie on the device and its step is one kernel."""
-    return torch.optim.Adam(parameters, lr, betas=betas, capturable=recordable, fused=recordable or None)
+    """Adam; `capturable` in a CUDA graph: its counts lie on the device, and its step is one kernel."""
+    return torch.optim.Adam(parameters, lr, betas=betas, capturable=capturable, fused=capturable or None)
 
 
-class Duel:
-    """A pair with its two optimisers. `taken` counts the generator's steps; where they are to be recorded as a CUDA
-    graph (`recordable`), it lies on the device, as the optimisers' counts do."""
+class GANTrainer:
+    """Networks with their two optimisers. `steps` counts the generator's; where a CUDA graph holds the steps
+    (`capturable`), it lies on the device, as the optimisers' counts do."""
 
     def __init__(
         self,
-        pair: Pair,
-        phi: Phi,
+        networks: GANNetworks,
+        spec: GANSpec,
         *,
-        latent: int,
-        lr: float,
-        lr_discriminator: float,
-        penalty: float = 0.0,
-        augmented: bool = False,
-        average: float = 0.999,
-        separately: bool = False,
-        precision: str = "fp32",
         device: torch.device | str = "cpu",
-        recordable: bool = False,
+        precision: str = "fp32",
+        capturable: bool = False,
     ) -> None:
-        self.pair, self.phi = pair, phi
-        self.latent, self.penalty, self.augmented, self.average = latent, penalty, augmented, average
-        self.device = torch.device(device)
-        self.precision, self.separately = precision, separately
-        self.taken: int | Tensor = torch.zeros((), device=self.device) if recordable else 0
-        self.of_generator = adam(pair.generator, lr, betas=BETAS, recordable=recordable)
-        self.of_discriminator = adam(pair.discriminator, lr_discriminator, betas=BETAS, recordable=recordable)
+        self.networks, self.spec = networks, spec
+        self.device, self.precision = torch.device(device), precision
+        self.steps: int | Tensor = torch.zeros((), device=self.device) if capturable else 0
+        self.generator_optimizer = adam(networks.generator, spec.lr, capturable=capturable)
+        self.discriminator_optimizer = adam(networks.discriminator, spec.lr_discriminator, capturable=capturable)
 
     # --- the discriminator ------------------------------------------------------------------------
 
-    def judge(self, real: Tensor, labels: Tensor, wanted: Tensor, dice: Dice) -> Tensor:
-        """A step of the discriminator on real images with their labels and as many made ones; its loss, [...]."""
+    def draw_for_discriminator(self, random: RandomSource, real: int, fake: int) -> DiscriminatorDraws:
+        """For a step on so many real and fake images."""
+        noise = random.normal(fake, self.spec.latent)
+        augmentation = random.uniform(real + fake, DRAWS) if self.spec.augment else None
+        return DiscriminatorDraws(noise, augmentation, random.uniform(real) if self.spec.penalty else None)
+
+    def discriminator_step(self, real: Tensor, labels: Tensor, wanted: Tensor, draws: DiscriminatorDraws) -> Tensor:
+        """A step on real images with their labels and on fake ones with the labels `wanted`; its loss, [...]."""
         with torch.no_grad():
-            fake = self.make(wanted, dice)
-        self.pair.refine()
+            fake = self.generate(draws.noise, wanted)
+        self.networks.update_spectral_norms()
         rows = [real.shape[-4], fake.shape[-4]]
-        seen, made = self.look(torch.cat([real, fake], -4), dice).split(rows, -4)
-        if_real, if_fake = self.scores([seen, made], [labels, wanted])
-        loss = self.phi.real(if_real).mean(-1) + self.phi.fake(if_fake).mean(-1)
-        if self.penalty:
-            share = dice.uniform(labels.shape[-1])
-            steep = gradient_penalty(lambda between: self.score(between, labels), seen, made, share)
-            loss = loss + self.penalty * steep.mean(-1)
-        self.of_discriminator.zero_grad(set_to_none=True)
+        seen, made = self.augment(torch.cat([real, fake], -4), draws.augmentation).split(rows, -4)
+        real_scores, fake_scores = self.scores([seen, made], [labels, wanted])
+        loss = self.spec.loss.real(real_scores).mean(-1) + self.spec.loss.fake(fake_scores).mean(-1)
+        if draws.mixing is not None:
+            steep = gradient_penalty(lambda between: self.score(between, labels), seen, made, draws.mixing)
+            loss = loss + self.spec.penalty * steep.mean(-1)
+        self.discriminator_optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
-        self.of_discriminator.step()
+        self.discriminator_optimizer.step()
         return loss.detach()
 
     # --- the generator ----------------------------------------------------------------------------
 
-    def make(self, labels: Tensor, dice: Dice) -> Tensor:
-        """New images in [-1, 1] for labels [..., B], with the way back to the generator's weights."""
-        noise = dice.normal(labels.shape[-1], self.latent)
+    def make_images(self, labels: Tensor, random: RandomSource) -> Tensor:
+        """New images in [-1, 1] for labels [..., B], differentiable w.r.t. the generator's weights."""
+        return self.generate(random.normal(labels.shape[-1], self.spec.latent), labels)
+
+    def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """The same from noise [..., B, latent]."""
         with self.autocast():
-            return self.pair.make(noise, labels)
+            return self.networks.generate(noise, labels)
 
-    def learn(self, fake: Tensor, labels: Tensor, dice: Dice, central: Tensor | None = None) -> Tensor:
-        """A step of the generator for images that `make` just made; its loss, [...].
+    def draw_for_generator(self, random: RandomSource, count: int) -> Tensor | None:
+        """Augmentation of so many fake images, for a step."""
+        return random.uniform(count, DRAWS) if self.spec.augment else None
 
-        `central` is the gradient of whatever else is to be lowered with respect to those images, of their shape.
+    def generator_step(
+        self, fake: Tensor, labels: Tensor, draws: Tensor | None, image_gradient: Tensor | None = None
+    ) -> Tensor:
+        """A step for images that were just made; the generator's own loss, [...].
+
+        `image_gradient` is the gradient of a further loss w.r.t. those images, of their shape.
         """
-        scores = self.score(self.look(fake, dice), labels)
-        loss = self.phi.fool(scores).mean(-1)
-        self.of_generator.zero_grad(set_to_none=True)
-        ends, gradients = ([loss.sum()], [None]) if central is None else ([loss.sum(), fake], [None, central])
-        torch.autograd.backward(ends, gradients, inputs=self.pair.generator)
-        self.of_generator.step()
-        self.taken += 1
-        self.pair.follow(self._decay())
+        scores = self.score(self.augment(fake, draws), labels)
+        loss = self.spec.loss.generator(scores).mean(-1)
+        self.generator_optimizer.zero_grad(set_to_none=True)
+        further = image_gradient is not None
+        ends, gradients = ([loss.sum(), fake], [None, image_gradient]) if further else ([loss.sum()], [None])
+        torch.autograd.backward(ends, gradients, inputs=self.networks.generator)
+        self.generator_optimizer.step()
+        self.steps += 1
+        self.networks.update_ema(self._ema_decay())
         return loss.detach()
 
-    def _decay(self) -> float | Tensor:
-        """An average over a thousand steps says little after ten."""
-        early = (1 + self.taken) / (10 + self.taken)
-        return early.clamp(max=self.average) if isinstance(early, Tensor) else min(self.average, early)
+    def _ema_decay(self) -> float | Tensor:
+        """The EMA's decay with warm-up: min(ema, (1 + t) / (10 + t)) after t steps."""
+        early = (1 + self.steps) / (10 + self.steps)
+        return early.clamp(max=self.spec.ema) if isinstance(early, Tensor) else min(self.spec.ema, early)
 
     # --- both -------------------------------------------------------------------------------------
 
-    def look(self, images: Tensor, dice: Dice) -> Tensor:
-        """What the discriminator gets to see of images [..., B, C, H, W]."""
-        return augment(images, dice.uniform(images.shape[-4], DRAWS)) if self.augmented else images
+    def augment(self, images: Tensor, draws: Tensor | None) -> Tensor:
+        """Images [..., B, C, H, W] as the discriminator sees them."""
+        return images if draws is None else augment(images, draws)
 
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.autocast():
-            return self.pair.score(images, labels)
+            return self.networks.score(images, labels)
 
     def scores(self, parts: list[Tensor], labels: list[Tensor]) -> list[Tensor]:
-        """Of several sets of images: in one pass, where no group whose spread is taken would hold images of two.
+        """Scores of several sets of images; in one pass, where no group of `MinibatchSpread` would mix two sets.
 
-        Where each class has networks of its own (`separately`), those of one class may be any number.
+        Where each class has networks of its own, the images of one class may be any number.
         """
-        if self.separately or any(part.shape[-4] % LARGEST_GROUP for part in parts):
+        if self.spec.per_class or any(part.shape[-4] % LARGEST_GROUP for part in parts):
             return [self.score(part, known) for part, known in zip(parts, labels, strict=True)]
         together = self.score(torch.cat(parts, -4), torch.cat(labels, -1))
         return list(together.split([part.shape[-4] for part in parts], -1))
@@ -231,16 +217,3 @@ class Duel:
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-#: gives real images [..., B, C, H, W] in [-1, 1] and their labels [..., B]
-NextBatch = Callable[[], tuple[Tensor, Tensor]]
-
-
-def judge_times(duel: Duel, batch: NextBatch, wanted: Callable[[Tensor], Tensor], times: int, dice: Dice) -> Tensor:
-    """So many steps of the discriminator, each on a batch of its own; labels to make images for come last."""
-    labels = torch.empty(0)
-    for _ in range(times):
-        real, labels = batch()
-        duel.judge(real, labels, wanted(labels), dice)
-    return wanted(labels)

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.random_source import RandomSource
 
 
-def augmented(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
+def augmented(images: Tensor, p: Tensor, random: RandomSource) -> Tensor:
     """Images [B, C, H, W] in [-1, 1], each change made with probability p []; has gradients for the generator.
 
     Pixels beyond the border are those of the image mirrored there.
     """
     if not images.is_cuda and float(p) <= 0:  # a GPU is not asked for p, which would make it wait
         return images
-    moves, colours = _moves(images, p, dice), _colours(images, p, dice)
+    moves, colours = _moves(images, p, random), _colours(images, p, random)
     grid = F.affine_grid(moves[:, :2], list(images.shape), align_corners=False)
     moved = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
     return recoloured(moved, colours)
@@ -32,38 +32,38 @@ def augmented(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
 # --- geometry -----------------------------------------------------------------------------------------
 
 
-def _moves(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
+def _moves(images: Tensor, p: Tensor, random: RandomSource) -> Tensor:
     """A 3x3 matrix for each image, from places in the new one to places in the old, in units of half a side."""
     count, side = len(images), images.shape[-1]
-    draw = Draws(count, p, dice)
-    flip = draw.chosen(1.0 - 2.0 * dice.below(2, count).float(), 1.0)
+    draw = Draws(count, p, random)
+    flip = draw.chosen(1.0 - 2.0 * random.integers(2, count).float(), 1.0)
     matrix = _scaling(flip, torch.ones_like(flip))
-    matrix = matrix @ _rotation(draw.chosen(dice.below(4, count).float() * (math.pi / 2), 0.0))
-    shift = (dice.uniform(count, 2) * 2 - 1) * 0.125
+    matrix = matrix @ _rotation(draw.chosen(random.integers(4, count).float() * (math.pi / 2), 0.0))
+    shift = (random.uniform(count, 2) * 2 - 1) * 0.125
     whole = (shift * side).round() * (2 / side)  # by whole pixels
     matrix = matrix @ _translation(draw.chosen(whole, 0.0))
-    grown = draw.chosen(torch.exp2(0.2 * dice.normal(count)), 1.0)
+    grown = draw.chosen(torch.exp2(0.2 * random.normal(count)), 1.0)
     matrix = matrix @ _scaling(grown, grown)
     # a rotation before and one after the stretching, so that at least one of the two happens with probability p
     draw.p = 1 - (1 - p).sqrt()
-    matrix = matrix @ _rotation(draw.chosen((dice.uniform(count) * 2 - 1) * math.pi, 0.0))
+    matrix = matrix @ _rotation(draw.chosen((random.uniform(count) * 2 - 1) * math.pi, 0.0))
     draw.p = p
-    stretched = draw.chosen(torch.exp2(0.2 * dice.normal(count)), 1.0)
+    stretched = draw.chosen(torch.exp2(0.2 * random.normal(count)), 1.0)
     matrix = matrix @ _scaling(stretched, 1 / stretched)
     draw.p = 1 - (1 - p).sqrt()
-    matrix = matrix @ _rotation(draw.chosen((dice.uniform(count) * 2 - 1) * math.pi, 0.0))
+    matrix = matrix @ _rotation(draw.chosen((random.uniform(count) * 2 - 1) * math.pi, 0.0))
     draw.p = p
-    return matrix @ _translation(draw.chosen(0.25 * dice.normal(count, 2), 0.0))
+    return matrix @ _translation(draw.chosen(0.25 * random.normal(count, 2), 0.0))
 
 
 class Draws:
     """Chooses, for each image, between a drawn value and the one that changes nothing."""
 
-    def __init__(self, count: int, p: Tensor, dice: Dice) -> None:
-        self.count, self.p, self.dice = count, p, dice
+    def __init__(self, count: int, p: Tensor, random: RandomSource) -> None:
+        self.count, self.p, self.random = count, p, random
 
     def chosen(self, drawn: Tensor, neutral: float) -> Tensor:
-        made = self.dice.uniform(self.count) < self.p
+        made = self.random.uniform(self.count) < self.p
         # not `neutral` itself: a number would be copied to the GPU, which cannot be recorded
         return torch.where(made.reshape(-1, *[1] * (drawn.dim() - 1)), drawn, torch.full_like(drawn, neutral))
 
@@ -97,23 +97,23 @@ def recoloured(images: Tensor, matrix: Tensor) -> Tensor:
     return mixed + offset[:, :, None, None]
 
 
-def _colours(images: Tensor, p: Tensor, dice: Dice) -> Tensor:
+def _colours(images: Tensor, p: Tensor, random: RandomSource) -> Tensor:
     """A 4x4 matrix for each image: brightness, contrast, inverted luma, hue and saturation."""
-    count, device = len(images), dice.device
-    draw = Draws(count, p, dice)
+    count, device = len(images), random.device
+    draw = Draws(count, p, random)
     matrix = torch.eye(4, device=device).repeat(count, 1, 1)
-    matrix[:, :3, 3] = draw.chosen(0.2 * dice.normal(count), 0.0)[:, None]
-    contrast = draw.chosen(torch.exp2(0.5 * dice.normal(count)), 1.0)
+    matrix[:, :3, 3] = draw.chosen(0.2 * random.normal(count), 0.0)[:, None]
+    contrast = draw.chosen(torch.exp2(0.5 * random.normal(count)), 1.0)
     matrix = _scaled(contrast) @ matrix
     along, colourless, _ = _greys(device)
     keep = torch.eye(4, device=device)
-    inverted = draw.chosen(dice.below(2, count).float(), 0.0)
+    inverted = draw.chosen(random.integers(2, count).float(), 0.0)
     matrix = (keep - 2 * along * inverted[:, None, None]) @ matrix
     if images.shape[1] == 1:
         return matrix
-    turned = draw.chosen((dice.uniform(count) * 2 - 1) * math.pi, 0.0)
+    turned = draw.chosen((random.uniform(count) * 2 - 1) * math.pi, 0.0)
     matrix = _turned(turned) @ matrix
-    saturation = draw.chosen(torch.exp2(dice.normal(count)), 1.0)
+    saturation = draw.chosen(torch.exp2(random.normal(count)), 1.0)
     return (colourless + (keep - colourless) * saturation[:, None, None]) @ matrix
 
 

@@ -19,10 +19,10 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks
-from polyclinic.generators.gan.model import centred, endless_batches
-from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.gan.batches import centred, endless_batches
 from polyclinic.generators.labels import check_labels, even_labels
 from polyclinic.generators.latent_space import GaussianSpace
+from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.discriminator import Discriminator
 from polyclinic.generators.stylegan2.networks import Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import Steps
@@ -132,7 +132,7 @@ class StyleGAN2Model(GeneratorModel):
         check_labels(labels, len(images), self.target)
         drawn = _on_device(rng, self.device)
         batches = self._batches(self.on_device(images), self.on_device(labels), drawn, replayed)
-        return Steps(self.settings, self.networks, batches, Dice(drawn, self.device), precision=self.precision)
+        return Steps(self.settings, self.networks, batches, RandomSource(drawn, self.device), precision=self.precision)
 
     def _batches(
         self, images: Tensor, labels: Tensor, rng: torch.Generator, replayed: Iterator[Batch] | None
@@ -154,11 +154,11 @@ class StyleGAN2Model(GeneratorModel):
     @torch.no_grad()
     def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
         labels = check_labels(as_tensor(labels), len(labels), self.target)
-        network, dice = self.average.eval(), Dice(rng, self.device)
+        network, random = self.average.eval(), RandomSource(rng, self.device)
         made = []
         for some in labels.split(SAMPLED_AT_ONCE):
-            w = network.mapping(dice.normal(len(some), self.settings.latent), self.on_device(some))
-            noises = [dice.normal(len(some), 1, side, side) for side in network.synthesis.noise_sides]
+            w = network.mapping(random.normal(len(some), self.settings.latent), self.on_device(some))
+            noises = [random.normal(len(some), 1, side, side) for side in network.synthesis.noise_sides]
             made.append(to_uint8(self.images_of(network.truncated(w, self.settings.truncation), noises)))
         return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.discriminator import GROUP
 from polyclinic.generators.stylegan2.networks import StyleGenerator
@@ -42,13 +42,13 @@ class Steps:
         settings: StyleGAN2,
         networks: nn.ModuleDict,
         batches: Iterator[tuple[Tensor, Tensor]],
-        dice: Dice,
+        random: RandomSource,
         *,
         precision: str = "fp32",
     ) -> None:
         """`batches`: real images [B, C, size, size] in [-1, 1] with their labels [B], on the device."""
-        self.settings, self.batches, self.dice = settings, batches, dice
-        self.precision, self.device = precision, dice.device
+        self.settings, self.batches, self.random = settings, batches, random
+        self.precision, self.device = precision, random.device
         self.networks = networks.train()
         self.generator: StyleGenerator = networks["generator"]  # type: ignore[assignment]
         self.discriminator, self.controls = networks["discriminator"], networks["controls"]
@@ -75,7 +75,7 @@ class Steps:
         if self._stream is None:
             return function
         return GraphedFunction(
-            function, "generator.graphs: a step of StyleGAN2", rngs=[self.dice.rng], stream=self._stream
+            function, "generator.graphs: a step of StyleGAN2", rngs=[self.random.rng], stream=self._stream
         )
 
     # --- one step -------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Steps:
         styles = self.styles(some)
         with self._autocast():
             images = self.generator.synthesis(styles, self.noises(len(some)))
-        direction = self.dice.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
+        direction = self.random.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
         (slope,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
         lengths = slope.float().square().sum(2).mean(1).sqrt()
         mean = self.controls.get_buffer("path_length")
@@ -175,19 +175,19 @@ class Steps:
     def styles(self, labels: Tensor, mixed: float = 0.0) -> Tensor:
         """[B, layers, latent]; for a share `mixed` of calls the last layers get styles of their own."""
         mapping, generator = self.generator.mapping, self.generator
-        w = mapping(self.dice.normal(len(labels), self.settings.latent), labels)
+        w = mapping(self.random.normal(len(labels), self.settings.latent), labels)
         if torch.is_grad_enabled():
             mapping.remember(w.detach())
         if mixed <= 0:
             return generator.repeated(w)
-        other = mapping(self.dice.normal(len(labels), self.settings.latent), labels)
+        other = mapping(self.random.normal(len(labels), self.settings.latent), labels)
         layers = generator.synthesis.layers
-        first = torch.arange(layers, device=self.device) <= self.dice.below(layers - 1, 1)
-        first = first | (self.dice.uniform(1) >= mixed)
+        first = torch.arange(layers, device=self.device) <= self.random.integers(layers - 1, 1)
+        first = first | (self.random.uniform(1) >= mixed)
         return torch.where(first[:, None], generator.repeated(w), generator.repeated(other))
 
     def noises(self, count: int) -> list[Tensor]:
-        return [self.dice.normal(count, 1, side, side) for side in self.generator.synthesis.noise_sides]
+        return [self.random.normal(count, 1, side, side) for side in self.generator.synthesis.noise_sides]
 
     def _scores(self, images: Tensor, labels: Tensor) -> Tensor:
         with self._autocast():
@@ -195,7 +195,7 @@ class Steps:
 
     def _look(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, enabled=False):
-            seen = augmented(images.float(), self.p, self.dice)
+            seen = augmented(images.float(), self.p, self.random)
         return seen.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else seen
 
     def _autocast(self) -> contextlib.AbstractContextManager:

@@ -1,118 +1,371 @@
-"""An owner at work in FELICIA: its generator and discriminator, their optimisers, and draws of one round.
+"""GANs at sites, in training: of one site, or of several simulated sites as one stacked GAN (`torch.func.vmap`).
 
-Everything here is at the site. What may leave are the images that `made` gives.
+Everything here is at the sites; what may leave are the images that `start` and `advance` give. Each site draws its
+batches and random numbers from generators of its own, stacked or not: the stack is arithmetic, nothing else.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.generators.gan.model import GAN, GANModel, RealBatches, private_losses
-from polyclinic.generators.gan.trainer import Dice
+from polyclinic.generators.gan.batches import RealBatches
+from polyclinic.generators.gan.model import GANModel, private_losses, private_rows
+from polyclinic.generators.gan.settings import GAN
+from polyclinic.generators.gan.stack import StackedGAN
+from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, GANTrainer, SingleGAN
+from polyclinic.generators.random_source import RandomSource
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.randomness import torch_rng
-from polyclinic.training import private as at_site
+from polyclinic.training import private
+from polyclinic.training.graphs import GraphedFunction
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
     from polyclinic.federation.site import Site
 
 #: groups of a site's state
-NETWORKS, OF_GENERATOR, OF_DISCRIMINATOR = "gan", "gan-generator-adam", "gan-discriminator-adam"
-TAKEN = "gan-steps"
+NETWORKS, GENERATOR_ADAM, DISCRIMINATOR_ADAM = "gan", "gan-generator-adam", "gan-discriminator-adam"
+STEPS = "gan-steps"
+GRAPH_PAYS = 100  # steps of a round from which on recording a CUDA graph takes less time than it saves
+
+#: real images, their labels, labels of fake ones, and random numbers of a discriminator's step
+DiscriminatorInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+#: fake images [..., B, C, H, W], and random numbers, to the gradient of a further loss w.r.t. those images
+ImageGradient = Callable[[Tensor, Tensor], Tensor]
 
 
-class Owner:
-    """Lives for one round in a site's memory; `keep` puts what it learnt into the site's state."""
+class SiteGAN:
+    """One site's model, real batches and random numbers."""
 
-    def __init__(self, site: Site, *, shared_noise: bool = False, purpose: str = "gan") -> None:
-        """`purpose` names this round's draws; several owners of one round need several."""
-        self.site, self.settings = site, gan_settings(site)
-        self.model = model_of(site)
-        self.duel = self.model.duel()
-        restore_optimizer(self.duel.of_generator, site.state.group(OF_GENERATOR))
-        restore_optimizer(self.duel.of_discriminator, site.state.group(OF_DISCRIMINATOR))
-        self.duel.taken = int(site.state[TAKEN]) if TAKEN in site.state else 0
-        part = site.data.train
-        rng = site.rng(purpose)
+    def __init__(self, site: Site, shared_noise: bool, purpose: str) -> None:
+        self.site, self.model = site, gan_model(site)
+        part, rng = site.data.train, site.rng(purpose)
         self.batches = RealBatches(self.model, np.asarray(part.images), np.asarray(part.labels), rng)
-        self.dice = Dice(rng, site.trainer.device)
-        # PrivGAN's code: in every step all generators get the same noise
-        self.noise = self.dice
-        if shared_noise:
-            self.noise = Dice(torch_rng(site.seed, "noise", purpose, site.round), site.trainer.device)
-        self.private = at_site.is_private(site, "generator")
-        self.fake: Tensor | None = None
-        self.wanted = torch.empty(0)
+        self.random = self.noise = RandomSource(rng, site.trainer.device)
+        if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
+            self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), site.trainer.device)
+        self.wanted = torch.empty(0)  # labels of the fake images to make next
 
-    def judge(self) -> None:
-        """The discriminator's steps; `wanted` are the labels to make images for next."""
+    def discriminator_inputs(self, trainer: GANTrainer) -> DiscriminatorInputs:
+        real, labels = self.batches.next()
+        self.wanted = self.labels_to_make(labels)
+        draws = trainer.draw_for_discriminator(self.random, len(labels), len(self.wanted))
+        return real, labels, self.wanted, *draws
+
+    def draw_noise(self) -> Tensor:
+        return self.noise.normal(len(self.wanted), self.model.settings.latent)
+
+    def labels_to_make(self, labels: Tensor) -> Tensor:
+        return self.model.settings.labels_to_make(labels, self.model.target, self.random)
+
+    def drawn_labels(self) -> Tensor:
+        """Labels in which no real image has a part."""
+        return self.labels_to_make(torch.zeros(self.model.settings.batch_size, device=self.random.device))
+
+
+class SiteGANs:
+    """Lives for one round in the sites' memories; `keep` puts what was learnt into the sites' states.
+
+    `purpose` names this round's draws. Where the engine records CUDA graphs and a round has many `steps`, a step is
+    launched as one graph.
+    """
+
+    def __init__(self, sites: Sequence[Site], *, steps: int, shared_noise: bool = False, purpose: str = "gan") -> None:
+        self.members = [SiteGAN(site, shared_noise, purpose) for site in sites]
+        first, trainer = self.members[0].model, sites[0].trainer
+        self.settings, self.device = first.settings, first.device
+        self.private = private.is_private(sites[0], "generator")
+        self.graphed = trainer.graphs and not self.private and steps >= GRAPH_PAYS
+        self.networks: GANNetworks = SingleGAN(first.networks)
+        if len(sites) > 1:
+            models = [member.model.networks for member in self.members]
+            self.networks = StackedGAN(models, as_products=self.device.type == "cuda")
+        capturable = self.graphed and self.device.type == "cuda"
+        self.trainer = GANTrainer(
+            self.networks, self.settings.spec, device=self.device, precision=first.precision, capturable=capturable
+        )
+        self.noise = self.fake = torch.empty(0)  # of the images that were made last
+        self.statistics = [buffer.clone() for buffer in self.networks.generator_buffers]
+        self._graphs: dict[str, GraphedStep] = {}
+        self._restore()
+
+    @property
+    def names(self) -> list[str]:
+        """The sites, in the order of what `start` and `advance` give."""
+        return [member.site.name for member in self.members]
+
+    @property
+    def rows(self) -> int:
+        """Images of a site that a step makes."""
+        return self.settings.batch_size if self.private else batch_rows(self.members[0].site)
+
+    # --- a round in step with a coordinator ---------------------------------------------------------
+
+    def start(self) -> list[Tensor]:
+        """The discriminators' first steps; then every site's first images in [-1, 1], without gradients."""
+        self._discriminator_steps()
+        self.noise = self._stack([member.draw_noise() for member in self.members])
+        return self._each(self._make())
+
+    def advance(self, gradients: Mapping[str, Tensor]) -> list[Tensor]:
+        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
+        images, by site, if there are any; then the discriminators' steps, and the next images."""
+        gradient = self._gradient(gradients)
+        if not self.graphed or gradient is None:
+            self._generator_step(gradient)
+            return self.start()
+        before = (gradient, self.noise, self._wanted(), self._generator_draws())
+        inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
+        self.noise = self._stack([member.draw_noise() for member in self.members])
+        step = self._step("advance", self._recorded_advance)
+        return self._each(step(*before, self.noise, self._wanted(), *inputs))
+
+    def finish(self, gradients: Mapping[str, Tensor]) -> None:
+        """The generators' last steps of the round."""
+        self._generator_step(self._gradient(gradients))
+        self.keep()
+
+    # --- steps without a coordinator ----------------------------------------------------------------
+
+    def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
+        """The discriminators' steps, then one of the generators, with the gradient of a further loss w.r.t. the fake
+        images; `draws` are what `image_gradient` needs besides them."""
         if self.private:
-            self._judge_privately()
+            self._private_steps()
+            fake = self.trainer.generate(self.members[0].draw_noise(), self._wanted())
+            gradient = None if image_gradient is None else image_gradient(fake, draws)  # type: ignore[arg-type]
+            self.trainer.generator_step(fake, self._wanted(), self._generator_draws(), gradient)
             return
-        for _ in range(self.settings.critic_steps):
-            real, labels = self.batches.next()
-            self.wanted = self._wanted(labels)
-            self.duel.judge(real, labels, self.wanted, self.dice)
+        inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
+        noise = self._stack([member.draw_noise() for member in self.members])
+        name = "local" if image_gradient is None else "local, with a further loss"
+        step = self._step(name, functools.partial(self._local, image_gradient))
+        step(draws, noise, self._wanted(), self._generator_draws(), *inputs)
 
-    def make(self) -> Tensor:
-        """Images in [-1, 1] that `learn` will learn from; they belong to the owner's graph."""
-        self.fake = self.duel.make(self.wanted, self.noise)
-        return self.fake
-
-    def learn(self, slope: Tensor | None) -> None:
-        """The generator's step, with the central term's slope at the images made last, where it acts."""
-        assert self.fake is not None
-        self.duel.learn(self.fake, self.wanted, self.dice, slope)
-        self.fake = None
+    def _local(
+        self,
+        image_gradient: ImageGradient | None,
+        draws: Tensor,
+        noise: Tensor,
+        wanted: Tensor,
+        generator_draws: Tensor | None,
+        *inputs: Tensor,
+    ) -> None:
+        self._discriminator_updates(inputs)
+        fake = self.trainer.generate(noise, wanted)
+        gradient = None if image_gradient is None else image_gradient(fake, draws)
+        self.trainer.generator_step(fake, wanted, generator_draws, gradient)
 
     @torch.no_grad()
-    def more(self, count: int) -> Tensor:
-        """So many images, made now and without a way back."""
-        made: list[Tensor] = []
-        while sum(len(some) for some in made) < count:
-            labels = self._wanted(self.batches.next()[1]) if not self.private else self._drawn()
-            made.append(self.duel.make(labels, self.noise))
-        return torch.cat(made)[:count]
+    def sample(self, count: int) -> list[Tensor]:
+        """`count` images of every site in [-1, 1], without gradients."""
+        sampled: list[Tensor] = []
+        while sum(some.shape[-4] for some in sampled) < count:
+            for member in self.members:
+                labels = member.drawn_labels() if self.private else member.labels_to_make(member.batches.next()[1])
+                member.wanted = labels
+            noise = self._stack([member.draw_noise() for member in self.members])
+            sampled.append(self.trainer.generate(noise, self._wanted()))
+        return [images[:count] for images in self._each(torch.cat(sampled, -4))]
 
     def keep(self) -> None:
-        state = self.site.state
-        state.put(NETWORKS, self.model.state())
-        state.put(OF_GENERATOR, optimizer_tensors(self.duel.of_generator))
-        state.put(OF_DISCRIMINATOR, optimizer_tensors(self.duel.of_discriminator))
-        state[TAKEN] = torch.tensor(self.duel.taken)
+        """Put networks and optimisers into the sites' states."""
+        adams = {
+            GENERATOR_ADAM: optimizer_tensors(self.trainer.generator_optimizer),
+            DISCRIMINATOR_ADAM: optimizer_tensors(self.trainer.discriminator_optimizer),
+        }
+        stacked = isinstance(self.networks, StackedGAN)
+        for place, member in enumerate(self.members):
+            state = member.site.state
+            networks = self.networks.state(place) if isinstance(self.networks, StackedGAN) else member.model.state()
+            state.put(NETWORKS, networks)
+            for group, tensors in adams.items():
+                state.put(group, _of_member(tensors, place) if stacked else tensors)
+            state[STEPS] = torch.tensor(int(self.trainer.steps))
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- inside -------------------------------------------------------------------------------------
 
-    def _wanted(self, labels: Tensor) -> Tensor:
-        return self.settings.wanted(labels, self.model.target, self.dice)
+    def _discriminator_steps(self) -> None:
+        if self.private:
+            self._private_steps()
+            return
+        for _ in range(self.settings.critic_steps):
+            self._discriminator_updates(self._discriminator_inputs())
 
-    def _drawn(self) -> Tensor:
-        """Labels that no real image has a part in."""
-        return self._wanted(torch.zeros(self.settings.batch_size, device=self.dice.device))
+    def _discriminator_updates(self, inputs: Sequence[Tensor | None]) -> None:
+        """Steps on inputs that are drawn already, six tensors for each."""
+        for start in range(0, len(inputs), 6):
+            real, labels, wanted, *draws = inputs[start : start + 6]
+            self.trainer.discriminator_step(real, labels, wanted, DiscriminatorDraws(*draws))  # type: ignore[arg-type]
 
-    def _judge_privately(self) -> None:
-        """DP-GAN: the discriminator's gradients are clipped for each image, and noisy; made images join each batch."""
-        judging, size = self.model.networks["discriminator"], self.settings.batch_size
-        self.wanted = self._drawn()
+    def _discriminator_inputs(self) -> list[Tensor | None]:
+        each = [member.discriminator_inputs(self.trainer) for member in self.members]
+        return [None if parts[0] is None else self._stack(parts) for parts in zip(*each, strict=True)]
+
+    def _generator_draws(self) -> Tensor | None:
+        each = [self.trainer.draw_for_generator(member.random, len(member.wanted)) for member in self.members]
+        return None if each[0] is None else self._stack(each)  # type: ignore[arg-type]
+
+    def _generator_step(self, gradient: Tensor | None) -> None:
+        fake = self._make_again(self.noise, self._wanted()) if self.graphed else self.fake
+        self.trainer.generator_step(fake, self._wanted(), self._generator_draws(), gradient)
+        self.fake = torch.empty(0)
+
+    def _make(self) -> Tensor:
+        """Fake images, with gradients; a CUDA graph cannot keep those from call to call (`_make_again`)."""
+        if self.graphed:
+            return self._make_once(self.noise, self._wanted())
+        self.fake = self.trainer.generate(self.noise, self._wanted())
+        return self.fake.detach()
+
+    @torch.no_grad()
+    def _make_once(self, noise: Tensor, wanted: Tensor) -> Tensor:
+        """Fake images without gradients; remembers the statistics of batch norm as they were before."""
+        for kept, now in zip(self.statistics, self.networks.generator_buffers, strict=True):
+            kept.copy_(now)
+        return self.trainer.generate(noise, wanted)
+
+    def _make_again(self, noise: Tensor, wanted: Tensor) -> Tensor:
+        """The images of `_make_once` with gradients; the statistics of batch norm count them once only."""
+        for kept, now in zip(self.statistics, self.networks.generator_buffers, strict=True):
+            now.copy_(kept)
+        return self.trainer.generate(noise, wanted)
+
+    def _step(self, name: str, function: Callable[..., Tensor | None]) -> GraphedStep:
+        if name not in self._graphs:
+            self._graphs[name] = GraphedStep(function, self.graphed)
+        return self._graphs[name]
+
+    def _recorded_advance(
+        self,
+        gradient: Tensor,
+        noise: Tensor,
+        wanted: Tensor,
+        generator_draws: Tensor | None,
+        next_noise: Tensor,
+        next_wanted: Tensor,
+        *inputs: Tensor | None,
+    ) -> Tensor:
+        """`advance` as one function of its inputs."""
+        self.trainer.generator_step(self._make_again(noise, wanted), wanted, generator_draws, gradient)
+        self._discriminator_updates(inputs)
+        return self._make_once(next_noise, next_wanted)
+
+    def _wanted(self) -> Tensor:
+        return self._stack([member.wanted for member in self.members])
+
+    def _gradient(self, by_site: Mapping[str, Tensor]) -> Tensor | None:
+        """In a stack a site that dropped out goes on without the further loss; nobody gets what it makes."""
+        if not by_site:
+            return None
+        nothing = torch.zeros_like(next(iter(by_site.values())))
+        found = [by_site.get(member.site.name, nothing) for member in self.members]
+        return self._stack([one.to(self.device).float() for one in found])
+
+    def _stack(self, each: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(each)) if len(self.members) > 1 else each[0]
+
+    def _each(self, images: Tensor) -> list[Tensor]:
+        return list(images) if len(self.members) > 1 else [images]
+
+    def _restore(self) -> None:
+        states = [member.site.state for member in self.members]
+        restore_optimizer(self.trainer.generator_optimizer, self._stacked([s.group(GENERATOR_ADAM) for s in states]))
+        groups = [state.group(DISCRIMINATOR_ADAM) for state in states]
+        restore_optimizer(self.trainer.discriminator_optimizer, self._stacked(groups))
+        self.trainer.steps += steps_taken(self.members[0].site)
+
+    def _stacked(self, groups: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        if len(groups) == 1:
+            return groups[0]
+        names = [name for name in groups[0] if not name.endswith("/step")]
+        return {**groups[0], **{name: torch.stack([group[name] for group in groups]) for name in names}}
+
+    def _private_steps(self) -> None:
+        """DP-GAN: the discriminator's gradients are clipped for each image, and noisy; fake images join each batch."""
+        [member] = self.members
+        discriminator, size = member.model.networks["discriminator"], self.settings.batch_size
+        member.wanted = member.drawn_labels()
 
         def fetch(index: Tensor) -> tuple[Tensor, ...]:
-            real, labels = self.batches.at(index)
-            with torch.no_grad():
-                fake = self.duel.make(self.wanted, self.dice)
-            rows = torch.cat([self.duel.look(real, self.dice), self.duel.look(fake, self.dice)])
-            is_real = torch.arange(len(rows), device=rows.device) < len(real)
-            return rows, torch.cat([labels, self.wanted.to(labels.dtype)]), is_real
+            return private_rows(self.trainer, member.batches.at(index), member.wanted, member.random)
 
-        losses, steps = private_losses(judging, self.settings.phi), self.settings.critic_steps
-        at_site.descend(
-            self.site, judging, losses, fetch, steps, self.duel.of_discriminator, batch_size=size, joined=size
-        )
+        losses, steps = private_losses(discriminator, self.settings.gan_loss), self.settings.critic_steps
+        optimizer = self.trainer.discriminator_optimizer
+        private.descend(member.site, discriminator, losses, fetch, steps, optimizer, batch_size=size, joined=size)
+
+
+class GraphedStep:
+    """A function of tensors, some of which may be None, as a CUDA graph; without `graphed` it is called as it is."""
+
+    def __init__(self, function: Callable[..., Tensor | None], graphed: bool) -> None:
+        self.function = function
+        self.missing: list[bool] = []
+        self.recorded = GraphedFunction(self._call, "a step of FELICIA's GANs") if graphed else self._call
+
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        self.missing = [one is None for one in inputs]
+        return self.recorded(*[one for one in inputs if one is not None])
+
+    def _call(self, *present: Tensor) -> Tensor | None:
+        given = iter(present)
+        return self.function(*[None if missing else next(given) for missing in self.missing])
+
+
+def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+    """One network's part of a stacked optimiser's state; counts of steps are the same for all."""
+    return {name: t if name.endswith("/step") else t[place].clone() for name, t in tensors.items()}
+
+
+# --- sites ------------------------------------------------------------------------------------------------
+
+
+def stackable(sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites in groups whose GANs can be stacked: all of them, or each one alone."""
+    alone = [[site] for site in sites]
+    if len(sites) < 2 or any(private.is_private(site, "generator") for site in sites):
+        return alone
+    return [list(sites)] if len({_shape(site) for site in sites}) == 1 and _in_turns(sites) else alone
+
+
+def _shape(site: Site) -> tuple:
+    """What must be the same at all sites of a stack: images, rows of a batch, and steps that were taken."""
+    return (tuple(site.data.train.images.shape[1:]), batch_rows(site), steps_taken(site))
+
+
+def batch_rows(site: Site) -> int:
+    """Real images in a batch: all that a small site has, unless batches are balanced, which repeats images."""
+    settings = gan_settings(site)
+    balanced = settings.balance and bool(site.trainer.target.classes)
+    return settings.batch_size if balanced else min(settings.batch_size, len(site.data.train))
+
+
+def _in_turns(sites: Sequence[Site]) -> bool:
+    """Where each class has networks of its own, all sites' batches must hold as many images of each class."""
+    settings, classes = gan_settings(sites[0]), len(sites[0].trainer.target.classes)
+    if settings.condition != "apart":
+        return True
+    complete = all(len(np.unique(site.data.train.labels)) == classes for site in sites)
+    return settings.balance and settings.labels == "real" and settings.batch_size % classes == 0 and complete
+
+
+def by_gans(sites: Sequence[Site]) -> Iterator[tuple[SiteGANs, list[Site]]]:
+    """The GANs in training that sites have in memory, and the sites of each."""
+    for _, group in itertools.groupby(sites, key=lambda site: id(site.memory["gans"])):
+        found = list(group)
+        yield found[0].memory["gans"], found
+
+
+def steps_taken(site: Site) -> int:
+    return int(site.state[STEPS]) if STEPS in site.state else 0
 
 
 def gan_settings(at: Federation | Site) -> GAN:
@@ -121,8 +374,8 @@ def gan_settings(at: Federation | Site) -> GAN:
     return at.generator
 
 
-def model_of(site: Site) -> GANModel:
-    """The owner's GAN as it is now; in the beginning all owners' have the same weights."""
+def gan_model(site: Site) -> GANModel:
+    """The site's GAN as it is now; in the beginning all sites' have the same weights."""
     model = build_generator(site, site.state.group(NETWORKS))
     assert isinstance(model, GANModel)
     return model

@@ -1,213 +1,242 @@
-"""What an owner does with a generator: it trains on real images, on synthetic ones and on both; validation judges.
+"""Downstream utility of synthetic images: train on real, on synthetic, on both; test on real; validation decides.
 
-A base for methods whose sites make images for themselves. Each site keeps the best network for each diet; it releases
-the one that saw synthetic images only where its own validation images say that they helped.
+A site trains the study's network on each training set, from the same first weights and for the same number of steps,
+and keeps of each the best on its real validation images. It releases the one that saw synthetic images only where its
+own validation images say that they helped. Files and results call a training set "diet".
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.parts import Part
-from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.collaborators import TrainerLike
+from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.generators import utility
-from polyclinic.generators.base import as_tensor
-from polyclinic.generators.utility import DIETS, Learnt
-from polyclinic.methods.shared.gan_site import model_of
-from polyclinic.methods.shared.method import Method, Own
+from polyclinic.federation.state import SiteState
+from polyclinic.generators.base import GeneratorModel, as_tensor
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
-from polyclinic.methods.shared.traits import Traits
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
 from polyclinic.metrics.principal_components import principal_components
+from polyclinic.randomness import torch_rng
 
-if TYPE_CHECKING:
-    from polyclinic.models import Backbone
-
+#: what a network can be trained on
+TRAINING_SETS = ("real", "synthetic", "augmented")
+CHECKS = 5  # times that a network in training is scored on validation images
 SHOWN = 8  # columns of the contact sheet
 COVERED = 1000  # images that coverage is measured on
 
 
-class Worth(Method):
-    images: int | None = Field(
-        None,
-        ge=1,
-        description="synthetic images an owner's network learns from; as many as it has real ones if not given",
-    )
-    learner_steps: int = Field(300, ge=1, description="steps of an owner's network for each diet")
-    weigh_every: int = Field(
-        0, ge=0, description="rounds after which synthetic images are judged; 0 for the last round only"
-    )
-    margin: float = Field(
-        0.0, ge=0, description="by how much validation scores must rise for synthetic images to count"
-    )
-    release: Literal["gate", "real", "synthetic", "augmented"] = Field(
-        "gate",
-        description="which network an owner releases: the one that validation chooses, or always that of one diet",
-    )
+@dataclass(frozen=True)
+class Selection:
+    """How networks are trained and selected; `release`: a training set whose network is always released."""
 
-    traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"), private_parts=("generator",), tunes_generator=False
-    )
-
-    def needs_generator(self) -> bool:
-        return True
-
-    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
-        """All of them: each owner has a network of its own."""
-        return frozenset(model.state_dict())
-
-    # --- the coordinator --------------------------------------------------------------------------
-
-    def is_weighed(self, round: int) -> bool:
-        return round == self.rounds or (self.weigh_every > 0 and round % self.weigh_every == 0)
-
-    def weigh_all(self, federation: Federation, state: State) -> None:
-        """Have every owner judge its synthetic images as they are now; what they found goes into the result."""
-        found = {
-            reply.site: {name: round(float(value), 5) for name, value in reply.metrics.items()}
-            for reply in federation.ask_all("weigh")
-        }
-        state.worth = [*state.worth, {"round": federation.round, "sites": found}]
-
-    def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
-        """Each owner's network for each diet on the test images of all sites, in all and by sub-group.
-
-        Uncounted: only a simulator can try an owner's networks elsewhere.
-        """
-        if not federation.engine.simulation:
-            return {}
-        table: dict[str, Any] = {}
-        for site in federation.sites:
-            kept = federation.simulated_state(site)
-            diets = {diet: self.marks(federation, kept.group(f"diet-{diet}")) for diet in DIETS}
-            table[site] = {**diets, "released": _released(kept)} if any(diets.values()) else {}
-        return {"diets": table}
-
-    def marks(self, federation: Federation, weights: Weights) -> dict[str, Any]:
-        """Test metrics of one network, pooled over sites, and of each sub-group."""
-        if not weights:
-            return {}
-        task = federation.trainer.task
-        sums: dict[str, dict[str, dict[str, Tensor]]] = {}
-        for reply in federation.ask_all("mark", counted=False, weights=weights):
-            for name, value in reply.metrics.items():
-                group, _, metric = name.rpartition("/")
-                sums.setdefault(group, {}).setdefault(reply.site, {})[metric] = value
-        scored = {group: task.finish(functools.reduce(task.add, of.values())) for group, of in sums.items()}
-        return {"test": scored.pop("", {}), "subgroups": scored}
-
-    # --- at an owner ------------------------------------------------------------------------------
-
-    @operation("metrics")
-    def weigh(self, site: Site) -> Parcel:
-        """Make images, train on each diet, keep what is best on validation images; scores and coverage."""
-        made = self.make_part(site)
-        found = self.learn(site, made)
-        chosen = utility.gated(found, self.margin) if self.release == "gate" else self.release
-        site.state.put("local", found[chosen].weights)
-        site.state.put("best", found[chosen].weights)
-        site.state["released"] = torch.tensor(DIETS.index(chosen))
-        draw_sheet(site, made)
-        figures = {f"validation_{diet}": learnt.score for diet, learnt in found.items()}
-        figures |= {f"test_{diet}": self.test_score(site, learnt) for diet, learnt in found.items()}
-        figures |= cover(site, made)
-        return Parcel(
-            "metrics", {n: torch.tensor(v, dtype=torch.float64) for n, v in figures.items() if np.isfinite(v)}
-        )
-
-    def make_part(self, site: Site) -> Part:
-        """Synthetic images with labels drawn alike from the classes that the site has."""
-        own = site.data.train
-        labels = uniform_labels(self.images or len(own), own.labels, site.trainer.target, site.rng("synthetic labels"))
-        made = model_of(site).sample(labels, site.rng("synthetic"))
-        return Part(made.numpy(), labels.numpy())
-
-    def learn(self, site: Site, made: Part) -> dict[str, Learnt]:
-        """Networks for all diets; of each, the one of this or an earlier moment that validation likes best."""
-        before = {diet: kept for diet in DIETS if (kept := _kept(site.state, diet)) is not None}
-        now = utility.learn_all(
-            site.trainer,
-            site.trainer.initial_local,
-            site.data.train,
-            made,
-            site.data.validation,
-            steps=self.learner_steps,
-            rng=site.lasting_rng("learners"),
-            known={diet: learnt for diet, learnt in before.items() if diet == "real"},
-        )
-        best = {d: before[d] if d in before and before[d].score > learnt.score else learnt for d, learnt in now.items()}
-        for diet, learnt in best.items():
-            site.state.put(f"diet-{diet}", learnt.weights)
-            site.state[f"score-{diet}"] = torch.tensor(learnt.score, dtype=torch.float64)
-        return best
-
-    @staticmethod
-    def test_score(site: Site, learnt: Learnt) -> float:
-        """For curves along training; nothing is chosen by it."""
-        site.trainer.load(learnt.weights)
-        return utility.score(site.trainer, site.data.test) if len(site.data.test) else float("nan")
-
-    @operation("metrics")
-    def mark(self, site: Site, weights: Weights) -> Parcel | None:
-        """The additive sums of a network's metrics on the site's test images, in all and by sub-group."""
-        part = site.data.test
-        if len(part) == 0:
-            return None
-        site.trainer.load(weights)
-        sums = {f"/{name}": value for name, value in site.trainer.evaluate(part).items()}
-        for group in np.unique(part.subgroup) if part.subgroup is not None else []:
-            own = utility.some(part, np.flatnonzero(part.subgroup == group))
-            sums |= {f"{group}/{name}": value for name, value in site.trainer.evaluate(own).items()}
-        return Parcel("metrics", sums)
-
-    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
-        """As for any method; before the first weighing an owner has no network to score."""
-        if own != "none" and not site.state.group("local"):
-            return {}
-        return super().score(site, part, weights, own)
-
-    @operation()
-    def remember(self, site: Site) -> None:
-        """Nothing to do: the owner has selected for itself."""
+    steps: int
+    margin: float = 0.0
+    release: str | None = None
 
 
-def cover(site: Site, made: Part) -> dict[str, float]:
-    """How well made images cover the owner's held-out real ones."""
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A network's weights and its score on validation images, which is larger where it is better."""
+
+    weights: dict[str, Tensor]
+    score: float
+
+
+# --- at a site --------------------------------------------------------------------------------------------
+
+
+def sample_part(site: Site, model: GeneratorModel, count: int | None) -> Part:
+    """`count` synthetic images, or as many as real ones, with labels drawn alike from the classes that the site has."""
+    real = site.data.train
+    labels = uniform_labels(count or len(real), real.labels, site.trainer.target, site.rng("synthetic labels"))
+    return Part(model.sample(labels, site.rng("synthetic")).numpy(), labels.numpy())
+
+
+def evaluate(site: Site, synthetic: Part, selection: Selection) -> Parcel:
+    """Train a network on each training set and keep the one to release; scores and coverage of synthetic images."""
+    networks = train_and_keep(site, synthetic, selection)
+    chosen = selection.release or choose_by_validation(networks, selection.margin)
+    site.state.put("local", networks[chosen].weights)
+    site.state.put("best", networks[chosen].weights)
+    site.state["released"] = torch.tensor(TRAINING_SETS.index(chosen))
+    draw_sheet(site, synthetic)
+    figures = {f"validation_{name}": network.score for name, network in networks.items()}
+    figures |= {f"test_{name}": test_score(site, network) for name, network in networks.items()}
+    figures |= measure_coverage(site, synthetic)
+    finite = {name: value for name, value in figures.items() if np.isfinite(value)}
+    return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in finite.items()})
+
+
+def train_and_keep(site: Site, synthetic: Part, selection: Selection) -> dict[str, TrainedNetwork]:
+    """Networks for all training sets; of each, the one of this or an earlier round that validation scores best."""
+    before = {name: kept for name in TRAINING_SETS if (kept := _kept(site.state, name)) is not None}
+    known = {name: network for name, network in before.items() if name == "real"}
+    now = train_networks(site, synthetic, selection.steps, known)
+    best = {n: before[n] if n in before and before[n].score > trained.score else trained for n, trained in now.items()}
+    for name, network in best.items():
+        site.state.put(f"diet-{name}", network.weights)
+        site.state[f"score-{name}"] = torch.tensor(network.score, dtype=torch.float64)
+    return best
+
+
+def train_networks(
+    site: Site, synthetic: Part, steps: int, known: Mapping[str, TrainedNetwork]
+) -> dict[str, TrainedNetwork]:
+    """A network for each training set, all from the same weights and seed; those in `known` are not trained again."""
+    real, seed = site.data.train, int(torch.randint(2**62, (), generator=site.lasting_rng("learners")))
+    parts = {"real": real, "synthetic": synthetic, "augmented": join(real, synthetic)}
+    networks = dict(known)
+    for name, part in parts.items():
+        if name not in networks:
+            initial = site.trainer.load(site.trainer.initial_local)
+            optimizer = site.trainer.optimizer.make(initial.parameters(), 1)
+            networks[name] = train_network(site.trainer, optimizer, part, site.data.validation, steps, torch_rng(seed))
+    return networks
+
+
+def train_network(
+    trainer: TrainerLike,
+    optimizer: torch.optim.Optimizer,
+    train: Part,
+    validation: Part,
+    steps: int,
+    rng: torch.Generator,
+) -> TrainedNetwork:
+    """The trainer's network at the best of several checks; after the last step if there are no validation images."""
+    batches = trainer.batches(train, rng)
+    best: TrainedNetwork | None = None
+    for some in _even_parts(steps, CHECKS):
+        trainer.train(batches, some, optimizer)
+        now = TrainedNetwork(trainer.weights(), score(trainer, validation) if len(validation) else 0.0)
+        if best is None or now.score > best.score or not len(validation):
+            best = now
+    assert best is not None
+    return best
+
+
+def choose_by_validation(networks: Mapping[str, TrainedNetwork], margin: float = 0.0) -> str:
+    """The training set with synthetic images where they helped on validation images, else real images alone."""
+    return "augmented" if networks["augmented"].score > networks["real"].score + margin else "real"
+
+
+def score(trainer: TrainerLike, part: Part) -> float:
+    """The task's own metric of the network as it stands, signed so that more is better; ties go by the loss."""
+    metrics = trainer.task.finish(trainer.evaluate(part))
+    value = metrics.get("auc", metrics.get(trainer.task.metric, float("nan")))
+    higher = trainer.task.better == "higher"
+    return (value if higher else -value) - 1e-6 * metrics.get("loss", 0.0)
+
+
+def test_score(site: Site, network: TrainedNetwork) -> float:
+    """For curves along training; nothing is chosen by it."""
+    site.trainer.load(network.weights)
+    return score(site.trainer, site.data.test) if len(site.data.test) else float("nan")
+
+
+def test_sums(site: Site, weights: Weights) -> Parcel | None:
+    """The additive sums of a network's metrics on the site's test images, in all and by sub-group."""
+    part = site.data.test
+    if len(part) == 0:
+        return None
+    site.trainer.load(weights)
+    sums = {f"/{name}": value for name, value in site.trainer.evaluate(part).items()}
+    for group in np.unique(part.subgroup) if part.subgroup is not None else []:
+        own = subset(part, np.flatnonzero(part.subgroup == group))
+        sums |= {f"{group}/{name}": value for name, value in site.trainer.evaluate(own).items()}
+    return Parcel("metrics", sums)
+
+
+def measure_coverage(site: Site, synthetic: Part) -> dict[str, float]:
+    """Precision, recall, density and coverage of synthetic images against the site's held-out real ones."""
     held_out = [part.images[:COVERED] for part in (site.data.validation, site.data.test) if len(part)]
-    if not held_out or min(sum(map(len, held_out)), len(made)) <= NEIGHBOURS:
+    if not held_out or min(sum(map(len, held_out)), len(synthetic)) <= NEIGHBOURS:
         return {}
-    found = principal_components(as_tensor(np.asarray(site.data.train.images[:COVERED])))
-    real = found.project(torch.from_numpy(np.concatenate(held_out)))
-    return precision_recall(real, found.project(torch.from_numpy(made.images[:COVERED])))
+    components = principal_components(as_tensor(np.asarray(site.data.train.images[:COVERED])))
+    real = components.project(torch.from_numpy(np.concatenate(held_out)))
+    return precision_recall(real, components.project(torch.from_numpy(synthetic.images[:COVERED])))
 
 
-def draw_sheet(site: Site, made: Part) -> None:
-    """Real and synthetic images of each class, in the owner's own folder."""
+def draw_sheet(site: Site, synthetic: Part) -> None:
+    """Real and synthetic images of each class, in the site's own folder."""
     rows: dict[str, Tensor] = {}
     names = site.trainer.target.classes or ("",)
     for number, name in enumerate(names[:5]):
-        for kind, part in (("real", site.data.train), ("synthetic", made)):
+        for kind, part in (("real", site.data.train), ("synthetic", synthetic)):
             chosen = np.flatnonzero(part.labels == number)[:SHOWN] if names != ("",) else np.arange(SHOWN)
             if len(chosen):
                 rows[f"{kind} {name}"] = torch.from_numpy(np.asarray(part.images[chosen]).copy())
     contact_sheet(rows, site.folder / "samples.png")
 
 
-def _kept(state: Any, diet: str) -> Learnt | None:
-    weights = state.group(f"diet-{diet}")
-    return Learnt(weights, float(state[f"score-{diet}"])) if weights else None
+def subset(part: Part, index: np.ndarray) -> Part:
+    """Some of the images of a part, with what is known of each."""
+    known = {name: getattr(part, name) for name in ("masks", "cases", "subgroup")}
+    chosen = {name: None if array is None else array[index] for name, array in known.items()}
+    return replace(part, images=part.images[index], labels=part.labels[index], **chosen)
 
 
-def _released(state: Any) -> str:
-    return DIETS[int(state["released"])] if "released" in state else ""
+def join(a: Part, b: Part) -> Part:
+    """The images of two parts; masks and sub-groups, which synthetic images do not have, are dropped."""
+    images, labels = (np.concatenate([getattr(part, name) for part in (a, b)]) for name in ("images", "labels"))
+    return replace(a, images=images, labels=labels.astype(a.labels.dtype), masks=None, cases=None, subgroup=None)
+
+
+def _even_parts(total: int, parts: int) -> list[int]:
+    cuts = [round(total * k / parts) for k in range(parts + 1)]
+    return [b - a for a, b in itertools.pairwise(cuts) if b > a]
+
+
+def _kept(state: SiteState, name: str) -> TrainedNetwork | None:
+    weights = state.group(f"diet-{name}")
+    return TrainedNetwork(weights, float(state[f"score-{name}"])) if weights else None
+
+
+# --- at the coordinator -----------------------------------------------------------------------------------
+
+
+def ask_utility(federation: Federation, operation: str) -> dict[str, Any]:
+    """Have every site evaluate its synthetic images as they are now: a row for the result."""
+    figures = {
+        reply.site: {name: round(float(value), 5) for name, value in reply.metrics.items()}
+        for reply in federation.ask_all(operation)
+    }
+    return {"round": federation.round, "sites": figures}
+
+
+def test_tables(federation: Federation, operation: str) -> dict[str, Any]:
+    """By site and training set: the network's test metrics. Uncounted: only a simulator can try a site's networks at
+    the other sites."""
+    tables: dict[str, Any] = {}
+    for site in federation.sites:
+        state = federation.simulated_state(site)
+        kept = {name: state.group(f"diet-{name}") for name in TRAINING_SETS}
+        table: dict[str, Any] = {name: test_metrics(federation, operation, weights) for name, weights in kept.items()}
+        released = TRAINING_SETS[int(state["released"])] if "released" in state else ""
+        tables[site] = {**table, "released": released} if any(table.values()) else {}
+    return tables
+
+
+def test_metrics(federation: Federation, operation: str, weights: Weights) -> dict[str, Any]:
+    """Test metrics of one network, pooled over sites, and of each sub-group."""
+    if not weights:
+        return {}
+    task = federation.trainer.task
+    sums: dict[str, dict[str, dict[str, Tensor]]] = {}
+    for reply in federation.ask_all(operation, counted=False, weights=weights):
+        for name, value in reply.metrics.items():
+            group, _, metric = name.rpartition("/")
+            sums.setdefault(group, {}).setdefault(reply.site, {})[metric] = value
+    scored = {group: task.finish(functools.reduce(task.add, of.values())) for group, of in sums.items()}
+    return {"test": scored.pop("", {}), "subgroups": scored}

@@ -1,4 +1,4 @@
-"""What FELICIA's owners release: validation decides, test images come afterwards, each sub-group has its own mark."""
+"""What FELICIA's sites release: validation decides, test images come afterwards, each sub-group has its own mark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import torch
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state
-from polyclinic.generators import utility
-from polyclinic.generators.gan.model import centred
-from polyclinic.generators.utility import DIETS, Learnt
-from polyclinic.methods.shared.utility import Worth
+from polyclinic.generators.gan.batches import centred
+from polyclinic.methods.shared import utility
+from polyclinic.methods.shared.utility import TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -44,21 +43,22 @@ def state_of(result: Result, site: str) -> SiteState:
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Owners' networks as a test wants them: validation scores of each diet, round by round; a network of the diet k in
+    """Sites' networks as a test wants them: validation scores of each training set, round by round; network k of
     round r has all its weights at k + 10 r."""
 
     def say(*rounds: dict[str, float]) -> None:
         calls = itertools.count(2)
 
-        def learn_all(trainer, initial, *parts, known, **how):
-            number = next(calls) // 2  # two owners in a round
+        def train_networks(site, synthetic, steps, known):
+            number = next(calls) // 2  # two sites in a round
+            initial = site.trainer.initial_local
             new = {
-                diet: Learnt({name: torch.full_like(t, k + 10 * number) for name, t in initial.items()}, score)
-                for k, (diet, score) in enumerate(rounds[number - 1].items())
+                name: TrainedNetwork({n: torch.full_like(t, k + 10 * number) for n, t in initial.items()}, score)
+                for k, (name, score) in enumerate(rounds[number - 1].items())
             }
             return {**new, **known}
 
-        monkeypatch.setattr(utility, "learn_all", learn_all)
+        monkeypatch.setattr(utility, "train_networks", train_networks)
 
     return say
 
@@ -76,20 +76,22 @@ def test_validation_decides_before_a_test_image_is_seen(
 ):
     scripted({"real": real, "synthetic": 0.99, "augmented": augmented})
 
-    def contrary(site: Site, learnt: Learnt) -> float:
+    def contrary(site: Site, network: TrainedNetwork) -> float:
         assert "released" in site.state
-        return 1 - learnt.score
+        return 1 - network.score
 
-    monkeypatch.setattr(Worth, "test_score", staticmethod(contrary))
+    monkeypatch.setattr(utility, "test_score", contrary)
     result = run(felicia(margin=margin), tmp_path / "run")
     assert result["failures"] == []
     for site in ("site-1", "site-2"):
         assert result.metrics["diets"][site]["released"] == released
         state = state_of(result, site)
-        assert weight_of(state, "best") == weight_of(state, "local") == 10 + DIETS.index(released)
+        assert weight_of(state, "best") == weight_of(state, "local") == 10 + TRAINING_SETS.index(released)
 
 
-def test_of_several_rounds_each_diet_keeps_the_best_and_real_images_are_learnt_once(felicia, scripted, tmp_path):
+def test_of_several_rounds_each_training_set_keeps_the_best_and_real_images_are_learnt_once(
+    felicia, scripted, tmp_path
+):
     rounds = [{"real": 0.5, "synthetic": 0.4, "augmented": 0.9}, {"real": 0.99, "synthetic": 0.6, "augmented": 0.7}]
     scripted(*rounds)
     result = run(felicia(rounds=2, weigh_every=1), tmp_path / "run")
@@ -97,7 +99,7 @@ def test_of_several_rounds_each_diet_keeps_the_best_and_real_images_are_learnt_o
     assert [line["sites"]["site-1"]["validation_synthetic"] for line in result["worth"]] == [0.4, 0.6]
     assert [line["sites"]["site-1"]["validation_real"] for line in result["worth"]] == [0.5, 0.5]
     state = state_of(result, "site-1")
-    assert [weight_of(state, f"diet-{diet}") for diet in DIETS] == [10, 21, 12]
+    assert [weight_of(state, f"diet-{diet}") for diet in TRAINING_SETS] == [10, 21, 12]
     assert weight_of(state, "best") == 12
 
 
@@ -106,7 +108,7 @@ def test_scores_are_of_the_split_that_they_name(felicia, monkeypatch, tmp_path):
     result = run(felicia(images=17), tmp_path / "run")
     for site, figures in result["worth"][0]["sites"].items():
         counts = result["data"]["counts"][site]
-        for diet in DIETS:
+        for diet in TRAINING_SETS:
             assert figures[f"validation_{diet}"] == counts["validation"] != counts["test"]
             assert figures[f"test_{diet}"] == counts["test"]
 
@@ -118,7 +120,7 @@ def test_sub_groups_make_up_the_whole(felicia, undisturbed):
     counts = {str(name): int(np.sum(groups == name)) for name in np.unique(groups)}
     assert len(counts) > 2
     for site in parts.names:
-        for diet in DIETS:
+        for diet in TRAINING_SETS:
             marks = result.metrics["diets"][site][diet]
             right = sum(counts[name] * marks["subgroups"][name]["accuracy"] for name in counts)
             assert right / sum(counts.values()) == pytest.approx(marks["test"]["accuracy"])
@@ -126,21 +128,19 @@ def test_sub_groups_make_up_the_whole(felicia, undisturbed):
 
 def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch, tmp_path):
     made = []
-    whole = utility.learn_all
+    whole = utility.train_networks
 
-    def watch(trainer, initial, real, synthetic, validation, **how):
+    def watch(site, synthetic, steps, known):
         made.append(synthetic)
-        return whole(trainer, initial, real, synthetic, validation, **how)
+        return whole(site, synthetic, steps, known)
 
-    monkeypatch.setattr(utility, "learn_all", watch)
+    monkeypatch.setattr(utility, "train_networks", watch)
     run(felicia(images=400), tmp_path / "run")
     assert [len(part) for part in made] == [400, 400]
     assert all(0.4 < part.labels.mean() < 0.6 for part in made)
 
 
-def test_a_private_discriminator_takes_its_owners_images_for_real_and_made_ones_for_made(
-    felicia, monkeypatch, tmp_path
-):
+def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_for_fake(felicia, monkeypatch, tmp_path):
     whole, looks = private.descend, []
 
     def watch(site, module, losses, fetch, steps, optimizer, **how):

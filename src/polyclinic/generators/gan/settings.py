@@ -1,0 +1,164 @@
+"""Settings of generative adversarial networks: what all GANs share, and the first one (Goodfellow et al. 2014).
+
+`DCGAN` and `WassersteinGAN` are the same with other networks and another loss.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from polyclinic.errors import BadInput
+from polyclinic.generators.base import Generator
+from polyclinic.generators.gan.batches import random_labels
+from polyclinic.generators.gan.losses import GANLoss, LossName, gan_loss
+from polyclinic.generators.gan.model import GANModel
+from polyclinic.generators.gan.networks import (
+    Architecture,
+    Condition,
+    DiscriminatorNorm,
+    Shape,
+    discriminator_network,
+    generator_network,
+)
+from polyclinic.generators.gan.trainer import GANSpec
+from polyclinic.generators.random_source import RandomSource
+from polyclinic.tasks import Target
+
+
+class GAN(Generator):
+    """What the `[generator]` tables of all GANs have in common."""
+
+    steps: int = Field(3000, ge=1, description="steps of the generator in one fit")
+    critic_steps: int = Field(1, ge=1, description="steps of the discriminator before each of the generator")
+    lr: float = Field(2e-4, gt=0, description="learning rate of Adam (its first moment forgets half at each step)")
+    lr_discriminator: float | None = Field(None, gt=0, description="the discriminator's, if it is to be another")
+    loss: LossName = Field("log", description="the measure phi: log, linear (Wasserstein) or hinge")
+    smoothing: float = Field(0.0, ge=0, lt=0.5, description="with loss 'log': what a real image's label lacks to 1")
+    saturating: bool = Field(False, description="with loss 'log': lower log(1 - D), not -log D, as the formula has it")
+    penalty: float = Field(0.0, ge=0, description="weight of the gradient penalty")
+    condition: Condition = Field(
+        "projection",
+        description="how the discriminator learns the label: projection, plane (one more channel), apart (each class "
+        "has networks of its own), or none: then images are made without regard to labels",
+    )
+    labels: Literal["real", "even"] = Field(
+        "real", description="labels of made images in training: those of the real batch, or all classes alike"
+    )
+    balance: bool = Field(False, description="draw real batches with as many images of each class a site has")
+    norm: Literal["batch", "group"] = Field("batch", description="normalisation in the generator")
+    discriminator_norm: DiscriminatorNorm = Field("none", description="spectral, group or none")
+    spread: bool = Field(
+        False, description="tell the discriminator how much the images of a batch differ (convolutions only)"
+    )
+    augment: bool = Field(False, description="differentiable augmentation of what the discriminator sees")
+    average: float = Field(0.999, ge=0, lt=1, description="samples come from this moving average of the generator")
+    width: int = Field(24, ge=1, description="channels of the widest feature map; deeper ones have up to 8 times it")
+    latent: int = Field(64, ge=1, description="random numbers that an image is made from")
+
+    architecture: ClassVar[Architecture]
+
+    @model_validator(mode="after")
+    def _fits(self) -> GAN:
+        if self.loss == "linear" and not self.penalty and self.discriminator_norm != "spectral":
+            raise ValueError("loss 'linear' has no bound; set penalty = 10, or discriminator_norm = 'spectral'")
+        return self
+
+    def build(
+        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
+    ) -> GANModel:
+        return GANModel(
+            self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
+        )
+
+    def dp_obstacle(self) -> str | None:
+        if self.discriminator_norm == "spectral":
+            return (
+                "generator.discriminator_norm: spectral norm divides weights by a number that moves at every step, "
+                "outside clipping and noise; set generator.discriminator_norm = 'group' under differential privacy"
+            )
+        if self.condition == "apart":
+            return (
+                "generator.condition: each class's networks see a part of a batch, and clipping and noise are for "
+                "whole ones; set generator.condition = 'projection' under differential privacy"
+            )
+        if self.penalty:
+            return (
+                "generator.penalty: the gradient penalty is a second derivative, which gradients per image cannot "
+                "follow; set generator.penalty = 0 and generator.loss = 'hinge' under differential privacy"
+            )
+        if self.spread:
+            return (
+                "generator.spread: how much a batch differs mixes its images, so that one changes the gradients of "
+                "all; set generator.spread = false under differential privacy"
+            )
+        if self.balance:
+            return (
+                "generator.balance: batches balanced by class are drawn by the labels, which no account knows of; "
+                "set generator.balance = false under differential privacy"
+            )
+        if self.labels == "real":
+            return (
+                "generator.labels: labels of real images enter the generator without noise; "
+                "set generator.labels = 'even' under differential privacy"
+            )
+        return None
+
+    # --- what methods build from the settings -------------------------------------------------------
+
+    @property
+    def gan_loss(self) -> GANLoss:
+        return gan_loss(self.loss, self.smoothing, self.saturating)
+
+    @property
+    def spec(self) -> GANSpec:
+        """How its networks learn."""
+        return GANSpec(
+            loss=self.gan_loss,
+            latent=self.latent,
+            lr=self.lr,
+            lr_discriminator=self.lr_discriminator or self.lr,
+            penalty=self.penalty,
+            augment=self.augment,
+            ema=self.average,
+            per_class=self.condition == "apart",
+        )
+
+    def check_target(self, target: Target) -> None:
+        if self.condition == "apart" and not target.classes:
+            raise BadInput("generator.condition: 'apart' needs classes, and labels are values; choose 'projection'")
+
+    def shape(self, channels: int, size: int, target: Target) -> Shape:
+        """A GAN without condition knows no labels."""
+        self.check_target(target)
+        known = target if self.condition != "none" else Target()
+        return Shape(channels, size, known, self.width, self.latent)
+
+    def networks(self, shape: Shape) -> dict[str, nn.Module]:
+        """Generator, its EMA (average), and discriminator; drawn from torch's global state."""
+        generator = generator_network(self.architecture, shape, self.condition, self.norm)
+        discriminator = discriminator_network(
+            self.architecture, shape, self.condition, self.discriminator_norm, spread=self.spread
+        )
+        average = copy.deepcopy(generator).requires_grad_(False)
+        return {"generator": generator, "average": average, "discriminator": discriminator}
+
+    def central_discriminator(self, shape: Shape, sites: int) -> nn.Module:
+        """A discriminator that identifies sites: the same network, without labels, and with K outputs."""
+        return discriminator_network(self.architecture, shape, "none", self.discriminator_norm, outputs=sites)
+
+    def labels_to_make(self, labels: Tensor, target: Target, random: RandomSource) -> Tensor:
+        """Labels to make images for, where the real batch has these."""
+        return labels if self.labels == "real" else random_labels(labels.shape[-1], target, random)
+
+
+class VanillaGAN(GAN):
+    """The `[generator]` table with `name = "gan"`: dense layers and log."""
+
+    name: Literal["gan"] = "gan"
+
+    summary: ClassVar[str] = "the first GAN: two networks of dense layers"
+    architecture: ClassVar[Architecture] = "dense"

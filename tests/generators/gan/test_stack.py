@@ -1,0 +1,122 @@
+"""Stacked networks compute and learn what each computes and learns alone; convolutions as matrix products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.generators import GENERATORS
+from polyclinic.generators.base import initial_networks
+from polyclinic.generators.gan.settings import GAN
+from polyclinic.generators.gan.stack import StackedGAN, StackedNetworks
+from polyclinic.generators.gan.stacked_convolutions import convolve, convolve_transposed
+from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
+from polyclinic.generators.random_source import RandomSource
+from polyclinic.tasks import Target
+
+TWO = Target(classes=("dark", "bright"))
+CPU = torch.device("cpu")
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gan(name: str = "dcgan", **changes) -> GAN:
+    return GENERATORS[name](**{"width": 2, "latent": 4, "batch_size": 4, **changes})
+
+
+# --- products -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3), st.integers(1, 13), st.sampled_from([2, 4, 8, 10]), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_products_are_convolutions_of_each_network(channels, outputs, side, with_bias):
+    images = torch.randn(2, 3, channels, side, side, dtype=torch.float64, generator=rng(side))
+    bias = torch.randn(2, outputs, dtype=torch.float64, generator=rng(1)) if with_bias else None
+    down = torch.randn(2, outputs, channels, 4, 4, dtype=torch.float64, generator=rng(2))
+    up = torch.randn(2, channels, outputs, 4, 4, dtype=torch.float64, generator=rng(3))
+    for products, plain, weight in ((convolve, F.conv2d, down), (convolve_transposed, F.conv_transpose2d, up)):
+        each = [plain(images[m], weight[m], None if bias is None else bias[m], 2, 1) for m in (0, 1)]
+        torch.testing.assert_close(products(images, weight, bias), torch.stack(each))
+
+
+@pytest.mark.parametrize(("products", "shape"), [(convolve, (1, 3, 2, 4, 4)), (convolve_transposed, (1, 2, 3, 4, 4))])
+def test_gradients_of_products_and_their_gradients_are_right(products, shape):
+    """Gradients are written by hand; their own gradients are what a gradient penalty needs."""
+    images = torch.randn(1, 2, 2, 4, 4, dtype=torch.float64, generator=rng(), requires_grad=True)
+    weight = torch.randn(*shape, dtype=torch.float64, generator=rng(1), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: products(x, w, None), (images, weight))
+    assert torch.autograd.gradgradcheck(lambda x, w: products(x, w, None), (images, weight))
+
+
+# --- stacks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_products", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"discriminator_norm": "group"}, {"norm": "group"}, {"condition": "plane"}])
+def test_a_stack_computes_what_each_network_computes_alone(as_products, changes):
+    chosen = gan(**changes)
+    shape = chosen.shape(1, 28, TWO)
+    members = [initial_networks(lambda: chosen.networks(shape), seed) for seed in range(3)]
+    noise, labels = torch.randn(3, 5, 4, generator=rng()), torch.randint(2, (3, 5), generator=rng(1))
+    images = torch.randn(3, 5, 1, 28, 28, generator=rng(2))
+    for part, inputs in (("generator", (noise, labels)), ("discriminator", (images, labels))):
+        alone = torch.stack([net[part].train()(*(x[m] for x in inputs)) for m, net in enumerate(members)])
+        stacked = StackedNetworks([net[part] for net in members], as_products=as_products)
+        torch.testing.assert_close(stacked(*inputs), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_networks_of_each_class_take_turns_as_they_would_by_label():
+    chosen = gan(condition="apart")
+    discriminator = initial_networks(lambda: chosen.networks(chosen.shape(1, 28, TWO)), 0)["discriminator"]
+    images, labels = torch.randn(6, 1, 28, 28, generator=rng()), torch.arange(6) % 2
+    by_label = discriminator(images, labels)
+    discriminator.in_turns = True
+    torch.testing.assert_close(discriminator(images, labels), by_label)
+
+
+def networks_of(chosen: GAN, seed: int) -> nn.ModuleDict:
+    return nn.ModuleDict(initial_networks(lambda: chosen.networks(chosen.shape(1, 28, TWO)), seed))
+
+
+def take_steps(
+    trainer: GANTrainer, real: Tensor, labels: Tensor, randoms: list[RandomSource], gradient: Tensor
+) -> None:
+    """Two steps of each network; `real` [..., 4, C, H, W], one source of random numbers for each GAN of a stack."""
+
+    def joined(each: list[Tensor | None]) -> Tensor | None:
+        if each[0] is None:
+            return None
+        return torch.stack(each) if real.dim() == 5 else each[0]  # type: ignore[arg-type]
+
+    for _ in range(2):
+        each = [trainer.draw_for_discriminator(random, 4, 4) for random in randoms]
+        draws = type(each[0])(*(joined(list(parts)) for parts in zip(*each, strict=True)))
+        trainer.discriminator_step(real, labels, labels, draws)
+        noise = joined([random.normal(4, 4) for random in randoms])
+        assert noise is not None
+        aside = joined([trainer.draw_for_generator(random, 4) for random in randoms])
+        trainer.generator_step(trainer.generate(noise, labels), labels, aside, gradient)
+
+
+@pytest.mark.parametrize("as_products", [False, True])
+@pytest.mark.parametrize("name", ["dcgan", "gan", "wgan-gp"])
+def test_stacked_gans_learn_what_each_learns_alone(name, as_products):
+    chosen = gan(name)
+    real, labels = torch.rand(2, 4, 1, 28, 28, generator=rng()) * 2 - 1, torch.tensor([[0, 1, 0, 1]] * 2)
+    gradient = torch.randn(2, 4, 1, 28, 28, generator=rng(1)) / 100
+    stack = StackedGAN([networks_of(chosen, seed) for seed in (1, 2)], as_products=as_products)
+    together = GANTrainer(stack, chosen.spec)
+    take_steps(together, real, labels, [RandomSource(rng(5 + m), CPU) for m in (0, 1)], gradient)
+    for member, seed in enumerate((1, 2)):
+        networks = networks_of(chosen, seed)
+        alone = GANTrainer(SingleGAN(networks), chosen.spec)
+        take_steps(alone, real[member], labels[member], [RandomSource(rng(5 + member), CPU)], gradient[member])
+        found = stack.state(member)
+        for part, tensor in networks.state_dict().items():
+            torch.testing.assert_close(found[part], tensor, rtol=1e-2, atol=2e-4, msg=part)

@@ -1,0 +1,158 @@
+"""FELICIA with stacked sites: the same as one by one up to rounding, through the same gates, also when a site fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyclinic.data.parts import prepare
+from polyclinic.federation.leaving.gate import Gate, GateRefused
+from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.generators.gan.stack import StackedGAN
+from polyclinic.methods.shared import gan_site
+from polyclinic.methods.shared.gan_site import NETWORKS, SiteGANs
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
+from polyclinic.study import Study
+from polyclinic.tasks import Target
+
+SITES = ("site-1", "site-2", "site-3")
+STUDY = {
+    **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 3},
+    **{"generator.name": "dcgan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8},
+}
+
+
+@pytest.fixture
+def felicia(tiny):
+    def make(stacked: str, settings: dict[str, Any] | None = None, **method: Any) -> Study:
+        quick = {"steps": 2, "rounds": 2, "learner_steps": 1, "images": 12, "weight": 3.0}
+        return tiny("felicia", {**STUDY, "engine.stacked": stacked, **(settings or {})}, **{**quick, **method})
+
+    return make
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """How many sites each `SiteGANs` of a run has had."""
+    sizes: list[int] = []
+    whole = SiteGANs.__init__
+
+    def watch(self, sites, **how):
+        whole(self, sites, **how)
+        assert isinstance(self.networks, StackedGAN) == (len(sites) > 1)
+        sizes.append(len(sites))
+
+    monkeypatch.setattr(SiteGANs, "__init__", watch)
+    return sizes
+
+
+def gan_of(result: Result, site: str) -> dict[str, torch.Tensor]:
+    manifest = json.loads((Path(result.folder) / "checkpoint" / "manifest.json").read_text())
+    return read_state(result.folder, site, SitePosition(*manifest["sites"][site])).group(NETWORKS)
+
+
+def ledger(result: Result, site: str) -> list[tuple]:
+    lines = (Path(result.folder) / "ledger" / f"{site}.jsonl").read_text().splitlines()
+    return [(line["round"], line["operation"], line["kind"], line["bytes"]) for line in map(json.loads, lines)]
+
+
+def initial(study: Study) -> torch.Tensor:
+    """All weights of a site's GAN in the beginning."""
+    target = Target(classes=tuple(prepare(study.data, study.sites).info["classes"]))
+    return flat(study.generator.build(channels=3, size=28, target=target, seed=study.seed).state())
+
+
+def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.flatten() for _, t in sorted(state.items()) if t.is_floating_point()])
+
+
+def check_same(study: Study, one: Result, other: Result, sites: tuple[str, ...] = SITES) -> None:
+    """Up to rounding. Adam moves a weight whose gradient is next to nothing by the sign of the rounding, so that single
+    weights may differ; all together differ by less than a hundredth of what training has moved."""
+    start = initial(study)
+    for site in sites:
+        wanted, found = flat(gan_of(one, site)), flat(gan_of(other, site))
+        assert (wanted - start).norm() > 0.05
+        assert (found - wanted).norm() < 0.01 * (wanted - start).norm(), site
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "synchronous": ({}, {}),
+    "local": ({}, {"schedule": "local", "exchange_every": 2, "towards": "other"}),
+    "alone": ({}, {"weight": 0.0}),
+    "classes apart": ({"generator.condition": "apart", "generator.balance": True}, {}),
+    "shared noise": ({"generator.name": "gan", "generator.labels": "even"}, {"shared_noise": True, "wire": "small"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stacked_sites_learn_what_they_learn_one_by_one(felicia, built, tmp_path, way):
+    settings, method = WAYS[way]
+    results = [run(felicia(how, settings, **method), tmp_path / how) for how in ("never", "always")]
+    assert set(built[: len(built) * 3 // 4]) == {1}
+    assert set(built[len(built) * 3 // 4 :]) == {3}
+    check_same(felicia("never", settings, **method), *results)
+    for site in SITES:
+        one, other = (ledger(result, site) for result in results)
+        if way != "shared noise":  # bytes of compressed images hang on their last bit
+            assert one == other
+        assert [line[:3] for line in one] == [line[:3] for line in other]
+
+
+def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(felicia, monkeypatch, tmp_path):
+    """A graph makes the last images once more, with gradients; here it is played call by call."""
+    plain = run(felicia("always"), tmp_path / "plain")
+    recorded: list[str] = []
+
+    def played(function, name):
+        recorded.append(name)
+        return function
+
+    monkeypatch.setattr(gan_site, "GraphedFunction", played)
+    monkeypatch.setattr(SiteGANs, "__init__", _with_graphs(SiteGANs.__init__))
+    check_same(felicia("never"), plain, run(felicia("always"), tmp_path / "graphed"))
+    assert len(recorded) == 2  # one graph in each round
+
+
+def _with_graphs(whole):
+    def init(self, sites, **how):
+        whole(self, sites, **how)
+        self.graphed = True
+
+    return init
+
+
+def test_one_sites_refused_parcel_drops_that_site_and_no_other(felicia, monkeypatch, tmp_path):
+    """The others go on in the same stack, as they would one by one."""
+    whole = Gate.release
+
+    def refuse(self, parcels, *, round, operation, **how):
+        if (self.site, operation, round) == ("site-2", "generator_step", 1):
+            raise GateRefused("the clerk is ill")
+        return whole(self, parcels, round=round, operation=operation, **how)
+
+    monkeypatch.setattr(Gate, "release", refuse)
+    results = [run(felicia(how, steps=3, rounds=1), tmp_path / how) for how in ("never", "always")]
+    for result in results:
+        assert [failure["site"] for failure in result["failures"]] == ["site-2"]
+    check_same(felicia("never"), *results, sites=("site-1", "site-3"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"generator.condition": "apart"},  # a batch has any number of images of each class
+        {"privacy.on": ["generator"], "generator.labels": "even", "generator.discriminator_norm": "none"},
+    ],
+    ids=["classes in any number", "privacy"],
+)
+def test_what_does_not_stack_goes_one_by_one(felicia, built, tmp_path, settings):
+    private = {"generator.spread": False, "generator.augment": False} if "privacy.on" in settings else {}
+    result = run(felicia("always", {**settings, **private}, rounds=1), tmp_path / "run")
+    assert result["failures"] == []
+    assert set(built) == {1}
