@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -18,20 +19,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from polyclinic.generators.gan.central import CentralTerm
-from polyclinic.generators.gan.owners import Federated, Images, Owners
 from torch import Tensor
 
+import polyclinic
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import search
 from polyclinic.data.parts import Part
-from polyclinic.generators import GENERATORS
+from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.methods.shared import gan_site
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import device_rng, torch_rng
+from polyclinic.study.tables import parse_study
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.graphs import WARM_UP, GraphedFunction
 from polyclinic.training.loop import Trainer, TrainerSpec
@@ -61,13 +63,22 @@ def training(graphs: bool, steps: int) -> Tensor:
 
 
 def stacked_gans(graphs: bool, steps: int) -> Tensor:
-    """What the generators of three sites make after some steps of FELICIA."""
-    sites = {name: Images(noise(16, 1, 28, name), torch.arange(16) % 2) for name in ("a", "b", "c")}
-    settings: Any = GENERATORS["dcgan"](**{"width": 8, "latent": 16, "batch_size": 8})
-    owners = Owners(settings, CentralTerm(), [Federated(0, 1.0, sites)], TWO, device="cuda", recorded=graphs)
-    for _ in range(steps):
-        owners.step()
-    return owners.samples(torch.arange(8) % 2, "graphs").float() / 255
+    """Weights of three sites' GANs, which train as one stack, after some steps of FELICIA."""
+    tables: dict[str, Any] = {
+        "data": {"source": "skin-phantom", "size": 28, "samples": 90},
+        "sites": {"partition": "iid", "count": 3},
+        "model": {"backbone": "lenet5"},
+        "method": {"name": "felicia", "rounds": 1, "steps": steps, "learner_steps": 1, "images": 8},
+        "generator": {"name": "dcgan", "width": 8, "latent": 16, "batch_size": 8},
+        "evaluation": {"every": 0, "select": "last"},
+        "engine": {"device": "cuda", "precision": "fp32", "graphs": graphs},
+    }
+    gan_site.GRAPH_PAYS = 1  # record however short the round is
+    with tempfile.TemporaryDirectory() as folder:
+        result = polyclinic.run(parse_study(tables), Path(folder) / "run")
+        manifest = json.loads((result.folder / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
+        states = [read_state(result.folder, s, SitePosition(*at)) for s, at in manifest["sites"].items()]
+        return torch.cat([flat(state.group(gan_site.NETWORKS)) for state in states])
 
 
 def stylegan2(graphs: bool, steps: int) -> Tensor:

@@ -1,0 +1,87 @@
+"""FELICIA's central discriminator: what it learns, where its gradient points, and when it acts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyclinic.generators import GENERATORS
+from polyclinic.methods.felicia import CentralDiscriminator, Felicia
+from polyclinic.tasks import Target
+
+TRAINER: Any = SimpleNamespace(
+    target=Target(classes=("dark", "bright")), device=torch.device("cpu"), precision="fp32", graphs=False
+)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def central(sites: int = 2, lr: float = 2e-4, **method: Any) -> CentralDiscriminator:
+    settings: Any = GENERATORS["dcgan"](width=4, latent=4, loss="log", lr=lr)
+    return CentralDiscriminator(Felicia(**method), settings, TRAINER, (1, 1, 28, 28), sites, 0)
+
+
+class Mean(nn.Module):
+    """Logits of two sites from the mean of an image: the brighter, the likelier the second site's."""
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        mean = images.mean((1, 2, 3))
+        return torch.stack([-4 * mean, 4 * mean], 1)
+
+
+@pytest.mark.parametrize("towards", ["away", "other"])
+def test_the_gradient_points_where_a_site_is_less_recognisable(towards):
+    found = central(towards=towards)
+    found.network = Mean()
+    site = torch.tensor([0, 0, 1, 1])
+    gradient = found.image_gradient(torch.zeros(4, 1, 2, 2), site, found.other_sites(site, rng()))
+    assert (gradient[:2] < 0).all()  # the first site's images must become brighter, so its gradient is negative
+    assert (gradient[2:] > 0).all()
+
+
+def test_it_learns_to_identify_sites():
+    found = central(central_lr=5e-3)
+    images = torch.cat([torch.full((8, 1, 28, 28), -0.5), torch.full((8, 1, 28, 28), 0.5)])
+    images = images + 0.1 * torch.randn(images.shape, generator=rng())
+    site = torch.tensor([0] * 8 + [1] * 8)
+    for _ in range(40):
+        share = found.step(images, site)
+    assert float(share) == 1.0
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.01, 0.01)])
+def test_it_may_learn_at_a_rate_of_its_own(own, expected):
+    assert central(lr=0.1, central_lr=own).optimizer.param_groups[0]["lr"] == expected
+
+
+def test_another_site_is_another_and_every_other_comes():
+    site = torch.tensor([0, 1, 2]).repeat(200)
+    other = central(3, towards="other").other_sites(site, rng())
+    assert (other != site).all()
+    assert (torch.bincount(site * 3 + other, minlength=9) > 0).sum() == 6
+    assert central(towards="other").other_sites(torch.tensor([0, 1]), rng()).tolist() == [1, 0]
+
+
+def test_warm_up_and_frozen_steps():
+    method = Felicia(warm_up=2, frozen=3)
+    assert [method.acts(step) for step in range(4)] == [False, False, True, True]
+    assert [method.learns(step) for step in range(4)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("learn", "act"), [(True, True), (True, False), (False, True), (False, False)])
+def test_it_moves_where_it_learns_and_answers_where_it_acts(learn, act):
+    found = central()
+    before = [parameter.detach().clone() for parameter in found.network.parameters()]
+    images, site = torch.randn(4, 1, 28, 28, generator=rng()), torch.tensor([0, 0, 1, 1])
+    gradient = found.step_and_gradient(images, site, site, learn=learn, act=act)
+    after = list(found.network.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) == learn
+    assert (gradient is not None) == act
+    if act:
+        torch.testing.assert_close(gradient, found.image_gradient(images, site, site))
