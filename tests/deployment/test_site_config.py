@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_registry import install
 
 import polyclinic
+from polyclinic import plugins
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
+from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.deployed_site import deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
@@ -189,3 +192,99 @@ def test_another_version_of_the_package_is_refused():
 def test_images_at_sites_cannot_be_loaded_here():
     with pytest.raises(BadInput, match="polyclinic deploy"):
         AtSites().load()
+
+
+# --- plug-ins -----------------------------------------------------------------------------------------
+
+
+PLUGIN = """
+from typing import Literal
+from polyclinic import FedAvg
+
+class Mine(FedAvg):
+    name: Literal["mine"] = "mine"
+
+METHODS = {"mine": Mine}
+"""
+
+
+def list_plugins(kit, *names):
+    file = kit / "local" / "site.toml"
+    file.write_text(f"plugins = {list(names)}\n" + file.read_text())
+
+
+def study_with_a_plugin(tmp_path):
+    """A study whose own plug-in leaves a mark where it is loaded, as a coordinator would send it."""
+    mark, file = tmp_path / "loaded", tmp_path / "mine.py"
+    file.write_text(f"open({str(mark)!r}, 'a').write('x')\n{PLUGIN}")
+    tables = sent().as_tables() | {"plugins": [str(file)], "method": {"name": "mine", "rounds": 1}}
+    study = Study(**tables)
+    assert mark.read_text() == "x"
+    plugins.forget()
+    return study, mark
+
+
+def test_a_study_brings_no_code_to_a_site(kit, tmp_path):
+    study, mark = study_with_a_plugin(tmp_path)
+    words = (
+        r"^method\.name: no such choice: 'mine'.* at this site; the study names the plug-in mine\.py, and a study "
+        r"brings no code: install what it needs here and list it as plugins in local/site\.toml$"
+    )
+    with pytest.raises(BadInput, match=words):
+        host_of(kit, study)
+    assert mark.read_text() == "x"
+
+
+def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path):
+    study, mark = study_with_a_plugin(tmp_path)
+    (kit / "local" / "ours.py").write_text(PLUGIN)
+    list_plugins(kit, "ours.py")
+    assert host_of(kit, study).method.name == "mine"
+    assert mark.read_text() == "x"
+
+
+def test_what_is_sent_names_plugins_without_their_place(tmp_path):
+    study, _ = study_with_a_plugin(tmp_path)
+    assert Submission(study, "first").job_spec()["study"]["plugins"] == ["mine.py"]
+
+
+def test_an_installed_package_counts_at_a_site_only_if_it_is_listed(kit, tmp_path, monkeypatch):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "ours_installed.py").write_text(PLUGIN.partition("METHODS")[0])
+    install(packages, "ours_installed", {"polyclinic.methods": "mine = ours_installed:Mine"})
+    monkeypatch.syspath_prepend(packages)
+    study = Study(**sent().as_tables() | {"method": {"name": "mine", "rounds": 1}})
+    with pytest.raises(BadInput, match=r"'mine'.* at this site; a study brings no code"):
+        host_of(kit, study)
+    plugins.forget()
+    list_plugins(kit, "ours_installed")
+    assert host_of(kit, study).method.name == "mine"
+
+
+def test_an_importable_network_must_be_listed_at_a_site(kit):
+    """Even MONAI's: arguments of some networks load files or download weights."""
+    network = {"backbone": "monai.networks.nets:Classifier", "arguments": {"channels": [4], "strides": [2]}}
+    study = Study(**sent().as_tables() | {"model": network})
+    words = r"Classifier' is code that this site has not listed; .* add 'monai\.networks\.nets' to plugins in local"
+    with pytest.raises(BadInput, match=words):
+        host_of(kit, study)
+    plugins.forget()
+    list_plugins(kit, "monai.networks.nets")
+    assert host_of(kit, study).trainer.model.name == network["backbone"]
+
+
+def test_mistakes_in_a_sites_list_name_its_file(kit):
+    list_plugins(kit, "nowhere.py")
+    with pytest.raises(BadInput, match=r"site\.toml: plugins: .*nowhere\.py cannot be read"):
+        host_of(kit, sent())
+
+
+def test_a_new_kind_leaves_a_site_only_where_its_policy_names_it(kit):
+    code = "from polyclinic import Kind\nclass Means(Kind):\n    'Means.'\nKINDS = {'means': Means}\n"
+    (kit / "local" / "ours.py").write_text(code)
+    list_plugins(kit, "ours.py")
+    (kit / "local" / "policy.toml").write_text("min_cohort = 10\n")
+    assert "means" not in host_of(kit, sent()).policy.kinds
+    (kit / "local" / "policy.toml").write_text('kinds = ["weights", "means"]\n')
+    assert "means" in host_of(kit, sent()).policy.kinds

@@ -74,6 +74,7 @@ def imported(target: str, arguments: Mapping[str, Any], size: int) -> type[Backb
 
     The same target and arguments give the same class.
     """
+    check_allowed(target)
     return _imported(target, json.dumps(dict(arguments), sort_keys=True), size)
 
 
@@ -102,14 +103,19 @@ def is_importable(name: str) -> bool:
     return ":" in name
 
 
-def find_callable(target: str) -> Callable[..., nn.Module]:
-    """What `package.module:callable` names: a class of networks, or a function that says it returns one."""
-    module, _, name = target.partition(":")
+def check_allowed(target: str) -> None:
+    """BadInput at a deployed site whose people have not listed the network's module."""
+    module = target.partition(":")[0]
     if not allows_module(module):
         raise BadInput(
             f"model.backbone: '{target}' is code that this site has not listed; its people can add '{module}' to "
             "plugins in local/site.toml"
         )
+
+
+def find_callable(target: str) -> Callable[..., nn.Module]:
+    """What `package.module:callable` names: a class of networks, or a function that says it returns one."""
+    module, _, name = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except ImportError as error:
