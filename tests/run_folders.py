@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from json_schemas import assert_valid
+
 from polyclinic.federation.leaving.ledger import verify
 
 
@@ -27,6 +29,7 @@ def ledgers(folder: Path) -> dict[str, bytes]:
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
+    assert_valid(folder)
     assert result(folder)["weights_sha256"] == result(expected)["weights_sha256"]
     assert history(folder) == history(expected)
     assert ledgers(folder) == ledgers(expected)

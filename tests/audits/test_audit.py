@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from json_schemas import assert_valid
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.audits import ATTACKS, attack_updates
@@ -46,7 +47,9 @@ def audited(tiny, undisturbed, tmp_path):
         done = undisturbed(tiny(method, {**SMALL, **(changes or {})}, **{"rounds": 1, **method_settings}))
         folder = tmp_path / method
         shutil.copytree(done.folder, folder)
-        return audit(folder), folder
+        report = audit(folder)
+        assert_valid(folder)
+        return report, folder
 
     return report_of
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from json_schemas import assert_valid
 from safetensors.torch import load_file
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
@@ -70,6 +71,7 @@ def test_sites_end_with_the_models_of_one_process(deployment, tiny, undisturbed,
     name = case.replace(" ", "-")
     polyclinic("deploy", "submit", tmp_path / "study.toml", "-d", deployment, "--name", name)
     for site in SITES:
+        assert_valid(deployment / "sites" / site / "runs" / name)
         here = model_at(undisturbed(study).folder, site)
         there = load_file(deployment / "sites" / site / "runs" / name / "model.safetensors")
         assert there.keys() == here.keys()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty_method import will_hang
+from json_schemas import assert_valid
 from processes import ForkedWorker, wait_for
 from run_folders import assert_same_run, history, ledgers, result
 
@@ -79,6 +80,7 @@ def make(tiny, trouble, engine=None, **method):
 
 def check_one_failure(folder, reason, operation="train", round=2):
     """site-2 failed once, in round 2; it is named wherever a user looks, and was back in round 3."""
+    assert_valid(folder)
     (failure,) = result(folder)["failures"]
     assert (failure["round"], failure["site"], failure["operation"]) == (round, "site-2", operation)
     assert failure["reason"].startswith(reason)
