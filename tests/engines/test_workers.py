@@ -98,7 +98,7 @@ def test_few_sites_in_memory_change_nothing(tiny, undisturbed, tmp_path, monkeyp
 def test_a_worker_started_from_the_command_line_gives_the_same_bits(tiny, undisturbed, tmp_path):
     """With a deadline even one worker is a process of its own: `python -m polyclinic.runner.worker`."""
     study = tiny("fedavg", KEEP, rounds=2)
-    run(study.with_settings({"engine.workers": 1, "engine.deadline": 200.0}), tmp_path / "run")
+    run(study.with_settings({"engine.workers": 1, "engine.deadline": 3600.0}), tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
 
 
