@@ -29,7 +29,7 @@ def train_ahead(
     studies: Iterable[Study], folder: Path, at_once: int, seconds: float | None, tell: Callable[[str], None]
 ) -> None:
     """Train the generators of these studies' sites, so many at a time; none is begun after `seconds`."""
-    waiting = [(site, synthetic_buffer.kept_at(site)) for study in studies for site in _sites(study, folder)]
+    waiting = [(site, synthetic_buffer.cache_file(site)) for study in studies for site in _sites(study, folder)]
     # networks are drawn with torch's global random state, so not in threads
     todo = [(site, build_generator(site), file) for site, file in waiting if not file.exists()]
     started, ready = time.monotonic(), threading.Barrier(max(1, min(at_once, len(todo))))

@@ -79,16 +79,16 @@ def kinds_between_sites(run_result):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 10**6))
-def test_the_ring_is_one_cycle_through_all_nodes(count, seed):
-    nodes = tuple(f"n{k}" for k in range(count))
-    successor = dict(random_ring(nodes, torch.Generator().manual_seed(seed)))
-    assert sorted(successor) == sorted(successor.values()) == sorted(nodes)
-    assert all(node != other for node, other in successor.items())
-    node, seen = nodes[0], []
-    for _ in nodes:
-        node = successor[node]
-        seen.append(node)
-    assert sorted(seen) == sorted(nodes)
+def test_the_ring_is_one_cycle_through_all_sites(count, seed):
+    sites = tuple(f"n{k}" for k in range(count))
+    successor = dict(random_ring(sites, torch.Generator().manual_seed(seed)))
+    assert sorted(successor) == sorted(successor.values()) == sorted(sites)
+    assert all(site != other for site, other in successor.items())
+    site, seen = sites[0], []
+    for _ in sites:
+        site = successor[site]
+        seen.append(site)
+    assert sorted(seen) == sorted(sites)
 
 
 def test_the_ring_is_another_one_in_another_round():
@@ -96,7 +96,7 @@ def test_the_ring_is_another_one_in_another_round():
     assert len(rings) > 5
 
 
-def test_each_node_hands_over_once_a_round_to_another_node(go):
+def test_each_site_hands_over_once_a_round_to_another_site(go):
     found = go(method={"rounds": 3})
     for number in (1, 2, 3):
         pairs = [
@@ -211,7 +211,7 @@ def digest_of_ring_by_hand(study, cache):
     for number in range(study.method.rounds + 1):
         if number:
             ring = random_ring(parts.names, torch_rng(study.seed, "coordinator", "ring", number))
-            models = {successor: models[node] for node, successor in ring}
+            models = {successor: models[site] for site, successor in ring}
         for site in parts.names:
             part = data[site].train
             optimizer = study.optimizer.make(trainer.load(models[site]).parameters(), number)
@@ -221,7 +221,7 @@ def digest_of_ring_by_hand(study, cache):
     return {f"{site}/{name}": t.tolist() for site in parts.names for name, t in models[site].items()}
 
 
-def test_asynchronous_nodes_of_equal_speed_take_as_many_turns(go):
+def test_asynchronous_sites_of_equal_speed_take_as_many_turns(go):
     method = {"mode": "asynchronous", "rounds": 4}
     even = go(method=method)
     assert even["asynchronous"]["turns"] == 4 * len(SITES)
@@ -233,7 +233,7 @@ def test_asynchronous_nodes_of_equal_speed_take_as_many_turns(go):
     assert turns[0] < min(turns[1:])
 
 
-def test_asynchronous_nodes_of_equal_speed_reach_the_synchronous_metric(tmp_path, cache):
+def test_asynchronous_sites_of_equal_speed_reach_the_synchronous_metric(tmp_path, cache):
     """Bone age, months; whoever guesses is off by 37. Buffers are left out: two steps make no generator."""
     tables = study_of().as_tables() | {
         "data": {"source": "hand-phantom", "size": 28, "samples": 200},
@@ -251,7 +251,7 @@ def test_asynchronous_nodes_of_equal_speed_reach_the_synchronous_metric(tmp_path
 
 
 def test_queues_are_worked_through_in_the_order_of_arrival(go, monkeypatch):
-    """Two predecessors can choose one node; what came first is adapted first, and nothing is lost."""
+    """Two predecessors can choose one site; what came first is adapted first, and nothing is lost."""
     taken = []
     receive, adapt = FedER.receive, FedER.adapt
 
@@ -315,7 +315,7 @@ def test_worker_processes_change_nothing(go, monkeypatch):
 # --- networks of their own, the ensemble, the result -----------------------------------------------------
 
 
-def test_nodes_may_have_networks_of_their_own(go):
+def test_sites_may_have_networks_of_their_own(go):
     found = go(model={"backbone": "lenet5", "backbones": {"site-2": "small-cnn"}})
     handed = {(site, line["to"]) for site in SITES for line in lines_of(found, site) if line["kind"] == "weights"}
     assert handed <= {("site-1", "site-3"), ("site-3", "site-1")}  # models go where they fit, buffers everywhere
@@ -326,12 +326,12 @@ def test_nodes_may_have_networks_of_their_own(go):
     assert found.metrics["ensemble"]["test"]["accuracy"] > 0
 
 
-def test_one_node_or_the_ensemble_predicts(go):
+def test_one_site_or_the_ensemble_predicts(go):
     found = go("feder-a")
     images = load_predictor(found.folder, ensemble=True)
-    nodes = [load_predictor(found.folder, site=site) for site in SITES]
-    noise = torch.randint(0, 256, (4, nodes[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
-    together = torch.stack([node.outputs(noise) for node in nodes]).mean(0)
+    sites = [load_predictor(found.folder, site=site) for site in SITES]
+    noise = torch.randint(0, 256, (4, sites[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
+    together = torch.stack([site.outputs(noise) for site in sites]).mean(0)
     assert torch.allclose(images.outputs(noise), together)
 
 
@@ -352,7 +352,7 @@ def test_convergence_is_mean_and_deviation_over_the_models_by_hand():
     assert found["b"]["accuracy"] == {"mean": 0.5, "std": 0.0}
 
 
-def test_the_result_has_node_performance_convergence_and_figures_of_generators(go):
+def test_the_result_has_site_performance_convergence_and_figures_of_generators(go):
     found = go()
     assert found["model"] == "one of each site"
     assert set(found.metrics["convergence"]) == set(found.metrics["across_sites"]) == set(SITES)
@@ -376,7 +376,7 @@ def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypa
     assert (tmp_path / "synthetic.png").stat().st_size > 1000
 
 
-def test_generators_of_nodes_start_alike_and_learn_their_own_images(go):
+def test_generators_of_sites_start_alike_and_learn_their_own_images(go):
     found = go()
     states = [load_file(found.folder / "sites" / site / "generator.safetensors") for site in SITES]
     name = next(n for n in states[0] if "discriminator" in n and "weight" in n)
@@ -399,7 +399,11 @@ def test_labels_of_a_buffer_are_drawn_alike_from_the_classes_of_the_site():
 def test_eq_5_by_hand(go):
     """lambda E[own] + (1 - lambda) E[buffer] is the mean over a batch with that share of each."""
     method = FedER(real_share=0.25)
-    assert (method.joined(8), FedER(real_share=0.5).joined(8), FedER(real_share=1.0).joined(8)) == (24, 8, 0)
+    assert (
+        method.synthetic_images(8),
+        FedER(real_share=0.5).synthetic_images(8),
+        FedER(real_share=1.0).synthetic_images(8),
+    ) == (24, 8, 0)
     own, made = torch.rand(8), torch.rand(24)
     assert torch.cat([own, made]).mean() == pytest.approx(float(0.25 * own.mean() + 0.75 * made.mean()))
 

@@ -14,8 +14,7 @@ from polyclinic.engines.in_process import InProcess
 from polyclinic.generators import replay_stream
 from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
-from polyclinic.methods.shared import peers as nodes
-from polyclinic.methods.shared import synthetic_buffer
+from polyclinic.methods.shared import peers, synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.runner.predict import load_predictor
 from polyclinic.tasks import Target
@@ -68,7 +67,7 @@ def test_another_study_has_another_generator(change):
 
 @pytest.mark.parametrize(("share", "size"), [(0.5, 16), (0.25, 32), (1.0, 8)])
 def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
-    """Eight images of the node's own at home; what was received besides, in the share that lambda leaves it."""
+    """Eight images of the site's own at home; what was received besides, in the share that lambda leaves it."""
     sizes = []
     train = Trainer.train
 
@@ -82,7 +81,7 @@ def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
 
     monkeypatch.setattr(Trainer, "train", noted)
     go(method={"real_share": share, "rounds": 1, "local_steps": 3})
-    assert sizes == [(8, 8)] * 9 + [(size, size)] * 9  # three nodes, three steps each
+    assert sizes == [(8, 8)] * 9 + [(size, size)] * 9  # three sites, three steps each
 
 
 def test_images_of_a_buffer_are_augmented_as_real_ones_are(go, monkeypatch):
@@ -94,7 +93,7 @@ def test_images_of_a_buffer_are_augmented_as_real_ones_are(go, monkeypatch):
 
 
 def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
-    """Also where the buffer is all that a node trains on: a pass is as long as one over its real images."""
+    """Also where the buffer is all that a site trains on: a pass is as long as one over its real images."""
     steps = []
     train = Trainer.train
     monkeypatch.setattr(Trainer, "train", lambda self, b, count, o: steps.append(count) or train(self, b, count, o))
@@ -106,7 +105,7 @@ def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
 def test_the_ensemble_is_the_majority_of_its_models_where_they_are_as_sure(go, monkeypatch, cache):
     """Three models of which two call everything by the second class."""
     logits = itertools.cycle([torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0])])
-    monkeypatch.setattr(nodes, "_outputs", lambda site, part, weights: next(logits).expand(len(part), -1))
+    monkeypatch.setattr(peers, "_outputs", lambda site, part, weights: next(logits).expand(len(part), -1))
     found = go("feder-a", method={"rounds": 1})
     study = study_of("feder-a")
     folder = prepare(study.data, study.sites, cache=cache).folder

@@ -1,4 +1,4 @@
-"""FedER where something is missing or wrong: nodes that fail, what piles up meanwhile, and settings that cannot be."""
+"""FedER where something is missing or wrong: sites that fail, what piles up meanwhile, and settings that cannot be."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def failing_once(monkeypatch, watch=lambda site: None):
     monkeypatch.setattr(FedER, "adapt", failing)
 
 
-# --- nodes that fail --------------------------------------------------------------------------------------
+# --- sites that fail --------------------------------------------------------------------------------------
 
 
-def test_a_node_that_fails_is_left_out_of_its_round(go, monkeypatch):
+def test_a_site_that_fails_is_left_out_of_its_round(go, monkeypatch):
     failing_once(monkeypatch)
     found = go()
     assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
@@ -44,7 +44,7 @@ def test_a_node_that_fails_is_left_out_of_its_round(go, monkeypatch):
         go(engine={"on_failure": "stop"})
 
 
-def test_a_node_in_step_adapts_what_came_last_and_forgets_the_rest(go, monkeypatch):
+def test_a_site_in_step_adapts_what_came_last_and_forgets_the_rest(go, monkeypatch):
     queued, newest, trained = [], [], []
 
     def watch(site):
@@ -66,8 +66,8 @@ def test_a_node_in_step_adapts_what_came_last_and_forgets_the_rest(go, monkeypat
     assert all(torch.equal(given, used) for given, used in zip(newest, trained, strict=True))
 
 
-def test_without_work_at_any_node_the_round_is_over(go, monkeypatch):
-    """Of two nodes one fails: the other has handed its model to nobody, and waits in vain."""
+def test_without_work_at_any_site_the_round_is_over(go, monkeypatch):
+    """Of two sites one fails: the other has handed its model to nobody, and waits in vain."""
     failing_once(monkeypatch)
     found = go(method={"mode": "asynchronous"}, sites={"count": 2, "target_ks": 0.29})
     assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
@@ -75,7 +75,7 @@ def test_without_work_at_any_node_the_round_is_over(go, monkeypatch):
     assert found["asynchronous"]["turns"] < 4
 
 
-def test_a_node_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkeypatch):
+def test_a_site_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkeypatch):
     fit = synthetic_buffer.fit
 
     def failing(site, model):
@@ -111,8 +111,8 @@ def test_unknown_sites_are_named(go):
         go(method={"turn_takes": {"west": 2.0}})
 
 
-def test_nodes_in_step_have_no_pace_of_their_own(go):
-    with pytest.raises(BadInput, match=r"method.turn_takes: nodes in step wait .* set method.mode = 'asynchronous'"):
+def test_sites_in_step_have_no_pace_of_their_own(go):
+    with pytest.raises(BadInput, match=r"method.turn_takes: sites in step wait .* set method.mode = 'asynchronous'"):
         go(method={"turn_takes": {"site-1": 2.0}})
 
 

@@ -1,4 +1,4 @@
-"""A probe: a small network that tries to tell how an image was made.
+"""A probe: a small classifier (cross-validated) of real against replayed images, and of the site they come from.
 
 What it finds, a classifier can find too: where labels differ between sites, "this image was replayed" or "this one
 went through the generator of site B" gives the label away, and training follows the artefact instead of the anatomy.
@@ -85,7 +85,7 @@ def tell_apart(
     for fold in range(FOLDS):
         held_out = (folds == fold).to(device)
         net = train_probe(images[~held_out], labels[~held_out], len(groups), rng)
-        logits[held_out.cpu()] = judge(net, images[held_out]).cpu()
+        logits[held_out.cpu()] = predict(net, images[held_out]).cpu()
     return scores(logits, labels.cpu(), tuple(groups))
 
 
@@ -119,7 +119,8 @@ def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generato
 
 
 @torch.no_grad()
-def judge(net: nn.Module, images: Tensor) -> Tensor:
+def predict(net: nn.Module, images: Tensor) -> Tensor:
+    """Logits [N, groups] of uint8 images."""
     return torch.cat([net(some.float().div(255)) for some in images.split(256)])
 
 

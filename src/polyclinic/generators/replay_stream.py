@@ -1,4 +1,4 @@
-"""Replayed images as mini-batches: made on the fly, or once into a fixed buffer.
+"""Replay streams: endless mini-batches of synthetic images, made on the fly or once into a fixed buffer.
 
 A source says what can be replayed: images of kept codes, new samples, or a buffer of either. `stream` turns any
 source into batches like those of a `Trainer`, treated as real images are (256 grey values, the same augmentation),
@@ -107,8 +107,8 @@ def stream(
     while True:
         index = torch.tensor(list(itertools.islice(order, together)))
         made = source.images(index, rng)
-        for part, images in zip(index.split(batch_size), made.split(batch_size), strict=True):
-            yield batch(source, part, images, rng, task, tuple(augmentation), torch.device(device))
+        for some, images in zip(index.split(batch_size), made.split(batch_size), strict=True):
+            yield batch(source, some, images, rng, task, tuple(augmentation), torch.device(device))
 
 
 def batch(

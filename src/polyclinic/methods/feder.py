@@ -1,11 +1,11 @@
-"""FedER (Pennisi et al. 2023, Algorithm 1): models go from node to node, each with a buffer of synthetic images.
+"""FedER (Pennisi et al. 2023, Algorithm 1): models go from site to site, each with a buffer of synthetic images.
 
-Before the first round every node trains a generator on its own images, draws a buffer of synthetic ones from it and
-trains a first model. In each round a random ring is drawn: every node hands its model and its own buffer to its
+Before the first round every site trains a generator on its own images, draws a buffer of synthetic ones from it and
+trains a first model. In each round a random ring is drawn: every site hands its model and its own buffer to its
 successor, which fine-tunes the model it received on its real images and on the buffer (Eq. 5). There is no common
-model: the federated one is the union of the nodes'.
+model: the federated one is the union of the sites'.
 
-Nodes hand parcels to each other, sealed (`federation.forward`); the coordinator draws the order and keeps time.
+Sites hand parcels to each other, sealed (`federation.forward`); the coordinator draws the order and keeps time.
 FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images alone, also at home.
 """
 
@@ -29,8 +29,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.files import write_tensors
 from polyclinic.generators import replay_stream
-from polyclinic.methods.shared import local_training, optimizer_state
-from polyclinic.methods.shared import synthetic_buffer as synthesis
+from polyclinic.methods.shared import local_training, optimizer_state, synthetic_buffer
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
 from polyclinic.methods.shared.traits import Traits
@@ -39,24 +38,24 @@ from polyclinic.training.replayed import ReplayedBatches
 
 class FedER(PeerMethod):
     name: Literal["feder"] = "feder"
-    buffer: int = Field(512, ge=0, description="synthetic images that a node hands over with its model; 0 for none")
+    buffer: int = Field(512, ge=0, description="synthetic images that a site hands over with its model; 0 for none")
     real_share: float = Field(
         0.5, gt=0, le=1, description="lambda of Eq. 5: the share of real images in a mini-batch; 1 uses no buffer"
     )
     local_steps: int | None = Field(
-        None, ge=1, description="steps of a node in a round; one pass, floor(|D_k| / b), if not given"
+        None, ge=1, description="steps of a site in a round; one pass, floor(|D_k| / b), if not given"
     )
     reuse_generators: bool = Field(
         False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
     )
     mode: Literal["synchronous", "asynchronous"] = Field(
-        "synchronous", description="all nodes in step, or each at its own pace, with a queue of what came"
+        "synchronous", description="all sites in step, or each at its own pace, with a queue of what came"
     )
     turn_takes: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        {}, description="asynchronous: how long a turn takes at a node, by its name; 1 where it is not given"
+        {}, description="asynchronous: how long a turn takes at a site, by its name; 1 where it is not given"
     )
 
-    summary: ClassVar[str] = "models go from node to node with buffers of synthetic images"
+    summary: ClassVar[str] = "models go from site to site with buffers of synthetic images"
     traits: ClassVar[Traits] = replace(PeerMethod.traits, tasks=("classification", "regression"))
     hands_over_models: ClassVar[bool] = True
     trains_on_real_images: ClassVar[bool] = True
@@ -64,28 +63,28 @@ class FedER(PeerMethod):
     # --- the coordinator --------------------------------------------------------------------------
 
     def run(self, federation: Federation) -> Weights:
-        self.check_nodes(federation)
-        self.prepare_nodes(federation)
+        self.check_sites(federation)
+        self.prepare_sites(federation)
         if self.mode == "asynchronous":
             self.run_asynchronously(federation)
         else:
-            self.run_in_step(federation)
+            self.run_synchronously(federation)
         federation.report("handed_over_per_round", self.handed_over(federation))
         return {}
 
-    def run_in_step(self, federation: Federation) -> None:
-        """Algorithm 1, federated training."""
+    def run_synchronously(self, federation: Federation) -> None:
+        """Algorithm 1, federated training: all sites hand over, then all adapt."""
         state = federation.state()
         for _ in federation.rounds(self.rounds, state):
-            for node, successor in random_ring(federation.sites, federation.rng("ring")):
-                self.pass_on(federation, node, successor)
+            for site, successor in random_ring(federation.sites, federation.rng("ring")):
+                self.pass_on(federation, site, successor)
             federation.ask_all("adapt", only_newest=True)
             federation.evaluate()
 
     def run_asynchronously(self, federation: Federation) -> None:
-        """Every node works through its queue and hands each model to a random other node, with no barrier.
+        """Every site works through its queue and hands each model to a random other site, with no barrier.
 
-        A round is as many turns as there are nodes. Time is counted in the units of `turn_takes`, so that the same
+        A round is as many turns as there are sites. Time is counted in the units of `turn_takes`, so that the same
         study gives the same result wherever its sites run.
         """
         state = federation.state(now=0.0, busy={}, queue=dict.fromkeys(federation.sites, 0), turns=0)
@@ -96,7 +95,7 @@ class FedER(PeerMethod):
             while left > 0:
                 begun = self.begin_turns(federation, state, left)
                 left -= len(begun)
-                if not begun and not state.busy:  # the nodes with work have failed, and the others have none
+                if not begun and not state.busy:  # the sites with work have failed, and the others have none
                     break
                 if left > 0:
                     self.wait(federation, state)
@@ -104,45 +103,45 @@ class FedER(PeerMethod):
         federation.report("asynchronous", {"time": state.now, "turns": state.turns})
 
     def begin_turns(self, federation: Federation, state: State, most: int) -> list[str]:
-        """Idle nodes with something in their queue start, at most so many; those that did."""
-        ready = [node for node in federation.sites if node not in state.busy and state.queue[node] > 0][:most]
+        """Start the next turn at idle sites with a non-empty queue, at most `most` of them; the sites that started."""
+        ready = [site for site in federation.sites if site not in state.busy and state.queue[site] > 0][:most]
         begun = [reply.site for reply in federation.ask_all("adapt", sites=ready)] if ready else []
-        for node in begun:
-            state.queue[node] -= 1
-            state.busy[node] = state.now + self.turn_takes.get(node, 1.0)
+        for site in begun:
+            state.queue[site] -= 1
+            state.busy[site] = state.now + self.turn_takes.get(site, 1.0)
         state.turns += len(begun)
         return begun
 
     def wait(self, federation: Federation, state: State) -> None:
-        """Until the next node is done; whoever is done then hands its model on."""
+        """Move the clock to the end of the next turn; sites whose turn ends then hand their model on."""
         state.now = min(state.busy.values())
-        done = [node for node in federation.sites if state.busy.get(node) == state.now]
-        for node in done:
-            del state.busy[node]
+        done = [site for site in federation.sites if state.busy.get(site) == state.now]
+        for site in done:
+            del state.busy[site]
         self.finish_turns(federation, state, done)
 
     def finish_turns(self, federation: Federation, state: State, done: tuple[str, ...] | list[str]) -> None:
-        """Nodes hand model and buffer to a random other one; to the next one drawn, if that fails."""
-        for node in done:
-            others = [other for other in federation.sites if other != node]
-            rng = federation.rng(f"successor {state.turns} of {node}")
+        """Each site hands model and buffer to a random other one; if that one fails, to the next one drawn."""
+        for site in done:
+            others = [other for other in federation.sites if other != site]
+            rng = federation.rng(f"successor {state.turns} of {site}")
             for choice in torch.randperm(len(others), generator=rng).tolist():
-                if self.pass_on(federation, node, others[choice]):
+                if self.pass_on(federation, site, others[choice]):
                     state.queue[others[choice]] += 1
                     break
 
-    def pass_on(self, federation: Federation, node: str, successor: str) -> bool:
-        """Have a node hand its buffer to another, and its model too where the two have the same network."""
-        model = self.hands_over_models and federation.alike(node, successor)
-        return bool(federation.forward(node, "hand_over", successor, "receive", model=model))
+    def pass_on(self, federation: Federation, site: str, successor: str) -> bool:
+        """Have a site hand its buffer to another, and its model too where the two have the same network."""
+        model = self.hands_over_models and federation.alike(site, successor)
+        return bool(federation.forward(site, "hand_over", successor, "receive", model=model))
 
-    def prepare_nodes(self, federation: Federation) -> None:
-        """Algorithm 1, before federated training: G_i, B_i and M_i^0 at every node."""
+    def prepare_sites(self, federation: Federation) -> None:
+        """Algorithm 1, before federated training: G_i, B_i and M_i^0 at every site."""
         found = federation.once("prepared", lambda: self._prepared(federation))
         report: dict[str, dict[str, float]] = {}
         for name, value in found.items():
-            node, _, figure = name.rpartition("/")
-            report.setdefault(node, {})[figure] = round(float(value), 5)
+            site, _, figure = name.rpartition("/")
+            report.setdefault(site, {})[figure] = round(float(value), 5)
         federation.report("generators", report)
 
     def _prepared(self, federation: Federation) -> Weights:
@@ -150,59 +149,59 @@ class FedER(PeerMethod):
         return {f"{reply.site}/{name}": value for reply in replies for name, value in reply.metrics.items()}
 
     def handed_over(self, federation: Federation) -> dict[str, dict[str, float]]:
-        """Bytes that each node sent to others in a round, by kind: what Table 7 counts."""
-        sent: dict[str, dict[str, float]] = {node: {} for node in federation.sites}
-        for node, direction, kind, asked, size in federation.communication.rows():
+        """Bytes that each site sent to others in a round, by kind: what Table 7 counts."""
+        sent: dict[str, dict[str, float]] = {site: {} for site in federation.sites}
+        for site, direction, kind, asked, size in federation.communication.rows():
             if (direction, asked) == (SENT, "hand_over"):
-                sent[node][kind] = size / self.rounds
+                sent[site][kind] = size / self.rounds
         return sent
 
-    # --- at a node --------------------------------------------------------------------------------
+    # --- at a site --------------------------------------------------------------------------------
 
     @operation("metrics")
     def prepare(self, site: Site) -> Parcel:
         """Train the generator, draw the buffer once, train the first model. Only figures about images leave."""
-        model, figures = synthesis.train_generator(site, reuse=self.reuse_generators)
-        write_tensors(site.folder / "generator.safetensors", model.state())  # nobody asks for it again but its owner
-        site.state.put("buffer", synthesis.draw_buffer(site, model, self.buffer))
+        model, figures = synthetic_buffer.train_generator(site, reuse=self.reuse_generators)
+        write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
+        site.state.put("buffer", synthetic_buffer.draw_buffer(site, model, self.buffer))
         self.train(site, None)
         return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
 
     @operation("weights", "synthetic-images")
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
-        """The node's model and its own buffer; a buffer that was received is never relayed."""
+        """The site's model and its own buffer; a buffer that was received is never relayed."""
         parcels = [Parcel("weights", site.state.group("local"))] if model and self.hands_over_models else []
-        return [*parcels, synthesis.own_parcel(site)]
+        return [*parcels, synthetic_buffer.own_parcel(site)]
 
     @operation(sealed_only=True)
     def receive(self, site: Site, synthetic_images: Tensors, weights: Weights | None = None) -> None:
-        """Put what came into the queue."""
+        """Put a received model and buffer at the end of the site's queue."""
         arrived = site.state.get("arrived", torch.tensor(0)) + 1
         site.state["arrived"] = arrived
         site.state.put(_place(arrived), _named("buffer", synthetic_images) | _named("weights", weights or {}))
 
     @operation("statistics")
     def adapt(self, site: Site, only_newest: bool = False) -> Parcel | None:
-        """Fine-tune the model that came first on the node's own images and on the buffer that came with it.
+        """Fine-tune the oldest model in the queue on the site's own images and on the buffer that came with it.
 
-        `only_newest`: what came last, and forget the rest: a node in step with the others has nothing to catch up.
-        A node to which nothing came sits the turn out.
+        `only_newest`: the newest one, and drop the others, as sites that work in step do. A site with an empty queue
+        skips the turn.
         """
         places = queue_of(site)
         if not places:
             return None
-        came = site.state.group(places[-1 if only_newest else 0])
+        received = site.state.group(places[-1 if only_newest else 0])
         for place in places if only_newest else places[:1]:
             site.state.put(place, {})
-        if weights := _group(came, "weights"):
+        if weights := _group(received, "weights"):
             site.state.put("local", weights)
-        buffer = _group(came, "buffer")
+        buffer = _group(received, "buffer")
         return Parcel("statistics", {}, self.train(site, buffer if len(buffer["labels"]) else None))
 
     def train(self, site: Site, buffer: Tensors | None) -> dict[str, int]:
-        """Train the node's model, on the buffer as well if there is one: Eq. 5, one mean over both halves of a batch.
+        """Train the site's model, on the buffer as well if there is one: Eq. 5, one mean over both halves of a batch.
 
-        As many steps as without: floor(|D_k| / b), each on b images of the node's own.
+        As many steps as without: floor(|D_k| / b), each on b images of the site's own.
         """
         trainer, own = site.trainer, self.own_images(site)
         steps = self.local_steps or trainer.steps_in(site.data.train)
@@ -212,13 +211,13 @@ class FedER(PeerMethod):
         optimizer_state.keep_optimizer(site, optimizer)
         site.state.put("local", trainer.weights())
         each = min(trainer.optimizer.batch_size, len(own))
-        made = self.joined(each) if buffer is not None else 0
+        synthetic = self.synthetic_images(each) if buffer is not None else 0
         real = steps * each if self.trains_on_real_images else 0
-        return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + made) - real}
+        return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + synthetic) - real}
 
     def batches(self, site: Site, own: Part, buffer: Tensors | None) -> Iterator[Batch]:
         real = site.trainer.batches(own, site.rng("batches"))
-        each = self.joined(min(site.trainer.optimizer.batch_size, len(own)))
+        each = self.synthetic_images(min(site.trainer.optimizer.batch_size, len(own)))
         if buffer is None or each == 0:
             return real
         stream = replay_stream.stream(
@@ -231,13 +230,13 @@ class FedER(PeerMethod):
         )
         return ReplayedBatches(stream, each).join(real)
 
-    def joined(self, real: int) -> int:
-        """Synthetic images for so many real ones."""
+    def synthetic_images(self, real: int) -> int:
+        """Synthetic images of the buffer that join a mini-batch of `real` images (lambda of Eq. 5)."""
         return round(real * (1 - self.real_share) / self.real_share)
 
     def own_images(self, site: Site) -> Part:
-        """What the node trains on as its own: real images, or its own buffer."""
-        return site.data.train if self.trains_on_real_images else synthesis.as_part(site.state.group("buffer"))
+        """What the site trains on as its own: real images, or its own buffer."""
+        return site.data.train if self.trains_on_real_images else synthetic_buffer.as_part(site.state.group("buffer"))
 
     def needs_generator(self) -> bool:
         return True
@@ -248,28 +247,28 @@ class FedER(PeerMethod):
             "accountant; take the table [privacy] out, or choose fedavg-replay with replay.codes = 'prior'"
         )
 
-    def check_nodes(self, federation: Federation) -> None:
+    def check_sites(self, federation: Federation) -> None:
         if len(federation.sites) < 2:
-            raise BadInput(f"sites: '{self.name}' hands models from node to node; give it two sites or more")
+            raise BadInput(f"sites: '{self.name}' hands models from site to site; give it two sites or more")
         unknown = sorted(set(self.turn_takes) - set(federation.sites))
         if unknown:
             known = ", ".join(federation.sites)
             raise BadInput(f"method.turn_takes: there is no site '{unknown[0]}'; choose from {known}")
         if self.turn_takes and self.mode == "synchronous":
-            raise BadInput("method.turn_takes: nodes in step wait for each other; set method.mode = 'asynchronous'")
+            raise BadInput("method.turn_takes: sites in step wait for each other; set method.mode = 'asynchronous'")
 
 
-def random_ring(nodes: tuple[str, ...], rng: torch.Generator) -> list[tuple[str, str]]:
-    """Each node with its successor: the nodes in random order, the last before the first. Nobody follows itself."""
-    order = [nodes[place] for place in torch.randperm(len(nodes), generator=rng).tolist()]
-    return list(zip(order, order[1:] + order[:1], strict=True))
+def random_ring(sites: tuple[str, ...], rng: torch.Generator) -> list[tuple[str, str]]:
+    """Each site with its successor: the sites in random order, the last before the first. Nobody follows itself."""
+    shuffled = [sites[place] for place in torch.randperm(len(sites), generator=rng).tolist()]
+    return list(zip(shuffled, shuffled[1:] + shuffled[:1], strict=True))
 
 
-# --- the queue of a node, in its state ----------------------------------------------------------------
+# --- the queue of a site, in its state ----------------------------------------------------------------
 
 
 def queue_of(site: Site) -> list[str]:
-    """Where what came and has not been used lies in the site's state, oldest first."""
+    """Groups of the site's state that hold received models and buffers not yet used, oldest first."""
     return sorted({name.split("/")[0] for name in site.state if name.startswith("came-")})
 
 

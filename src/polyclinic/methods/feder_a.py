@@ -1,4 +1,4 @@
-"""FedER-A (Pennisi et al. 2023, Fig. 5a): FedER that hands over buffers only; every node keeps a model of its own."""
+"""FedER-A (Pennisi et al. 2023, Fig. 5a): FedER that hands over buffers only; every site keeps a model of its own."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from polyclinic.methods.feder_a import FedERA
 
 class FedERB(FedERA):
     name: Literal["feder-b"] = "feder-b"  # type: ignore[assignment]
-    buffer: int = Field(512, ge=1, description="synthetic images that a node trains on, and hands over")
+    buffer: int = Field(512, ge=1, description="synthetic images that a site trains on, and hands over")
 
     summary: ClassVar[str] = "FedER-A that trains on synthetic images only, also at home"
     trains_on_real_images: ClassVar[bool] = False

@@ -1,7 +1,7 @@
-"""Methods without a common model: the federated model is the union of the nodes' models (FedER, section 3.3).
+"""Methods without a common model: the federated model is the union of the sites' models (FedER, section 3.3).
 
-A prediction comes from one node's model or from all of them together. The result says how each node's model does at
-every node (`metrics.across_sites`, `metrics.convergence`), and how the ensemble does (`metrics.ensemble`).
+A prediction comes from one site's model or from all of them together. The result says how each site's model does at
+every site (`metrics.across_sites`, `metrics.convergence`), and how the ensemble does (`metrics.ensemble`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class PeerMethod(Method):
     traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_parts=())
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
-        """All of them: each node has a model of its own."""
+        """All of them: each site has a model of its own."""
         return frozenset(model.state_dict())
 
     def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
-        """The ensemble of all nodes' models, on every site's test images. Uncounted: the simulator hands them out.
+        """The ensemble of all sites' models, on every site's test images. Uncounted: the simulator hands them out.
 
         Between real institutions nobody has all models, and there is no ensemble to score.
         """

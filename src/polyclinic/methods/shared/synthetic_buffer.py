@@ -1,4 +1,4 @@
-"""A node's own generator and its buffer of synthetic images: what FedER and the baselines of its Table 2 share."""
+"""Buffers of synthetic images: a site trains a generator and samples from it (FedER; Centralized on such images)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
     model = build_generator(site)
     if not reuse:
         return model, fit(site, model)
-    file = kept_at(site)
+    file = cache_file(site)
     with lock(file.with_suffix(".lock")):  # of two runs that want the same one, the second waits for it
         if file.exists():
             return model, read_trained(model, file)
@@ -47,28 +47,28 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
     return model, figures
 
 
-def kept_at(site: Site) -> Path:
-    """Where the site's generator is kept in the cache, once it has been trained."""
+def cache_file(site: Site) -> Path:
+    """The file of the site's generator in the cache, there once it has been trained."""
     file = cache_folder(None) / "generators" / f"{fingerprint(site)}.safetensors"
     make_folder(file.parent)
     return file
 
 
 def write_trained(model: GeneratorModel, figures: Mapping[str, float], file: Path) -> None:
-    """Keep a generator with the figures of its training."""
+    """Write a trained generator, with the figures of its training."""
     numbers = {f"figure/{name}": torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
     write_tensors(file, {f"model/{name}": tensor for name, tensor in model.state().items()} | numbers)
 
 
 def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
-    """Load a generator that was kept, and give the figures of its training."""
-    kept = load_file(file)
-    model.load({name.removeprefix("model/"): t for name, t in kept.items() if name.startswith("model/")})
-    return {name.removeprefix("figure/"): float(t) for name, t in kept.items() if name.startswith("figure/")}
+    """Load what `write_trained` wrote into the model, and give the figures of its training."""
+    tensors = load_file(file)
+    model.load({name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")})
+    return {name.removeprefix("figure/"): float(t) for name, t in tensors.items() if name.startswith("figure/")}
 
 
 def fingerprint(site: Site) -> str:
-    """Of everything that a trained generator depends on."""
+    """A digest of everything that a trained generator depends on."""
     part, trainer, tuning = site.data.train, site.trainer, tuning_settings(site)
     images = hashlib.sha256(np.ascontiguousarray(part.images).data)
     images.update(np.ascontiguousarray(part.labels).data)
