@@ -1,0 +1,116 @@
+"""CONTRIBUTING and docs/extend.md, followed to the letter: inside a copy of the repository, and as a third party."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "polyclinic"
+
+#: run in a process of its own: alone, with two workers, stopped and resumed, audited, predicted with
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from PIL import Image
+import polyclinic
+from polyclinic.runner.recorder import Display
+
+class Stop(Display):
+    def round_done(self, line, rounds):
+        raise KeyboardInterrupt
+
+def result(name):
+    return json.loads(Path(name, "result.json").read_text())["weights_sha256"]
+
+if __name__ == "__main__":
+    study = polyclinic.load_study("study.toml")
+    assert Path(polyclinic.__file__).is_relative_to(sys.argv[1]), polyclinic.__file__
+    study.with_settings({"privacy.noise": 1.0})  # can be trained with differential privacy, without another word
+    polyclinic.run(study, "alone")
+    two = study.with_settings({"engine.workers": 2})
+    try:
+        polyclinic.run(two, "two", display=Stop())
+    except KeyboardInterrupt:
+        pass
+    polyclinic.run(None, "two", resume=True)
+    assert result("alone") == result("two")
+    assert json.loads(Path("two", "result.json").read_text())["failures"] == []
+    assert polyclinic.audit("two")["complete"]
+    Image.fromarray(np.zeros((28, 28, 3), np.uint8)).save("black.png")
+    print(polyclinic.predict("two", ["black.png"])[0].values["class"])
+"""
+STUDY = """
+{plugins}
+[data]
+source = "fundus-phantom"
+samples = 60
+size = 28
+[sites]
+partition = "iid"
+count = 2
+[model]
+backbone = "lenet5"
+[optimizer]
+batch_size = 8
+[method]
+name = "{method}"
+rounds = 2
+[audit]
+keep_parcels = 0
+[engine]
+device = "cpu"
+workers = 1
+"""
+
+
+def python_block(page: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return code
+
+
+def follow(folder: Path, source: Path, method: str, plugins: str = "") -> None:
+    (folder / "study.toml").write_text(STUDY.format(method=method, plugins=plugins))
+    (folder / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "program.py", str(source)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("healthy", "diseased")
+
+
+def test_inside_the_repository(tmp_path):
+    """The file that CONTRIBUTING shows, and one line."""
+    copy = tmp_path / "src" / "polyclinic"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    imports = (copy / "methods" / "cwt.py").read_text().partition("class ")[0]
+    (copy / "methods" / "taking_turns.py").write_text(imports + python_block(ROOT / "CONTRIBUTING.md"))
+    registry = copy / "methods" / "__init__.py"
+    line = 'METHODS: Registry[type[Method]] = Registry(\n    "polyclinic.methods",\n    {\n'
+    text = registry.read_text()
+    assert line in text
+    added = text.replace(line, line + '        "taking-turns": TakingTurns,\n')
+    registry.write_text(
+        added.replace("\nMETHODS", "\nfrom polyclinic.methods.taking_turns import TakingTurns\n\nMETHODS", 1)
+    )
+    follow(tmp_path, tmp_path / "src", "taking-turns")
+
+
+def test_as_a_third_party_with_a_file(tmp_path):
+    """The file that docs/extend.md shows, named in a study beside it."""
+    (tmp_path / "my_methods.py").write_text(python_block(ROOT / "docs" / "extend.md"))
+    follow(tmp_path, SOURCE.parent, "fedmedian", 'plugins = ["my_methods.py"]')
+    assert json.loads((tmp_path / "two" / "plugins.json").read_text())["plugins"]
+
+
+def test_every_folder_is_in_the_table():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = [path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()]
+    assert [name for name in folders if f"`{name}/`" not in text] == []
+    assert [name for name in re.findall(r"^\| `(\w+)/`", text, re.MULTILINE) if not (SOURCE / name).is_dir()] == []
