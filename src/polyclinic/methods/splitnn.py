@@ -13,7 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
@@ -50,7 +51,7 @@ class SplitNN(Method):
             federation.evaluate(state.weights)
         return state.weights
 
-    def turn(self, federation: Federation, site: str, state) -> Weights | None:
+    def turn(self, federation: Federation, site: str, state: State) -> Weights | None:
         """The weights after the site's turn, or None if it failed: then the turn counts for nothing."""
         trainer = federation.trainer
         front, rest = trainer.split(trainer.load(state.weights))
@@ -117,5 +118,5 @@ def _names_of(front: torch.nn.Module, weights: Weights) -> dict[str, Tensor]:
     return {name: weights[name] for name in front.state_dict()}
 
 
-def _targets(sent) -> Tensor:
+def _targets(sent: Reply) -> Tensor:
     return next(p.tensors["targets"] for p in sent.parcels if p.kind in ("labels", "masks"))

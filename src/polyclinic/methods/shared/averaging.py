@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-
-if TYPE_CHECKING:
-    pass
 
 
 def average(replies: Iterable[Reply], weighting: str = "samples", kind: str = "weights") -> dict[str, Tensor]:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
+from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
 from polyclinic.training import private
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import Part
     from polyclinic.training.replayed import ReplayedBatches
-from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
 
 
 def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Tensor]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.federation import Federation, State
 from polyclinic.federation.site import Site
-
-if TYPE_CHECKING:
-    pass
 
 
 def start_optimizer(site: Site, model: nn.Module) -> torch.optim.Optimizer:
