@@ -1,5 +1,7 @@
 """The NVFlare engine in NVFlare's simulator: a server, a process for each site, and the same run as in one process."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 from run_folders import assert_same_run, history, result
@@ -56,6 +58,15 @@ def check_same_run(study, undisturbed, folder):
 def test_splitnn_sends_every_mini_batch_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path):
     """Names of sites that NVFlare cannot take, too, and what a site holds in memory from call to call."""
     study = tiny("splitnn", {"sites.count": None, "sites.names": ["Graz (A)", "wien"]}, rounds=1, local_steps=3)
+    check_same_run(study, undisturbed, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_plugin_reaches_server_and_sites(tiny, undisturbed, tmp_path):
+    plugin = Path(__file__).parents[1] / "faulty_method.py"
+    (tmp_path / "trouble").mkdir()
+    settings = {"plugins": [str(plugin)], "sites.count": 2}
+    study = tiny("faulty", settings, rounds=1, trouble=str(tmp_path / "trouble"))
     check_same_run(study, undisturbed, tmp_path / "run")
 
 
