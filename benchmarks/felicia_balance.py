@@ -1,10 +1,10 @@
-"""How much of a rare sub-group FELICIA's owner would make if all discriminators were perfect.
+"""How much of a rare sub-group a site of FELICIA would make if all discriminators were perfect.
 
     python benchmarks/felicia_balance.py [--quick] [--json FILE]
 
-Two sub-groups, two owners: the first has a share of the rare one, the second half and half. Generators decide only how
-much of either they make; every discriminator knows what is real, what is made and by whom. Both owners follow the slope
-of what they pay until it is level. Networks have to find the sub-group first, and their discriminators are not perfect.
+Two sub-groups, two sites: the first has a share of the rare one, the second half and half. Generators decide only how
+much of either they make; every discriminator knows what is real, what is made and by whom. Both sites follow the
+gradient of their loss until it is zero. Networks have to find the sub-group first, and are not perfect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAMBDAS = (0.0, 1.0, 3.0, 10.0, 100.0)
 FAIR = 0.5
 STEPS, RATE = 200_000, 2e-4
 
-#: what a generator pays for an image of a sub-group, where so much of it is one's own (real, or made by this owner) and
+#: what a generator pays for an image of a sub-group, where so much of it is one's own (real, or made by this site) and
 #: so much another's
 Price = Callable[[float, float], float]
 
@@ -37,12 +37,12 @@ def log_as_written(real: float, made: float) -> float:
 
 
 def other(made: float, others: float) -> float:
-    """The cross-entropy of being taken for the other owner, as PrivGAN's code has it."""
+    """The cross-entropy of being taken for the other site, as PrivGAN's code has it."""
     return -math.log(others / (made + others))
 
 
 def away(made: float, others: float) -> float:
-    """log D_p of the owner itself, as Eq. 6 has it."""
+    """log D_p of the site itself, as Eq. 6 has it."""
     return math.log(made / (made + others))
 
 
@@ -51,7 +51,7 @@ TOWARDS: dict[str, Price] = {"other": other, "away": away}
 
 
 def balance(loss: Price, share: float, weight: float, central: Price = other) -> tuple[float, float]:
-    """The share of the rare sub-group among what either owner makes in the end."""
+    """The share of the rare sub-group among what either site makes in the end."""
     made = [share, FAIR]
     for _ in range(STEPS):
         slopes = [

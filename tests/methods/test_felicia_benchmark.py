@@ -121,19 +121,19 @@ def test_what_perfect_discriminators_would_settle_at():
         shares = [ideal.balance(loss, 0.1, weight)[0] for weight in (0.0, 1.0, 3.0)]
         assert shares == sorted(shares)
         alike = ideal.balance(loss, 0.1, 1000.0)
-        assert alike[0] == pytest.approx(alike[1], abs=1e-2)  # with a large lambda owners make the same
+        assert alike[0] == pytest.approx(alike[1], abs=1e-2)  # with a large lambda sites make the same
     # with the formula as written that is the middle of what both have, where their losses are level
     level = sum(ideal.log_as_written(r, 0.28) - ideal.log_as_written(1 - r, 0.72) for r in (0.1, 0.5))
     assert level == pytest.approx(0.0, abs=0.05)
 
 
-def test_neither_owner_of_a_balance_would_rather_make_another_share():
+def test_neither_site_of_a_balance_would_rather_make_another_share():
     """What both pay, written out: all of Eq. 6 as it stands, and what GANs are trained with."""
     import felicia_balance as ideal
 
     def slope(real: float, made: float, others: float, written: bool) -> float:
         rare, usual = real / (real + made), (1 - real) / (2 - real - made)  # D of an image of either sub-group
-        known, usually_known = made / (made + others), (1 - made) / (2 - made - others)  # D_p of its owner
+        known, usually_known = made / (made + others), (1 - made) / (2 - made - others)  # D_p of its site
         if written:
             return math.log((1 - rare) / (1 - usual)) + 3 * math.log(known / usually_known)
         return -math.log(rare / usual) - 3 * math.log((1 - known) / (1 - usually_known))
