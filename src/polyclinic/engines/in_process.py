@@ -49,7 +49,7 @@ class InProcess(WorkerPool):
         self._consider_growing(calls)
         if self._pool:
             return self._call_workers(calls)
-        if self.stacked and len(calls) > 1 and self.host.is_grouped(calls[0].operation):
+        if self.stacked and 1 < len(calls) <= self.host.GROUPED and self.host.is_grouped(calls[0].operation):
             return self._call_group(calls)
         return self._call_in_turn(calls)
 

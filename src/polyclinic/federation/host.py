@@ -85,6 +85,8 @@ class SiteHost:
     RESIDENT = 32
     #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
     RESIDENT_BYTES = room_for_states()
+    #: sites that may work at once in a grouped operation: all of them are open
+    GROUPED = 64
     #: sites whose cache is kept; nobody knows its size
     CACHED = 8
 
