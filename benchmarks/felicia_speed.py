@@ -93,4 +93,5 @@ def weights(tables: dict[str, Any], steps: int) -> torch.Tensor:
         run(tables, steps, folder)
         manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
         states = [read_state(folder, s, SitePosition(*at)).group("gan") for s, at in manifest["sites"].items()]
-        return torch.cat([t.flatten().double() for s in states for t in s.values() if t.is_floating_point()])
+        named = [tensor for state in states for _, tensor in sorted(state.items())]  # a file keeps no order
+        return torch.cat([tensor.flatten().double() for tensor in named if tensor.is_floating_point()])

@@ -141,17 +141,18 @@ COMPARED = 20
 
 
 def measure(name: str, steps: int) -> dict[str, Any]:
-    """Numbers agree if they differ by a tenth of what one step more would change, or less."""
+    """Numbers agree if they differ by no more than a tenth of what one step more would change, or than three times what
+    two runs without graphs differ by: sums on a GPU have no fixed order."""
     work, least = CASES[name]
     plain, graphed = work(False, COMPARED), work(True, COMPARED)
-    difference = distance(graphed, plain)
+    difference, rounding = distance(graphed, plain), distance(work(False, COMPARED), plain)
     one_step = distance(work(False, COMPARED + least), plain)
     return {
         "case": name,
         "difference": difference,
-        "difference of two runs without graphs": distance(work(False, COMPARED), plain),
+        "difference of two runs without graphs": rounding,
         "what one step more changes": one_step,
-        "agrees": difference <= 0.1 * one_step,
+        "agrees": difference <= max(0.1 * one_step, 3 * rounding),
         "seconds without graphs": timed(work, False, steps),
         "seconds with graphs": timed(work, True, steps),
     }
