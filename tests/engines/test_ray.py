@@ -119,7 +119,7 @@ def test_a_stopped_run_is_resumed_by_another_engine(tiny, running, trouble, tmp_
 
 def test_a_machine_without_the_folders_is_named(tiny, running, tmp_path, monkeypatch):
     """As on a cluster whose machines do not share a disk."""
-    monkeypatch.setattr(assembly.Assembly, "order", '{"parts": "/nowhere/parts"}')
+    monkeypatch.setattr(assembly.Assembly, "worker_spec", '{"parts": "/nowhere/parts"}')
     with pytest.raises(WorkFailed, match="does not see '/nowhere/parts'"):
         run(on_ray(tiny("fedavg", {"sites.count": 1}, rounds=1), on_failure="stop"), tmp_path / "run")
 
