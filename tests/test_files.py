@@ -10,7 +10,16 @@ import torch
 from processes import kill, start, wait_for
 from safetensors.torch import load_file
 
-from polyclinic.files import PARTIAL, atomic_file, atomic_folder, atomic_write, lock, read_tensors, write_tensors
+from polyclinic.files import (
+    PARTIAL,
+    atomic_file,
+    atomic_folder,
+    atomic_write,
+    decode_tensors,
+    lock,
+    read_tensors,
+    write_tensors,
+)
 
 
 def names(folder):
@@ -114,3 +123,13 @@ def _hold(path, told):
     with lock(path):
         told.touch()
         time.sleep(3600)
+
+
+def test_tensors_come_back_in_the_order_of_the_file(tmp_path):
+    """Every time: `safetensors.torch.load` has another order in every call, and replayed images would change with it."""
+    sites = [f"site-{number}" for number in range(50)]
+    write_tensors(tmp_path / "many.safetensors", {name: torch.zeros(2) for name in reversed(sites)})
+    content = (tmp_path / "many.safetensors").read_bytes()
+    orders = {tuple(decode_tensors(content)) for _ in range(5)}
+    assert orders == {tuple(sorted(sites))}
+    assert tuple(read_tensors(tmp_path / "many.safetensors")) == tuple(sorted(sites))

@@ -180,11 +180,11 @@ def test_a_worker_refuses_a_file_that_was_edited_after_the_run_began(study, plug
     from polyclinic.data.parts import prepare
     from polyclinic.runner.assembly import Assembly, assemble_from
 
-    order = Assembly(study, prepare(study.data, study.sites), tmp_path / "run").order
+    spec = Assembly(study, prepare(study.data, study.sites), tmp_path / "run").worker_spec
     plugin.write_text(plugin.read_text() + "\n# another line\n")
     plugins.forget()
     with pytest.raises(BadInput, match="has changed since the run was begun"):
-        assemble_from(order)
+        assemble_from(spec)
 
 
 def test_paths_of_plugins_begin_at_the_study(study, plugin, tmp_path, monkeypatch):

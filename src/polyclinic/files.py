@@ -50,9 +50,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     `safetensors.torch.load_file` maps the file instead, and Windows removes no file that is mapped.
     """
+    return decode_tensors(path.read_bytes())
+
+
+def decode_tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of safetensors bytes, in the order of the file: `safetensors.torch.load` gives them in another order
+    in every process."""
     from safetensors.torch import load
 
-    return load(path.read_bytes())
+    tensors = load(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    names = sorted(tensors, key=lambda name: (header[name]["data_offsets"], name))
+    return {name: tensors[name] for name in names}
 
 
 def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

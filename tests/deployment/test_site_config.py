@@ -239,7 +239,7 @@ def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path)
     study, mark = study_with_a_plugin(tmp_path)
     (kit / "local" / "ours.py").write_text(PLUGIN)
     list_plugins(kit, "ours.py")
-    assert host_of(kit, study).method.name == "mine"
+    assert host_of(kit, study).spec.method.name == "mine"
     assert mark.read_text() == "x"
 
 
@@ -259,7 +259,7 @@ def test_an_installed_package_counts_at_a_site_only_if_it_is_listed(kit, tmp_pat
         host_of(kit, study)
     plugins.forget()
     list_plugins(kit, "ours_installed")
-    assert host_of(kit, study).method.name == "mine"
+    assert host_of(kit, study).spec.method.name == "mine"
 
 
 def test_an_importable_network_must_be_listed_at_a_site(kit):
@@ -271,7 +271,7 @@ def test_an_importable_network_must_be_listed_at_a_site(kit):
         host_of(kit, study)
     plugins.forget()
     list_plugins(kit, "monai.networks.nets")
-    assert host_of(kit, study).trainer.model.name == network["backbone"]
+    assert host_of(kit, study).spec.trainer.model.name == network["backbone"]
 
 
 def test_mistakes_in_a_sites_list_name_its_file(kit):
@@ -285,6 +285,6 @@ def test_a_new_kind_leaves_a_site_only_where_its_policy_names_it(kit):
     (kit / "local" / "ours.py").write_text(code)
     list_plugins(kit, "ours.py")
     (kit / "local" / "policy.toml").write_text("min_cohort = 10\n")
-    assert "means" not in host_of(kit, sent()).policy.kinds
+    assert "means" not in host_of(kit, sent()).spec.policy.kinds
     (kit / "local" / "policy.toml").write_text('kinds = ["weights", "means"]\n')
-    assert "means" in host_of(kit, sent()).policy.kinds
+    assert "means" in host_of(kit, sent()).spec.policy.kinds

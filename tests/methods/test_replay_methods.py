@@ -255,3 +255,11 @@ def test_masks_leave_with_the_latents_only_where_the_policy_allows(tiny_run):
     assert kinds_by_site(result)["site-1"].count("masks") == 1
     with pytest.raises(WorkFailed, match="kept back masks"):
         tiny_run({"name": "fedreplay"}, **MASKS, policy={"kinds": ["weights", "latents", "statistics", "metrics"]})
+
+
+def test_sites_are_replayed_in_one_order_however_their_codes_arrive(tiny_run):
+    """In memory codes keep the order of the sites, in a file that of their names."""
+    study = {"sites": {"partition": "iid", "names": ["west", "north", "east"], "count": None}}
+    here = tiny_run({"name": "fedavg-replay", "rounds": 2}, **study)
+    in_processes = tiny_run({"name": "fedavg-replay", "rounds": 2}, **study, engine={"workers": 2})
+    assert here["weights_sha256"] == in_processes["weights_sha256"]

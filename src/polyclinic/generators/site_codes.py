@@ -45,7 +45,7 @@ def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -
     """What `to_groups` was given; BadInput where the bytes are not codes of this model."""
     grids = code_shapes(model)
     by_site = {}
-    for site, labels in groups["labels"].items():
+    for site, labels in sorted(groups["labels"].items()):  # in memory and from a file alike
         codes = {
             level: unpack(groups["codes"][f"{site}/{level}"], size, (len(labels), *grids[level]))
             for level, size in model.codebook_sizes.items()

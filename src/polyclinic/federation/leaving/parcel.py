@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from polyclinic.federation.leaving import image_codec
 from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.files import contiguous_cpu_copies
+from polyclinic.files import contiguous_cpu_copies, decode_tensors
 
 #: not a kind of its own: the form in which a parcel of any kind goes from site to site (`sealed.py`)
 SEALED = "sealed"
@@ -155,7 +155,7 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
     if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
         raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
-        tensors = _uncompressed(load(data), compressed, limit)
+        tensors = _uncompressed(decode_tensors(data), compressed, limit)
         parcel = Parcel(kind, tensors, metadata, privacy, tuple(compressed))
     except (SafetensorError, KeyError, image_codec.NotPictures) as error:  # KeyError: a dtype that torch does not have
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
