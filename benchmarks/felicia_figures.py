@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 Row = Mapping[str, Any]
 COLOURS = {0.0: "tab:orange", 1.0: "tab:green", 3.0: "tab:blue", 7.0: "tab:brown"}
@@ -142,7 +143,9 @@ def utility_table(rows: list[Row]) -> list[str]:
 
 
 def curve_figure(rows: list[Row], out: Path) -> None:
-    """AUC on the first site's own test images along training, the mean of seeds."""
+    """AUC on the first site's own test images along training, the mean of seeds; nothing to draw after one round."""
+    if all(len(row["curve"]) < 2 for row in rows):
+        return
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axis, name in zip(figure.subplots(1, 2, sharey=True), ("synthetic", "augmented"), strict=True):
         for weight in values(rows, "lambda"):
@@ -152,6 +155,8 @@ def curve_figure(rows: list[Row], out: Path) -> None:
             axis.plot([int(at) for at in rounds], line, label=name_of(weight), color=COLOURS.get(weight), marker="o")
         axis.set_title(f"trained on {'real + synthetic' if name == 'augmented' else name} images", fontsize=9)
         axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_ylabel("AUC on the site's own test images")
     axis.legend(fontsize=7)
     figure.savefig(out / f"felicia_{rows[0]['experiment'].replace('-', '_')}.png", dpi=120)
 

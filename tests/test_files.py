@@ -126,7 +126,7 @@ def _hold(path, told):
 
 
 def test_tensors_come_back_in_the_order_of_the_file(tmp_path):
-    """Every time: `safetensors.torch.load` has another order in every call, and replayed images would change with it."""
+    """`safetensors.torch.load` has another order in every call, and replayed images would change with it."""
     sites = [f"site-{number}" for number in range(50)]
     write_tensors(tmp_path / "many.safetensors", {name: torch.zeros(2) for name in reversed(sites)})
     content = (tmp_path / "many.safetensors").read_bytes()
