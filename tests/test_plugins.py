@@ -26,6 +26,7 @@ from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.runner import engines
+from polyclinic.runner import predict as prediction
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 from polyclinic.study import Study, load_study
@@ -343,3 +344,38 @@ def test_a_method_put_in_by_hand_is_refused_before_a_run_in_other_processes(by_h
     assert not (tmp_path / "run").exists()
     with pytest.raises(BadInput, match="was put into METHODS by hand"):
         polyclinic.compare(by_hand, ["by-hand"], tmp_path / "both")
+
+
+# --- a folder or a model of somebody else -------------------------------------------------------------
+
+
+MARKING = "open({mark!r}, 'a').write('x')\nMETHODS = {{}}\nfrom polyclinic import FedAvg\nMETHODS['theirs'] = FedAvg\n"
+
+
+@pytest.mark.parametrize("place", ["theirs.py", "{folder}/theirs.py"])
+def test_a_run_folder_runs_no_code_that_came_with_it(study, tmp_path, place):
+    run(study, tmp_path / "run")
+    folder, mark = tmp_path / "run", tmp_path / "mark"
+    (folder / "theirs.py").write_text(MARKING.format(mark=str(mark)))
+    toml = (folder / "study.toml").read_text()
+    (folder / "study.toml").write_text(toml.replace(str(study.plugins[0]), place.format(folder=folder)))
+    (folder / "plugins.json").unlink()
+    for command in (["audit", str(folder)], ["run", "--resume", "--out", str(folder)]):
+        assert run_app(command) == 2
+    with pytest.raises(BadInput, match=r"a file that came with it and is not run; read the file, put it elsewhere"):
+        polyclinic.audit(folder)
+    assert not mark.exists()
+
+
+def test_a_model_runs_no_code_that_came_with_it(study, tmp_path, monkeypatch):
+    mark = tmp_path / "mark"
+    done = run(study, tmp_path / "run")
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "theirs.py").write_text(MARKING.format(mark=str(mark)))
+    card, tensors = prediction._read_file(done.folder / "model.safetensors")
+    forged = card.model_copy(update={"plugins": {"theirs.py": "0" * 64}})
+    (tmp_path / "sent" / "model.safetensors").write_bytes(prediction.model_file(tensors, forged))
+    monkeypatch.chdir(tmp_path / "sent")
+    with pytest.raises(BadInput, match="a file that came with it and is not run"):
+        prediction.load_predictor(tmp_path / "sent" / "model.safetensors")
+    assert not mark.exists()

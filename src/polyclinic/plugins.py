@@ -45,6 +45,17 @@ def is_file(name: str) -> bool:
     return name.endswith(".py")
 
 
+def refuse_sent_files(names: Iterable[str], folder: Path) -> None:
+    """BadInput if a run folder or a model names a plug-in file that came with it: it would run its sender's code."""
+    for name in names:
+        path = Path(name).expanduser()
+        if is_file(name) and (not path.is_absolute() or path.resolve().is_relative_to(folder.resolve())):
+            raise BadInput(
+                f"plugins: {folder} names '{name}', a file that came with it and is not run; read the file, put it "
+                "elsewhere, and write its absolute path into plugins"
+            )
+
+
 def load(names: Iterable[str], digests: Mapping[str, str] | None = None) -> dict[str, str]:
     """Load plug-ins (as `resolve` gives them); their SHA-256 by name. BadInput where one is not what `digests` says."""
     found = {}

@@ -14,6 +14,7 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
 from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.deployed_site import deployed_host, discreet, relay_of
+from polyclinic.deployment.programs import refuse_at_a_kit
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.gate import GateRefused
@@ -239,8 +240,19 @@ def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path)
     study, mark = study_with_a_plugin(tmp_path)
     (kit / "local" / "ours.py").write_text(PLUGIN)
     list_plugins(kit, "ours.py")
-    assert host_of(kit, study).spec.method.name == "mine"
+    host = host_of(kit, study)
+    assert host.spec.method.name == "mine"
     assert mark.read_text() == "x"
+    assert "plugins" not in (host.spec.folder / "study.toml").read_text()  # no command at the site may load them later
+
+
+def test_a_deployed_site_takes_no_simulated_study(kit):
+    """Its policy and its plug-ins would be those of the study."""
+    with pytest.raises(BadInput, match="this site is deployed and takes part in deployed studies only"):
+        refuse_at_a_kit(kit)
+    (kit / "local" / "site.toml").unlink()
+    with pytest.raises(BadInput, match="takes part in deployed studies only"):
+        refuse_at_a_kit(kit)
 
 
 def test_what_is_sent_names_plugins_without_their_place(tmp_path):

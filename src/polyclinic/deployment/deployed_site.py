@@ -86,7 +86,8 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     assembly = Assembly(study, parts, kit / "runs" / worker_spec["run"], policy, lambda _: data)
     assembly.folder.mkdir(parents=True, exist_ok=True)
     write_run_format(assembly.folder)
-    atomic_write(assembly.folder / "study.toml", study.to_toml())  # what an audit at the site will need
+    # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
+    atomic_write(assembly.folder / "study.toml", study.model_copy(update={"plugins": ()}).to_toml())
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
     spec = replace(assembly.host_spec(), keep_model=lambda weights: write_model(assembly, site, weights, preparation))
     return SiteHost(spec)

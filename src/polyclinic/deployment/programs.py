@@ -20,6 +20,7 @@ from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, decode_property
 from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import reason_of
+from polyclinic.errors import BadInput
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +86,21 @@ class SiteProgram:
 
 
 def relay_for(job_spec: dict[str, Any], name: str) -> Relay:
+    folder = Path(collab.workspace.get_root_dir())
     if "assembly" in job_spec:
         from polyclinic.runner.nvflare_simulation import relay_of as relay_of_simulation
 
+        refuse_at_a_kit(folder)
         return relay_of_simulation(job_spec, name)
     from polyclinic.deployment.deployed_site import relay_of
 
-    return relay_of(job_spec, name, Path(collab.workspace.get_root_dir()))
+    return relay_of(job_spec, name, folder)
+
+
+def refuse_at_a_kit(folder: Path) -> None:
+    """A deployed site takes no simulated study, whose policy and plug-ins would be the sender's."""
+    if any((folder / "local" / name).exists() for name in ("site.toml", "policy.toml")):
+        raise BadInput("this site is deployed and takes part in deployed studies only; send it with deploy submit")
 
 
 def sender(proxy: Any) -> Send:

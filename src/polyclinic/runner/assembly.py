@@ -22,7 +22,7 @@ from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.models import Backbone, build, initial_weights
+from polyclinic.models import Backbone, build, initial_weights, is_importable
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
@@ -66,7 +66,7 @@ class Assembly:
             outputs=self.study.task.outputs(self.target),
             size=info["size"],
             norm=model.norm,
-            arguments=None if backbone else model.arguments,
+            arguments=model.arguments if backbone is None or is_importable(backbone) else None,
         )
 
     @cached_property

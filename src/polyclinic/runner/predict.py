@@ -168,6 +168,7 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
     card, tensors = _read_file(file)
     if kit := find_kit(path if path.is_dir() else path.parent):  # a site's own model: with what the site has listed
         load_site_plugins(kit / "local" / "site.toml")
+    plugins.refuse_sent_files(card.plugins, file.parent)
     plugins.load_from_study(list(card.plugins), card.plugins)
     names = list(card.backbones)
     if site and ensemble:

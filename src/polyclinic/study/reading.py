@@ -35,7 +35,18 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
 def load_run_study(folder: Path, sets: list[str] | None = None) -> Study:
     """The study that a run folder was begun with; BadInput if the folder is of a newer format."""
     check_run_format(folder)
+    if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):
+        plugins.refuse_sent_files(_plugins_in(folder / "study.toml"), folder)
     return load_study(folder / "study.toml", sets)
+
+
+def _plugins_in(path: Path) -> list[str]:
+    """What a study names as plug-ins, if it can be read at all."""
+    try:
+        names = tomllib.loads(path.read_text(encoding="utf-8")).get("plugins", [])
+    except (OSError, ValueError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def default_path() -> Path:
