@@ -24,7 +24,7 @@ from polyclinic.federation.leaving import image_codec
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.files import contiguous_cpu_copies, decode_tensors
 
-#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`sealed.py`)
+#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`key_exchange.py`)
 SEALED = "sealed"
 
 HEADER_LIMIT = 16 * 2**20
