@@ -379,3 +379,46 @@ def test_a_model_runs_no_code_that_came_with_it(study, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="a file that came with it and is not run"):
         prediction.load_predictor(tmp_path / "sent" / "model.safetensors")
     assert not mark.exists()
+
+
+# --- mistakes in a plug-in ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("import sys\nsys.exit(3)", r"cannot be loaded: SystemExit: 3; mend the file"),
+        ("SOURCE = {}\nMETHODS = {}", r"has a dict SOURCE; did you mean SOURCES\?"),
+        ("ATTACKS = [1]", r"ATTACKS in .* must be a dict of names and classes"),
+        ("METHODS = {3: 4}", r"a key of METHODS in .* is no text"),
+        (
+            "from polyclinic import FedAvg\nMETHODS = {'other': FedAvg}",
+            r"'other' in methods calls itself 'fedavg'; give",
+        ),
+        (
+            "from polyclinic import Source\nclass S(Source): pass\nSOURCES = {'s': S}",
+            r"'s' in sources lacks load; define",
+        ),
+    ],
+)
+def test_a_mistake_in_a_plugin_is_one_sentence(tmp_path, content, words):
+    file = tmp_path / "wrong.py"
+    file.write_text(content)
+    with pytest.raises(BadInput, match=words):
+        plugins.load([str(file)])
+
+
+def test_a_plugin_that_is_neither_file_nor_module(tmp_path):
+    with pytest.raises(BadInput, match=r"'\./good' is neither a module, such as my_package\.module, nor a file"):
+        plugins.load(["./good"])
+
+
+def test_a_model_names_only_the_plugins_that_its_network_and_task_come_from(study, plugin, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(
+        "from polyclinic import FedAvg\nclass Mine(FedAvg):\n    name: str = 'mine'\nMETHODS = {'mine': Mine}\n"
+    )
+    both = study.with_settings({"plugins": [str(plugin), str(other)], "method": {"name": "mine", "rounds": 1}})
+    done = run(both, tmp_path / "run")
+    card, _ = prediction._read_file(done.folder / "model.safetensors")
+    assert list(card.plugins) == [str(plugin)]

@@ -6,6 +6,7 @@ ATTACKS and KINDS (name -> class). A plug-in file is read once: its SHA-256 is t
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import sys
@@ -128,12 +129,14 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
         exec(compile(source, str(path), "exec"), vars(module))
     except BadInput:
         raise
-    except Exception as error:
-        raise BadInput(f"plugins: {path} cannot be loaded: {reason(error)}") from None
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"plugins: {path} cannot be loaded: {reason(error)}; mend the file") from None
     return module
 
 
 def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise BadInput(f"plugins: '{name}' is neither a module, such as my_package.module, nor a file that ends in .py")
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -142,8 +145,8 @@ def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
         raise BadInput(
             f"plugins: there is no module '{name}' here; install its package, or name a file that ends in .py"
         ) from None
-    except Exception as error:
-        raise BadInput(f"plugins: {name} cannot be loaded: {reason(error)}") from None
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"plugins: {name} cannot be loaded: {reason(error)}; mend or update its package") from None
     folder, sha256 = digest_of_package(name)
     _check_digest(name, sha256, digests)
     if name not in LOADED:
@@ -190,12 +193,27 @@ def _add(name: str, plugin: Plugin) -> None:
 
 def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
     """What a plug-in module offers, by group."""
+    _check_tables(module)
     offered = {group: getattr(module, name, None) for name, group in GROUPS.items()}
     return {
         group: table
         for group, table in offered.items()
         if isinstance(table, Mapping) and not isinstance(table, Registry)  # ours, imported by the module
     }
+
+
+def _check_tables(module: ModuleType) -> None:
+    """BadInput where a dict of a plug-in is no dict, has a key that is no text, or a misspelt name."""
+    where = module.__file__ or module.__name__
+    for name, table in vars(module).items():
+        if name in GROUPS and not isinstance(table, Mapping):
+            raise BadInput(f"plugins: {name} in {where} must be a dict of names and classes")
+        if name in GROUPS and not all(isinstance(key, str) for key in table):
+            raise BadInput(f"plugins: a key of {name} in {where} is no text; a key is the name that studies use")
+        if name.isupper() and name not in GROUPS and isinstance(table, Mapping):
+            meant = difflib.get_close_matches(name, list(GROUPS), n=1, cutoff=0.85)
+            if meant:
+                raise BadInput(f"plugins: {where} has a dict {name}; did you mean {meant[0]}?")
 
 
 def _has_entry_points(name: str) -> bool:

@@ -7,6 +7,7 @@ among the entry points of installed packages (group `polyclinic.methods`, ...), 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
@@ -119,9 +120,17 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 f"{origin}: '{name}' in {self.kind} is no subclass of {self.base.__name__}; "
                 f"derive it from polyclinic.{self.base.__name__}"
             )
+        if isinstance(entry, type) and inspect.isabstract(entry):
+            missing = ", ".join(sorted(getattr(entry, "__abstractmethods__", ())))
+            raise BadInput(f"{origin}: '{name}' in {self.kind} lacks {missing}; define it")
         taken = self._taken_by(name, entry, origin)
         if taken:
             raise BadInput(f"{origin}: '{name}' in {self.kind} is taken already, by {taken}; give it another name")
+        own = None if origin == BY_HAND else _own_name(entry)
+        if own is not None and own != name:
+            raise BadInput(
+                f"{origin}: '{name}' in {self.kind} calls itself '{own}'; give the key and the class the same name"
+            )
 
     def _taken_by(self, name: str, entry: Any, origin: str) -> str | None:
         """Who else uses the name; the same class, or a newer version from the same place, takes it from nobody."""
@@ -154,13 +163,20 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def _load(self, name: str, point: EntryPoint) -> T:
         try:
             entry = point.load()
-        except Exception as error:  # whatever a stranger's package does when it is imported
+        except (Exception, SystemExit) as error:  # whatever a stranger's package does when it is imported
             raise BadInput(
                 f"{_distribution(point)}: its entry point '{name}' ({point.value}) cannot be imported: "
                 f"{reason(error)}; repair or uninstall the package"
             ) from None
         self.check(name, entry, _distribution(point))
         return entry
+
+
+def _own_name(entry: Any) -> str | None:
+    """What a class of settings says it is called: the default of its `name`, `source` or `partition`."""
+    fields = getattr(entry, "model_fields", {})
+    own = [fields[field].default for field in ("name", "source", "partition") if field in fields]
+    return own[0] if own and isinstance(own[0], str) else None
 
 
 def registry_of(kind: str) -> Registry[Any]:

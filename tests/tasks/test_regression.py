@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.errors import BadInput
-from polyclinic.tasks import Regression, Target
+from polyclinic.tasks import Regression, Target, Task
 
 MONTHS = Target(unit="months", label_range=(0.0, 240.0))  # scaled: (label - 120) / 120
 
@@ -62,3 +62,12 @@ def test_labels_without_a_usable_public_range_are_refused(bad_range):
     with pytest.raises(BadInput, match=r"task\.name: regression needs a public range.*choose a source"):
         Regression().outputs(Target(unit="months", label_range=bad_range))
     assert Regression().outputs(MONTHS) == 1
+
+
+def test_a_task_that_is_like_regression_predicts_values():
+    """Of somebody else's task, whose network gives values as they are."""
+
+    class Plain(Regression):
+        predictions = Task.predictions
+
+    assert Plain().predictions(torch.tensor([[7.0], [9.0]]), MONTHS).tolist() == [7.0, 9.0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import re
 from pathlib import Path
 
@@ -44,6 +46,8 @@ def write_plugin(folder: Path) -> str:
     name = folder.resolve().name.lower().replace("_", "-")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise BadInput(f"DIR: '{folder.name}' cannot be the name of a package; use letters, digits and '-'")
+    if keyword.iskeyword(name) or importlib.util.find_spec(name.replace("-", "_")):
+        raise BadInput(f"DIR: Python has something called '{name}' already; choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"DIR: {folder} exists already; name a new folder")
     package = name.replace("-", "_")

@@ -28,10 +28,10 @@ from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
-from polyclinic.models import Backbone, build, is_importable
+from polyclinic.models import BACKBONES, Backbone, build, is_importable
 from polyclinic.settings import Settings
 from polyclinic.study import Study
-from polyclinic.tasks import TASKS, Regression, Target, Task
+from polyclinic.tasks import TASKS, Target, Task
 
 #: name of the card in the header of the file
 CARD = "polyclinic"
@@ -67,13 +67,21 @@ class Card(Settings):
         return TASKS[self.task["name"]].model_validate(self.task)
 
 
+def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str]:
+    """The plug-ins, with their SHA-256, that have the network or the task: a model needs no other to predict."""
+    used = {BACKBONES.origin(name) for name in backbones.values() if not is_importable(name)}
+    used.add(TASKS.origin(study.task.name))
+    loaded = plugins.load_from_study(study.plugins)
+    return {name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used}
+
+
 def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], weights_sha256: str) -> Card:
     """The card of a model trained by `study` on data with these facts (`Parts.info`)."""
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
     return Card(
         backbones=backbones,
         arguments=study.model.arguments,
-        plugins=plugins.load_from_study(study.plugins),
+        plugins=_needed_plugins(study, backbones),
         norm=study.model.norm,
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
@@ -120,12 +128,7 @@ class Predictor:
         `images` are uint8 [N, channels, size, size], as `prepared` gives them.
         """
         batch, task = torch.from_numpy(images).float().div_(255), self.card.built_task()
-        return torch.stack([self._finished(model(batch), task) for model in self.models]).mean(0)
-
-    def _finished(self, output: Tensor, task: Task) -> Tensor:
-        if isinstance(task, Regression):
-            return task.predictions(output, self.card.target)
-        return output.sigmoid()[:, 0] if task.dense else output.softmax(1)
+        return torch.stack([task.predictions(model(batch), self.card.target) for model in self.models]).mean(0)
 
     def prepared(self, file: Path, frame: int | None) -> np.ndarray:
         """An image as the training images were prepared."""
@@ -151,7 +154,7 @@ class Predictor:
 
     def _prediction(self, file: Path, frame: int | None, output: Tensor) -> Prediction:
         card, task = self.card, self.card.built_task()
-        if isinstance(task, Regression):
+        if task.like == "regression":
             return Prediction(file, frame, {card.unit or "value": round(float(output), 4)})
         if task.dense:
             mask = (output > 0.5).numpy()

@@ -63,8 +63,7 @@ class Regression(Task):
             "loss": float(sums["loss"]) / count,
         }
 
-    @staticmethod
-    def predictions(output: Tensor, target: Target) -> Tensor:
+    def predictions(self, output: Tensor, target: Target) -> Tensor:
         """The network's output [B, 1] in the label's unit, [B]."""
         middle, half = scale(target)
         return output.squeeze(1) * half + middle

@@ -58,6 +58,15 @@ class Task(Settings):
         losses = self.losses(output, targets, target)
         return losses.mean() if weights is None else (weights * losses).sum() / weights.sum()
 
+    def predictions(self, output: Tensor, target: Target) -> Tensor:
+        """The network's output as what users read: probabilities of classes [B, C], of the mask [B, H, W], values [B].
+
+        A regression whose network gives scaled values overrides it.
+        """
+        if self.like == "regression":
+            return output.squeeze(1)
+        return output.sigmoid()[:, 0] if self.dense else output.softmax(1)
+
     @abstractmethod
     def observe(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
         """The few facts of each image that metrics need, float64 [B, d] on the CPU. They stay at the site."""
