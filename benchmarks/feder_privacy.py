@@ -123,7 +123,7 @@ def train(
         steps = private_tuning.steps_of(model, images, labels, rng)
         limit = tuning.growth * meter(model)
         taken = private_tuning.until_it_grows(model, steps, meter, tuning, loss, limit, told)
-        found["privacy loss"] = (model.state(), {"steps": taken, **meter.summary(model)})
+        found["privacy loss"] = (model.state(), {**taken._asdict(), **meter.summary(model)})
     return found
 
 

@@ -14,14 +14,17 @@ from polyclinic.generators.private_tuning import (
     Meter,
     PrivateTuning,
     TunedSteps,
+    TuningSteps,
     can_tune,
     distance_named,
     fit,
     mean_pairwise,
+    measured_steps,
     privacy_loss,
     steps_of,
     until_it_grows,
     until_it_stays,
+    warning_about,
 )
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
@@ -110,7 +113,7 @@ class Counting:
         self.at = state["at"]
 
     def meter(self, _):
-        return self.distances[self.at // 10 - 1]
+        return self.distances[max(0, self.at // 10 - 1)]
 
 
 TUNING = PrivateTuning(check_every=10, patience=30, most_steps=1000, most_tuning_steps=1000)
@@ -132,9 +135,65 @@ def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     model, loss = Counting([4, 5, 9.9, 10.1, 3]), object()
     told = []
     taken = until_it_grows(model, model, model.meter, TUNING, loss, 10.0, lambda *said: told.append(said))
-    assert (taken, model.at) == (40, 30)
+    assert (taken.steps, taken.kept_step, model.at) == (40, 30, 30)
     assert set(model.losses) == {loss}
-    assert [said[3] for said in told] == [4, 5, 9.9, 10.1]
+    assert [said[1] for said in told] == [1, 2, 5, 10, 20, 30, 40]
+    assert [said[3] for said in told][3:] == [4, 5, 9.9, 10.1]
+
+
+@pytest.mark.parametrize(
+    ("every", "most", "steps"),
+    [
+        (500, 1300, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1300]),
+        (7, 14, [1, 2, 5, 7, 14]),
+        (500, 30, [1, 2, 5, 10, 20, 30]),
+        (1, 3, [1, 2, 3]),
+        (2, 1, [1]),
+    ],
+)
+def test_phase_two_is_measured_early(every, most, steps):
+    assert list(measured_steps(every, most)) == steps
+
+
+def test_a_loss_that_is_soon_too_strong_still_gains_something():
+    """The first look was after `check_every` steps: a generator beyond the limit by then was never tuned."""
+
+    class Growing(Counting):
+        def meter(self, _):
+            return 1.0 + self.at  # twice the first phase's after one step, beyond 10 after ten
+
+    model = Growing([])
+    taken = until_it_grows(model, model, model.meter, PrivateTuning(), object(), 10.0, None)
+    assert (taken.steps, taken.kept_step, model.at) == (10, 5, 5)
+
+
+def test_a_tuning_that_gained_nothing_warns():
+    figures = {"kept_step": 5, "phase1_distance": 0.5, "phase2_distance": 0.6}
+    assert warning_about(figures) is None
+    assert warning_about({}) is None  # phase 1 only, or no phases
+    assert "kept the generator of phase 1" in warning_about(figures | {"kept_step": 0})
+    assert "no farther from real ones" in warning_about(figures | {"phase2_distance": 0.5})
+
+
+def test_the_mean_distance_is_that_of_all_pairs_of_a_batch():
+    images, labels = data()
+    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"), COARSE)
+    model, distance = build(), Pixels()
+    pairs = [
+        float(distance(a[None].float() / 255, b[None].float() / 255))
+        for a, b in itertools.product(meter.images, meter.sample(model))
+    ]
+    assert meter.mean_distance(model, distance) == pytest.approx(sum(pairs) / 400, rel=1e-4)
+
+
+def test_phase_two_whose_first_step_is_too_far_keeps_phase_one_and_says_so():
+    model, (images, labels) = build(), data()
+    tuning = {"check_every": 2, "most_steps": 2, "most_tuning_steps": 4, "distance": "pixels", "growth": 1.0}
+    loud = TUNING.model_copy(update={**tuning, "alpha": 1e6})
+    found = fit(model, images, labels, rng(), loud, extractor=COARSE)
+    assert (found["kept_step"], found["phase2_steps"]) == (0, 1)
+    assert found["phase2_fd"] == found["phase1_fd"]
+    assert warning_about(found)
 
 
 def test_both_phases_of_a_gan_and_what_is_told_about_them():
@@ -144,11 +203,12 @@ def test_both_phases_of_a_gan_and_what_is_told_about_them():
     )
     found = fit(model, images, labels, rng(), settings, extractor=COARSE)
     names = ("steps", "fd", "fd_half", "fd_floor", "kid", "kid_floor")
-    assert set(found) == {f"phase{k}_{name}" for k in (1, 2) for name in names}
-    assert (found["phase1_steps"], found["phase2_steps"]) == (4, 4)
+    both = {f"phase{k}_{name}" for k in (1, 2) for name in (*names, "distance")}
+    assert set(found) == both | {"kept_step"}
+    assert (found["phase1_steps"], found["phase2_steps"], found["kept_step"]) == (4, 4, 4)
     assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
     plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}), extractor=COARSE)
-    assert plain == {name: value for name, value in found.items() if name.startswith("phase1")}
+    assert plain == {name: found[name] for name in (f"phase1_{name}" for name in names)}
 
 
 def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
@@ -156,7 +216,7 @@ def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch)
 
     def noted(model, steps, meter, settings, loss, limit, progress):
         limits.append(limit)
-        return 0
+        return TuningSteps(0, 0)
 
     monkeypatch.setattr(private_tuning, "until_it_grows", noted)
     settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})

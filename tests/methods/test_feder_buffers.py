@@ -7,16 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_feder import SITES, runner, study_of
+from test_feder import SITES, TABLES, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.engines.in_process import InProcess
-from polyclinic.generators import replay_stream
+from polyclinic.generators import private_tuning, replay_stream
 from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods.shared import peers, synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
+from polyclinic.metrics.distribution import Extractor
 from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.run import run
+from polyclinic.study import parse_study
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer
 
@@ -63,6 +67,36 @@ def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
 def test_another_study_has_another_generator(change):
     assert synthetic_buffer.fingerprint(site_with()) == synthetic_buffer.fingerprint(site_with())
     assert synthetic_buffer.fingerprint(site_with(**change)) != synthetic_buffer.fingerprint(site_with())
+
+
+class Warned(Display):
+    def __init__(self):
+        self.sentences = []
+
+    def warned(self, sentence):
+        self.sentences.append(sentence)
+
+
+@pytest.mark.parametrize("name", ["feder", "centralized"])
+def test_a_run_warns_where_tuning_gained_nothing(tmp_path, cache, monkeypatch, name):
+    """Every step of phase 2 is beyond the limit, so that phase 1's generator is kept."""
+    coarse = Extractor(lambda images: images.mean((2, 3)), "coarse")
+    monkeypatch.setattr(private_tuning, "efficientnet_features", lambda **_: coarse)
+    monkeypatch.setattr(private_tuning.Meter, "__call__", lambda *_: float("inf"))
+    phases = {"on": True, "most_steps": 1, "most_tuning_steps": 3, "measured": 20, "patience": 1, "check_every": 1}
+    tuning = {**phases, "distance": "pixels"}
+    method = {"buffer": 4} if name == "feder" else {"images": "synthetic"}
+    tables = {**TABLES, "method": {"name": name, "rounds": 1, **method}, "tuning": tuning}
+    tables["sites"] = {"partition": "iid", "count": 2}
+    display = Warned()
+    found = run(parse_study(tables), tmp_path / "run", cache=cache, display=display)
+    for figures in found["generators"].values():
+        assert (figures["kept_step"], figures["phase2_steps"]) == (0, 1)
+        assert figures["phase2_fd"] == figures["phase1_fd"]
+    assert found["warnings"] == display.sentences
+    assert len(found["warnings"]) == 2
+    for site, sentence in zip(("site-1", "site-2"), found["warnings"], strict=True):
+        assert sentence.startswith(f"site '{site}': private tuning kept the generator of phase 1")
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.5, 16), (0.25, 32), (1.0, 8)])

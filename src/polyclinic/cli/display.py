@@ -63,6 +63,9 @@ class RunDisplay(Display):
     def failed(self, failure: Failure) -> None:
         self.console.print(f"site '{failure.site}' failed ({failure.operation}): {failure.reason}", style="yellow")
 
+    def warned(self, sentence: str) -> None:
+        self.console.print(f"warning: {sentence}", style="yellow")
+
     def round_done(self, line: Mapping[str, Any], rounds: int) -> None:
         self._show("rounds", line["round"], rounds, headline(line["validation"], self._metric))
 

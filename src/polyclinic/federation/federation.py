@@ -346,6 +346,13 @@ class Federation:
         """Put plain values a method found out into the result, under a name of their own."""
         self._reports[name] = value
 
+    def warn(self, sentence: str) -> None:
+        """Tell whoever watches the run, and the result (`warnings`), that something went otherwise than asked."""
+        known = self._reports.setdefault("warnings", [])
+        if sentence not in known:
+            known.append(sentence)
+            self.observer.warned(sentence)
+
     @property
     def reports(self) -> dict[str, Any]:
         return dict(self._reports)

@@ -24,6 +24,9 @@ class Observer:
     def failed(self, failure: Failure) -> None:
         """A site has failed."""
 
+    def warned(self, sentence: str) -> None:
+        """Something in the run went otherwise than the study asked."""
+
     def evaluate(self, federation: Federation, weights: Mapping[str, Tensor] | None) -> None:
         """A method has a model that may be scored in this round; without weights, each site has its own."""
 

@@ -8,8 +8,9 @@ factor. Any GAN can be trained so that can be trained step by step (`Steps`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -25,6 +26,9 @@ from polyclinic.metrics.distribution import Extractor, efficientnet_features, fr
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
+
+#: images whose pairs are compared at once, as in a batch of training
+AT_ONCE = 32
 
 #: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
@@ -50,7 +54,12 @@ class PrivateTuning(Settings):
     growth: float = Field(
         2.5, ge=1, description="the second phase ends when the Fréchet distance is so many times that of the first"
     )
-    check_every: int = Field(500, ge=1, description="steps between two measurements of the Fréchet distance")
+    check_every: int = Field(
+        500,
+        ge=1,
+        description="steps between two measurements of the Fréchet distance; the second phase is measured after 1, 2, "
+        "5, 10, 20, 50, ... steps, too",
+    )
     measured: int = Field(1000, ge=20, description="images, at most, of which the Fréchet distance is measured")
 
 
@@ -139,14 +148,18 @@ class Meter:
     ) -> None:
         chosen = torch.randperm(len(images), generator=rng)[: settings.measured]
         self.extractor = extractor or efficientnet_features(device=device)
-        self.real = self.extractor(images[chosen])
-        self.labels = labels[chosen]
+        self.images, self.labels, self.device = images[chosen], labels[chosen], device
+        self.real = self.extractor(self.images)
         # the same noise each time, so that a difference is the model's
         self.seed = int(torch.randint(2**62, (), generator=rng))
 
+    def sample(self, model: GeneratorModel) -> Tensor:
+        """As many made images, with the labels of the real ones."""
+        return model.sample(self.labels, torch_rng(self.seed))
+
     def made(self, model: GeneratorModel) -> Tensor:
-        """Features of as many made images, with the labels of the real ones."""
-        return self.extractor(model.sample(self.labels, torch_rng(self.seed)))
+        """Features of these made images."""
+        return self.extractor(self.sample(model))
 
     def __call__(self, model: GeneratorModel) -> float:
         return frechet_distance(self.real, self.made(model))
@@ -166,6 +179,19 @@ class Meter:
             "kid_floor": kernel_distance(first, second),
         }
 
+    @torch.no_grad()
+    def mean_distance(self, model: GeneratorModel, distance: Distance) -> float:
+        """The mean distance of pairs of real and made images: what the privacy loss raises, batch by batch."""
+        real, made = self.images.split(AT_ONCE), self.sample(model).split(AT_ONCE)
+        found = [
+            len(some) * float(mean_pairwise(distance.embed(self._unit(some)), distance.embed(self._unit(other))))
+            for some, other in zip(real, made, strict=True)
+        ]
+        return sum(found) / len(self.images)
+
+    def _unit(self, images: Tensor) -> Tensor:
+        return images.to(self.device).float() / 255
+
 
 # --- the two phases -------------------------------------------------------------------------------------
 
@@ -180,7 +206,11 @@ def fit(
     progress: Progress | None = None,
     extractor: Extractor | None = None,
 ) -> dict[str, float]:
-    """Train `model` in both phases; how long they took and how far its images are from real ones after each."""
+    """Train `model` in both phases; how long they took and how far its images are from real ones after each.
+
+    `kept_step` is the step of phase 2 whose generator was kept: 0 where the first one measured was beyond the limit.
+    `phase1_distance` and `phase2_distance` are the mean distance that the privacy loss raises.
+    """
     images, labels = model.accept_images(images), as_tensor(labels)
     meter = Meter(images, labels, settings, rng, model.device, extractor)
     steps = steps_of(model, images, labels, rng)
@@ -188,9 +218,31 @@ def fit(
     found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
     if settings.alpha == 0:
         return found
-    loss = privacy_loss(settings, distance_named(settings.distance, model.device))
-    second = until_it_grows(model, steps, meter, settings, loss, settings.growth * found["phase1_fd"], progress)
-    return {**found, "phase2_steps": second, **{f"phase2_{n}": value for n, value in meter.summary(model).items()}}
+    distance = distance_named(settings.distance, model.device)
+    found["phase1_distance"] = meter.mean_distance(model, distance)
+    loss, limit = privacy_loss(settings, distance), settings.growth * found["phase1_fd"]
+    second = until_it_grows(model, steps, meter, settings, loss, limit, progress)
+    found |= {"phase2_steps": second.steps, "kept_step": second.kept_step}
+    found |= {f"phase2_{name}": value for name, value in meter.summary(model).items()}
+    return found | {"phase2_distance": meter.mean_distance(model, distance)}
+
+
+def warning_about(figures: Mapping[str, float]) -> str | None:
+    """What is wrong with a tuning of these figures, in a sentence with the cure; None where it did what it should."""
+    if "kept_step" not in figures:
+        return None
+    if figures["kept_step"] == 0:
+        return (
+            "private tuning kept the generator of phase 1: its Fréchet distance was beyond the limit after the first "
+            "step; lower tuning.alpha, or raise tuning.growth"
+        )
+    if figures["phase2_distance"] <= figures["phase1_distance"]:
+        return (
+            f"private tuning brought made images no farther from real ones (mean distance "
+            f"{figures['phase1_distance']:.4g} before and {figures['phase2_distance']:.4g} after it); raise "
+            "tuning.alpha or tuning.most_tuning_steps"
+        )
+    return None
 
 
 def until_it_stays(
@@ -200,7 +252,7 @@ def until_it_stays(
     best, best_at, kept = float("inf"), 0, model.state()
     taken = 0
     while taken < settings.most_steps and taken - best_at < settings.patience:
-        taken += _some_steps(steps, None, settings.check_every, settings.most_steps - taken)
+        taken += _some_steps(steps, None, min(settings.check_every, settings.most_steps - taken))
         found = meter(model)
         if progress is not None:
             progress("generator, phase 1", taken, settings.most_steps, found)
@@ -218,23 +270,40 @@ def until_it_grows(
     loss: ExtraLoss,
     limit: float,
     progress: Progress | None,
-) -> int:
-    """Phase 2: until the distance is beyond `limit`; the model is then the last one within it."""
-    kept, taken = model.state(), 0
-    while taken < settings.most_tuning_steps:
-        taken += _some_steps(steps, loss, settings.check_every, settings.most_tuning_steps - taken)
+) -> TuningSteps:
+    """Phase 2: until the distance is beyond `limit`; the model is then the last one measured within it."""
+    kept, kept_step, taken = model.state(), 0, 0
+    for wanted in measured_steps(settings.check_every, settings.most_tuning_steps):
+        taken += _some_steps(steps, loss, wanted - taken)
         found = meter(model)
         if progress is not None:
             progress("generator, phase 2", taken, settings.most_tuning_steps, found)
         if found > limit:
             model.load(kept)
             break
-        kept = model.state()
-    return taken
+        kept, kept_step = model.state(), taken
+    return TuningSteps(taken, kept_step)
 
 
-def _some_steps(steps: Steps, loss: ExtraLoss | None, wanted: int, left: int) -> int:
-    count = min(wanted, left)
+class TuningSteps(NamedTuple):
+    """Steps that phase 2 took, and the one whose generator was kept; 0 is the generator of phase 1."""
+
+    steps: int
+    kept_step: int
+
+
+def measured_steps(every: int, most: int) -> Iterator[int]:
+    """Steps after which phase 2 is measured: 1, 2, 5, 10, 20, 50, ... below `every`, its multiples, and `most`.
+
+    The privacy loss may bring a generator beyond the limit within a few steps.
+    """
+    early = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    yield from itertools.takewhile(lambda step: step < min(every, most), early)
+    yield from range(every, most, every)
+    yield most
+
+
+def _some_steps(steps: Steps, loss: ExtraLoss | None, count: int) -> int:
     for _ in range(count):
         steps.step(loss)
     return count

@@ -48,7 +48,11 @@ class Centralized(Method):
 
     def run(self, federation: Federation) -> Weights:
         trainer = federation.trainer
-        images = pooling.as_part(federation.once("images", lambda: self.collect(federation)))
+        given = federation.once("images", lambda: self.collect(federation))
+        figures = {name: value for name, value in given.items() if "/" in name}
+        if figures:
+            synthetic_buffer.report_generators(federation, figures)
+        images = pooling.as_part({name: value for name, value in given.items() if name not in figures})
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             model = trainer.load(state.weights)
@@ -64,16 +68,17 @@ class Centralized(Method):
         return state.weights
 
     def collect(self, federation: Federation) -> Weights:
-        """What all sites give."""
-        asked = {"real": ["give_all"], "synthetic": ["give_synthetic"], "both": ["give_all", "give_synthetic"]}
-        replies = [reply for operation in asked[self.images] for reply in federation.ask_all(operation)]
-        return pooling.pool(replies)
+        """What all sites give: images pooled, and figures of their generators as `site/figure`."""
+        real = federation.ask_all("give_all") if self.images != "synthetic" else []
+        made = federation.ask_all("give_synthetic") if self.images != "real" else []
+        return {**pooling.pool([*real, *made]), **synthetic_buffer.figures_of(made)}
 
-    @operation("synthetic-images")
-    def give_synthetic(self, site: Site) -> Parcel:
-        """As many synthetic images as the site has real ones."""
-        model, _ = synthetic_buffer.train_generator(site, reuse=self.reuse_generators)
-        return synthetic_buffer.parcel_of(synthetic_buffer.draw_buffer(site, model, len(site.data.train)))
+    @operation("synthetic-images", "metrics")
+    def give_synthetic(self, site: Site) -> tuple[Parcel, Parcel]:
+        """As many synthetic images as the site has real ones, and the figures of their generator."""
+        model, figures = synthetic_buffer.train_generator(site, reuse=self.reuse_generators)
+        buffer = synthetic_buffer.draw_buffer(site, model, len(site.data.train))
+        return synthetic_buffer.parcel_of(buffer), synthetic_buffer.figures_parcel(figures)
 
     @operation("real-images", "labels", "masks", simulation_only=True)
     def give_all(self, site: Site) -> tuple[Parcel, ...]:

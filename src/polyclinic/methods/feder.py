@@ -137,16 +137,8 @@ class FedER(PeerMethod):
 
     def prepare_sites(self, federation: Federation) -> None:
         """Algorithm 1, before federated training: G_i, B_i and M_i^0 at every site."""
-        found = federation.once("prepared", lambda: self._prepared(federation))
-        report: dict[str, dict[str, float]] = {}
-        for name, value in found.items():
-            site, _, figure = name.rpartition("/")
-            report.setdefault(site, {})[figure] = round(float(value), 5)
-        federation.report("generators", report)
-
-    def _prepared(self, federation: Federation) -> Weights:
-        replies = federation.ask_all("prepare")
-        return {f"{reply.site}/{name}": value for reply in replies for name, value in reply.metrics.items()}
+        found = federation.once("prepared", lambda: synthetic_buffer.figures_of(federation.ask_all("prepare")))
+        synthetic_buffer.report_generators(federation, found)
 
     def handed_over(self, federation: Federation) -> dict[str, dict[str, float]]:
         """Bytes that each site sent to others in a round, by kind: what Table 7 counts."""
@@ -165,7 +157,7 @@ class FedER(PeerMethod):
         write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
         site.state.put("buffer", synthetic_buffer.draw_buffer(site, model, self.buffer))
         self.train(site, None)
-        return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
+        return synthetic_buffer.figures_parcel(figures)
 
     @operation("weights", "synthetic-images")
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:

@@ -26,8 +26,11 @@ def release(part: Part, index: np.ndarray | slice = slice(None)) -> tuple[Parcel
 
 
 def pool(replies: Sequence[Reply]) -> dict[str, Tensor]:
-    """What several sites released, one after the other: `images`, `labels` and perhaps `masks`."""
-    sent = [{name: t for parcel in reply.parcels for name, t in parcel.tensors.items()} for reply in replies]
+    """What several sites released, one after the other: `images`, `labels`, perhaps `masks`; metrics are left out."""
+    sent = [
+        {name: t for parcel in reply.parcels if parcel.kind != "metrics" for name, t in parcel.tensors.items()}
+        for reply in replies
+    ]
     return {name: torch.cat([tensors[name] for tensors in sent]) for name in sent[0]}
 
 

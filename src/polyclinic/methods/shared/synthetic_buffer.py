@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from polyclinic.data.cache import code_digest
 from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.parts import Part
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Federation
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
@@ -92,6 +94,29 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     if tuning is None:
         return {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
     return private_tuning.fit(model, images, labels, rng, tuning)
+
+
+def figures_parcel(figures: Mapping[str, float]) -> Parcel:
+    """The figures of a generator's training, as they leave the site."""
+    return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
+
+
+def figures_of(replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """The figures of all sites' generators, as `site/figure`."""
+    return {f"{reply.site}/{name}": value for reply in replies for name, value in reply.metrics.items()}
+
+
+def report_generators(federation: Federation, figures: Tensors) -> None:
+    """Put figures of all sites' generators into the result, and warn where private tuning gained nothing."""
+    report: dict[str, dict[str, float]] = {}
+    for name, value in figures.items():
+        site, _, figure = name.rpartition("/")
+        report.setdefault(site, {})[figure] = float(value)
+    for site, found in report.items():
+        if sentence := private_tuning.warning_about(found):
+            federation.warn(f"site '{site}': {sentence}")
+    rounded = {site: {name: round(value, 5) for name, value in found.items()} for site, found in report.items()}
+    federation.report("generators", rounded)
 
 
 def draw_buffer(site: Site, model: GeneratorModel, count: int) -> dict[str, Tensor]:
