@@ -115,7 +115,7 @@ def test_initial_weights_depend_on_the_seed_alone(backbone):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "unet", "lenet5"])
+@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "unet", "lenet5", "cnn-32-64-128"])
 def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
     grad_sample = pytest.importorskip("opacus.grad_sample")
     model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
@@ -133,6 +133,16 @@ def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
 
 def test_small_cnn_is_small():
     assert 50_000 < models.parameter_count(models.build("small-cnn", channels=1, outputs=2, size=28)) < 100_000
+
+
+def test_felicias_classifiers_have_the_papers_layers_counted_by_hand():
+    digits = models.build("cnn-32-64-128", channels=1, outputs=10, size=28)
+    filters, dense = (9 * 1 + 1) * 32 + (9 * 32 + 1) * 64, (64 * 12 * 12 + 1) * 128  # 28 - 2 - 2 = 24, pooled to 12
+    assert models.parameter_count(digits) == filters + dense + (128 + 1) * 10 == 1_199_882
+    lesions = models.build("cnn-64-128-64-32", channels=3, outputs=2, size=64)
+    filters = (16 * 3 + 1) * 64 + (16 * 64 + 1) * 128 + (16 * 128 + 1) * 64
+    dense = (64 * 8 * 8 + 1) * 32  # 64 px, halved three times
+    assert models.parameter_count(lesions) == filters + dense + (32 + 1) * 2 == 396_642
 
 
 def test_descriptions_name_the_cuts():

@@ -20,6 +20,7 @@ from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 
 CPU = torch.device("cpu")
 BATCH = 6
+SMALL = ("small-cnn", "lenet5", "cnn-32-64-128", "cnn-64-128-64-32")  # quick enough for several batches
 
 
 def noise(*address: str | int) -> dp_sgd.Noise:
@@ -79,7 +80,7 @@ def test_without_noise_and_clipping_it_is_plain_sgd(name, kind):
     """On the same batches, one of them empty, every backbone ends in the same weights."""
     model = network(name)
     other, start = copy.deepcopy(model), copy.deepcopy(model)
-    given = batches(BATCH, 2, 0, BATCH + 1) if name in ("small-cnn", "lenet5") else batches(3, 0)
+    given = batches(BATCH, 2, 0, BATCH + 1) if name in SMALL else batches(3, 0)
 
     def make(one: nn.Module) -> torch.optim.Optimizer:
         # a large eps: Adam's first steps know little but signs, and would blow rounding up

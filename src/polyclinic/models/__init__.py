@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.models.backbone import Backbone, join, split
+from polyclinic.models.felicia_cnns import CNN32x64x128, CNN64x128x64x32
 from polyclinic.models.imported import imported, is_importable
 from polyclinic.models.lenet import LeNet5
 from polyclinic.models.norms import NORMS, norm_names, statistics_names
@@ -29,6 +30,8 @@ BACKBONES: Registry[type[Backbone]] = Registry(
     {
         "small-cnn": SmallCNN,
         "lenet5": LeNet5,
+        "cnn-32-64-128": CNN32x64x128,
+        "cnn-64-128-64-32": CNN64x128x64x32,
         "resnet18": ResNet18,
         "resnet34": ResNet34,
         "unet": UNet,
