@@ -35,7 +35,7 @@ def test_networks_that_differ_cannot_be_averaged():
 def test_privacy_and_tuning_say_where_they_cannot_be_had():
     with pytest.raises(BadInput, match="chooses when to stop training a generator by real images"):
         parse_study({**study_of().as_tables(), "privacy": {"on": ["classifier"]}})
-    with pytest.raises(BadInput, match="tuning: 'vqvae2' is no GAN"):
+    with pytest.raises(BadInput, match="tuning: 'vqvae2' is not trained step by step"):
         parse_study({**study_of().as_tables(), "generator": {"name": "vqvae2"}, "tuning": {"alpha": 1}})
     with pytest.raises(BadInput, match="tuning: 'fedavg' trains no generator"):
         parse_study({**TABLES, "method": {"name": "fedavg"}, "tuning": {"alpha": 1}})

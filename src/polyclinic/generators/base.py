@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,17 @@ from polyclinic.training.fitting import LearnPrivately
 #: told after each epoch: what is being fitted, epochs done, epochs in all, mean loss of the epoch
 Progress = Callable[[str, int, int, float], None]
 
+#: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
+ExtraLoss = Callable[[Tensor, Tensor], Tensor]
+
 SMALLEST_IMAGE = 28
+
+
+class Steps(Protocol):
+    """A GAN in training."""
+
+    def step(self, extra: ExtraLoss | None = None) -> object:
+        """One step of discriminator and generator, which pays `extra` besides."""
 
 
 class Generator(Settings):
@@ -40,6 +50,8 @@ class Generator(Settings):
     summary: ClassVar[str]
     #: whether the models it builds encode and decode (`CodedModel`)
     has_codes: ClassVar[bool] = False
+    #: whether the models it builds are trained step by step (`GeneratorModel.begin`), as [tuning] trains them
+    tunable: ClassVar[bool] = False
 
     @abstractmethod
     def build(
@@ -105,6 +117,10 @@ class GeneratorModel(ABC):
     @abstractmethod
     def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
         """A new image for every label."""
+
+    def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
+        """The model ready to learn from images uint8 [N, C, H, W], one step at a time; only where it is `tunable`."""
+        raise BadInput(f"tuning: {type(self).__name__} is not trained step by step; choose a GAN, or drop [tuning]")
 
     def latent_space(self) -> LatentSpace | None:
         """The space that the model makes images from, for attacks to search in; None if it offers none."""

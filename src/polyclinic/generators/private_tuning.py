@@ -2,26 +2,20 @@
 
 The first trains as usual until the Fréchet distance to real images has not improved for a while. The second goes on
 with a loss that drives made images away from real ones (Eq. 3 and 4), until the Fréchet distance has grown by a
-factor. Any GAN can be trained so that can be trained step by step (`Steps`).
+factor. Any generator can be trained so that says it is `tunable` and whose model has `begin`.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.errors import BadInput
-from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor
-from polyclinic.generators.gan.batches import RealBatches
-from polyclinic.generators.gan.model import GANModel, GANSteps
-from polyclinic.generators.gan.settings import GAN
-from polyclinic.generators.stylegan2.model import StyleGAN2, StyleGAN2Model
+from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor
 from polyclinic.metrics.distribution import Extractor, efficientnet_features, frechet_distance, kernel_distance
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
@@ -29,9 +23,6 @@ from polyclinic.settings import Settings
 
 #: images whose pairs are compared at once, as in a batch of training
 AT_ONCE = 32
-
-#: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
-ExtraLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class PrivateTuning(Settings):
@@ -63,42 +54,9 @@ class PrivateTuning(Settings):
     measured: int = Field(1000, ge=20, description="images, at most, of which the Fréchet distance is measured")
 
 
-class Steps(Protocol):
-    """A GAN in training."""
-
-    def step(self, extra: ExtraLoss | None = None) -> None:
-        """One step of discriminator and generator, which pays `extra` besides."""
-
-
-class TunedSteps:
-    """A GAN of `gan/`, step by step: what its `fit` does, and the extra loss."""
-
-    def __init__(self, model: GANModel, images: Tensor, labels: Tensor, rng: torch.Generator) -> None:
-        self.steps = GANSteps(model, RealBatches(model, images, labels, rng), rng)
-
-    def step(self, extra: ExtraLoss | None = None) -> None:
-        self.steps.step(None if extra is None else functools.partial(self._gradient, extra))
-
-    def _gradient(self, extra: ExtraLoss, fake: Tensor) -> Tensor:
-        """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
-        seen = fake.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(extra((self.steps.real + 1) / 2, (seen.float() + 1) / 2), seen)
-        return gradient
-
-
-def can_tune(generator: Generator) -> bool:
-    """Whether a study's generator can be trained so."""
-    return isinstance(generator, GAN | StyleGAN2)
-
-
 def steps_of(model: GeneratorModel, images: Any, labels: Any, rng: torch.Generator) -> Steps:
     """The model, ready to be trained on these images step by step; BadInput where it cannot be."""
-    images, labels = model.accept_images(images), as_tensor(labels)
-    if isinstance(model, GANModel):
-        return TunedSteps(model, images, labels, rng)
-    if isinstance(model, StyleGAN2Model):
-        return model.begin(images, labels, rng)
-    raise BadInput(f"tuning: {type(model).__name__} is not trained step by step; choose a GAN, or drop [tuning]")
+    return model.begin(model.accept_images(images), as_tensor(labels), rng)
 
 
 # --- the loss of Eq. 3 ----------------------------------------------------------------------------------

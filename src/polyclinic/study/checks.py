@@ -8,7 +8,6 @@ import torch
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
-from polyclinic.generators.private_tuning import can_tune
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.models import BACKBONES, Backbone, find, is_importable, norm_names
@@ -90,8 +89,10 @@ def check_tuning(study: Study) -> None:
         return
     if not study.method.needs_generator() or not study.method.traits.tunes_generator:
         raise BadInput(f"tuning: '{study.method.name}' trains no generator that way; take the table out")
-    if not can_tune(study.generator):
-        raise BadInput(f"tuning: '{study.generator.name}' is no GAN; set tuning.on = false, or choose a GAN")
+    if not study.generator.tunable:
+        raise BadInput(
+            f"tuning: '{study.generator.name}' is not trained step by step; set tuning.on = false, or choose a GAN"
+        )
 
 
 def check_privacy(study: Study) -> None:

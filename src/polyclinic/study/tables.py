@@ -19,7 +19,7 @@ from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.gan.dcgan import DCGAN
-from polyclinic.generators.private_tuning import PrivateTuning, can_tune
+from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.messages import sentences
 from polyclinic.methods import METHODS, Method
@@ -165,7 +165,7 @@ class Study(Settings):
             tables["method"] = method = with_replay(method)
         if isinstance(method, Method) and method.needs_generator():
             tables.setdefault("generator", DCGAN())
-            if method.traits.tunes_generator and can_tune(tables["generator"]):
+            if method.traits.tunes_generator and tables["generator"].tunable:
                 tables.setdefault("tuning", PrivateTuning())
         return tables
 

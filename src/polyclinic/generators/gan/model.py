@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import GeneratorModel, Progress, as_tensor, initial_networks
+from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor, initial_networks
 from polyclinic.generators.gan.batches import RealBatches, random_labels
 from polyclinic.generators.gan.losses import GANLoss
 from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
@@ -60,6 +61,9 @@ class GANModel(GeneratorModel):
             if progress is not None and step % max(1, self.settings.steps // REPORTS) == 0:
                 progress("generator", step, self.settings.steps, float(torch.stack(losses[-100:]).mean()))
         return {"generator": float(torch.stack(losses[-100:]).mean())}
+
+    def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
+        return TunedSteps(self, images, labels, rng)
 
     def trainer(self, networks: nn.ModuleDict | None = None) -> GANTrainer:
         """The trainer of its networks, or of others of the same shape."""
@@ -144,6 +148,22 @@ class GANSteps:
 
     def _labels_to_make(self, labels: Tensor) -> Tensor:
         return self.model.settings.labels_to_make(labels, self.model.target, self.random)
+
+
+class TunedSteps:
+    """A GAN's training, step by step: what `fit` does, and an extra loss."""
+
+    def __init__(self, model: GANModel, images: Tensor, labels: Tensor, rng: torch.Generator) -> None:
+        self.steps = GANSteps(model, RealBatches(model, images, labels, rng), rng)
+
+    def step(self, extra: ExtraLoss | None = None) -> None:
+        self.steps.step(None if extra is None else functools.partial(self._gradient, extra))
+
+    def _gradient(self, extra: ExtraLoss, fake: Tensor) -> Tensor:
+        """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
+        seen = fake.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(extra((self.steps.real + 1) / 2, (seen.float() + 1) / 2), seen)
+        return gradient
 
 
 def private_rows(

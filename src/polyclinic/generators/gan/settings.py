@@ -32,6 +32,8 @@ from polyclinic.tasks import Target
 class GAN(Generator):
     """What the `[generator]` tables of all GANs have in common."""
 
+    tunable: ClassVar[bool] = True
+
     steps: int = Field(3000, ge=1, description="steps of the generator in one fit")
     critic_steps: int = Field(1, ge=1, description="steps of the discriminator before each of the generator")
     lr: float = Field(2e-4, gt=0, description="learning rate of Adam (its first moment forgets half at each step)")

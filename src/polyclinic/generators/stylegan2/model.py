@@ -37,6 +37,8 @@ REPORTS = 20
 class StyleGAN2(Generator):
     """The `[generator]` table with `name = "stylegan2"`."""
 
+    tunable: ClassVar[bool] = True
+
     name: Literal["stylegan2"] = "stylegan2"
     steps: int = Field(4000, ge=1, description="steps of both networks in one fit")
     lr: float = Field(0.0025, gt=0, description="learning rate of Adam, for both networks")
