@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
+from json_schemas import errors
 
 from polyclinic.cli import run_app
 from polyclinic.study import parse_study
@@ -135,6 +137,8 @@ def test_a_target_that_cannot_be_reached_leaves_no_folder(here, capsys):
         (["study", "new", "study.toml"], "study.toml: exists already"),
         (["compare", "study.toml", "--methods", "fedavg,cwtt"], "did you mean 'cwt'"),
         (["compare", "study.toml", "--methods", "cwt", "--set", "method.mu=1"], "none of the methods compared"),
+        (["compare", "study.toml", "--methods", "cwt", "--folds", "1"], "--folds"),
+        (["run", "study.toml", "--set", "data.fold=7/5"], "data.fold: there is no fold 7/5"),
         (["ledger", "none"], "holds no ledger"),
         (["forgetting", "none"], "is not a run folder"),
     ],
@@ -213,6 +217,31 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     again = json.loads((here / "all" / "comparison.json").read_text())
     assert [row["weights_sha256"] for row in again["rows"]] == [row["weights_sha256"] for row in summary["rows"]]
     assert (here / "all" / "cwt-seed0" / "result.json").read_bytes() == kept
+
+
+def test_compare_with_folds_tests_every_image_once_and_goes_on_where_it_stopped(here, capsys):
+    arguments = ["compare", "study.toml", "--methods", "cwt", "--folds", "3", "--out", "all", "--quiet"]
+    arguments += ["--set", "method.rounds=1"]
+    assert run_app(arguments) == 0
+    assert "3 runs of 3 folds" in capsys.readouterr().out
+    summary = json.loads((here / "all" / "comparison.json").read_text())
+    assert errors("comparison", summary) == []
+    rows = summary["rows"]
+    assert [(row["seed"], row["fold"]) for row in rows] == [(0, 1), (0, 2), (0, 3)]
+    values = [row["test_accuracy"] for row in rows]
+    spread = {"mean": sum(values) / 3, "std": statistics.stdev(values), "n": 3}
+    assert summary["methods"]["cwt"]["test_accuracy"] == pytest.approx(spread)
+    results = [json.loads((here / "all" / f"cwt-seed0-fold{k}of3" / "result.json").read_text()) for k in (1, 2, 3)]
+    assert sum(counts["test"] for found in results for counts in found["data"]["counts"].values()) == 80
+    assert len({found["data"]["digests"]["test"] for found in results}) == 3
+    (here / "all" / "cwt-seed0-fold2of3" / "result.json").unlink()
+    assert run_app(arguments) == 0
+    again = json.loads((here / "all" / "comparison.json").read_text())
+    assert [row["weights_sha256"] for row in again["rows"]] == [row["weights_sha256"] for row in rows]
+    # a run alone of one fold is the same run
+    assert run_app(["run", "study.toml", "--set", "data.fold=2/3", "--set", "method.rounds=1", "--out", "alone"]) == 0
+    alone = json.loads((here / "alone" / "result.json").read_text())
+    assert alone["weights_sha256"] == rows[1]["weights_sha256"]
 
 
 def test_forgetting_shows_a_site_by_site_matrix(here, capsys):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.splits import SPLITS, split
+from polyclinic.data.splits import SPLITS, Fold, split
 from polyclinic.errors import BadInput
 
 
@@ -91,6 +91,69 @@ def test_unknown_split_names_and_impossible_shares_are_refused():
         split(dataset([0, 1]), validation=0, test=0.1, seed=0)
 
 
+# --- folds --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(2, 6),
+    images=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(0, 2)), min_size=12, max_size=60),
+    seed=st.integers(0, 5),
+    ages=st.booleans(),
+    official=st.booleans(),
+)
+def test_folds_cover_every_image_once_and_keep_patients_and_sites(count, images, seed, ages, official):
+    """`images`: institution, number of images and class of each patient."""
+    sites, sizes, classes = (np.array(column) for column in zip(*images, strict=True))
+    patient = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.random.default_rng(seed).permutation(len(patient))
+    patient, site = patient[order], np.array(["a", "b", "c"])[sites[patient[order]]]
+    labels = (10.0 * classes[patient] + patient).astype(np.float32) if ages else classes[patient]
+    named = np.where(np.arange(len(patient)) == 0, "test", "train") if official else None
+    data = dataset(labels, patient=patient, site=site, split=named)
+    parts = [split(data, validation=0.1, test=0.5, seed=seed, fold=Fold(k, count)) for k in range(1, count + 1)]
+    assert sorted(np.concatenate([part["test"] for part in parts])) == list(range(len(patient)))
+    for part in parts:
+        assert sorted(np.concatenate(list(part.values()))) == list(range(len(patient)))
+        owners = [set(patient[part[name]]) for name in SPLITS]
+        assert sum(map(len, owners)) == len(sizes)
+        assert all(len(part[name]) for name in SPLITS)
+        for name, patients in zip("abc", np.bincount(sites, minlength=3), strict=True):
+            if patients >= count:  # every institution is tested in every fold
+                assert name in site[part["test"]]
+
+
+def test_folds_are_equal_in_size_and_in_classes_and_validation_is_a_share_of_all():
+    labels = np.tile(np.repeat([0, 1], [80, 20]), 3)
+    site = np.repeat(["a", "b", "c"], 100)
+    for number in range(1, 6):
+        parts = split(dataset(labels, site=site), validation=0.16, test=0.9, seed=1, fold=Fold(number, 5))
+        assert [len(parts[name]) for name in SPLITS] == [192, 48, 60]
+        assert np.bincount(labels[parts["test"]]).tolist() == [48, 12]
+        assert all((site[parts["test"]] == name).sum() == 20 for name in "abc")
+
+
+def test_the_folds_are_pinned():
+    parts = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=7, fold=Fold(2, 4))
+    assert {name: index.tolist() for name, index in parts.items()} == PINNED_FOLD
+
+
+def test_folds_that_cannot_be_are_refused():
+    with pytest.raises(BadInput, match="5 folds need as many patients, and there are 4"):
+        split(dataset([0, 1, 0, 1]), validation=0, test=0.2, seed=0, fold=Fold(1, 5))
+    with pytest.raises(BadInput, match="leave nothing to train on"):
+        split(dataset([0, 1] * 20), validation=0.6, test=0.2, seed=0, fold=Fold(1, 2))
+    for text in ("2", "0/5", "6/5", "1/1", "a/b", "1/5/2", "-1/5", ""):
+        with pytest.raises(ValueError, match="fold"):
+            Fold.parse(text)
+    assert Fold.parse("02/5") == Fold(2, 5)
+
+
+PINNED_FOLD = {
+    "train": [1, 4, 5, 6, 8, 9, 10, 13, 16, 18, 19],
+    "validation": [2, 14, 15, 17],
+    "test": [0, 3, 7, 11, 12],
+}
 PINNED = {
     "train": [0, 1, 2, 3, 4, 6, 9, 13, 15, 16, 18, 19],
     "validation": [5, 7, 8, 10],

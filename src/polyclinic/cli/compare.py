@@ -21,6 +21,9 @@ def compare(
     study: Path | None = STUDY,
     methods: str = typer.Option(..., help="Methods to compare, separated by commas."),
     seeds: int = typer.Option(1, min=1, help="Seeds for each method, counted up from the study's."),
+    folds: int | None = typer.Option(
+        None, min=2, help="Cross-validation: runs for each method and seed, each tests on another fold."
+    ),
     out: Path = typer.Option(Path("runs/comparison"), help="The folder for all runs and the comparison."),
     sets: list[str] = SET,
     jobs: int | None = typer.Option(
@@ -38,7 +41,7 @@ def compare(
     from polyclinic.runner import compare as comparison
 
     chosen = read_study(study, [])
-    planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets)
+    planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets, folds)
     with Bars(planned, quiet=quiet or as_json) as bars:
         failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
     summary = comparison.summarise(planned)
@@ -66,8 +69,8 @@ class Bars:
         self.finished: set[Path] = {entry.folder for entry in planned if entry.result is not None}
         self.tasks: dict[Path, Any] = {}
         for entry in planned if self.bars else []:
-            total, name = entry.study.method.rounds, f"{entry.method}, seed {entry.seed}"
-            self.tasks[entry.folder] = self.bars.add_task(name, total=total, note="") if self.bars else None
+            total = entry.study.method.rounds
+            self.tasks[entry.folder] = self.bars.add_task(entry.words, total=total, note="") if self.bars else None
 
     def __enter__(self) -> Bars:
         if self.bars:
@@ -86,11 +89,11 @@ class Bars:
                 self.finished.add(entry.folder)
                 if not self.quiet and not self.bars:
                     done = f"{len(self.finished)} of {len(planned)}"
-                    self.console.print(f"{entry.method}, seed {entry.seed}: finished ({done})")
+                    self.console.print(f"{entry.words}: finished ({done})")
 
 
 def print_table(summary: dict[str, Any], study: Study) -> None:
-    """Mean ± standard deviation over seeds, a row for each method."""
+    """Mean ± standard deviation over seeds and folds, a row for each method."""
     from rich.console import Console
     from rich.table import Table
 
@@ -99,7 +102,9 @@ def print_table(summary: dict[str, Any], study: Study) -> None:
     names = [n for n in next(iter(summary["methods"].values())) if n.startswith("test_") and n != "test_loss"]
     ks = summary["rows"][0]["mean_ks"]
     n = next(iter(summary["methods"].values()))["seconds"]["n"]
-    table = Table(title=f"{study.data.source}, mean KS between sites {ks:.2f}, {n} seed{'s' if n > 1 else ''}")
+    folds = max(row.get("fold", 0) for row in summary["rows"])
+    runs = f"{n} runs of {folds} folds" if folds else f"{n} seed{'s' if n > 1 else ''}"
+    table = Table(title=f"{study.data.source}, mean KS between sites {ks:.2f}, {runs}")
     table.add_column("method", no_wrap=True)
     for name in names:
         table.add_column(name.removeprefix("test_").replace("_", " "), justify="right")

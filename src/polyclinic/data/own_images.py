@@ -60,7 +60,7 @@ def own_source(file: Path, wanted: AtSites) -> Source:
     if "prepared" in table:
         return wanted
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
-    settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "seed")}}
+    settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "fold", "seed")}}
     if "path" in settings:
         path = Path(settings["path"]).expanduser()
         settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path

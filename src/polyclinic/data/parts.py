@@ -33,7 +33,7 @@ from polyclinic.data.heterogeneity import mean_ks
 from polyclinic.data.names import check_site_names, refuse_unsafe_name
 from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import Source
-from polyclinic.data.splits import SPLITS, patient_groups, split
+from polyclinic.data.splits import SPLITS, Fold, patient_groups, split
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_folder, cache_folder, digest_of
 
@@ -128,7 +128,8 @@ def _name_of(data: Source, sites: Sites) -> str:
 
 def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progress: Progress | None) -> None:
     dataset = load(data, cache, progress)
-    splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed)
+    fold = Fold.parse(data.fold) if data.fold else None
+    splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed, fold=fold)
     where = assign_to_sites(sites, dataset, splits, data.seed)
     check_site_names(where)
     with atomic_folder(folder) as scratch:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from polyclinic.data.dataset import Dataset
+from polyclinic.data.splits import Fold
 from polyclinic.settings import Settings
 
 TASKS = ("classification", "regression", "segmentation")
@@ -20,6 +21,11 @@ class Source(Settings):
     size: int = Field(64, ge=16, le=1024, description="side of the square images, in pixels")
     validation: float = Field(0.15, ge=0, lt=1, description="share of the images held out for model selection")
     test: float = Field(0.2, gt=0, lt=1, description="share of the images held out for testing")
+    fold: str | None = Field(
+        None,
+        description="cross-validation: 2/5 tests on the second of five folds, instead of on the share `test`; patients "
+        "stay together, and every institution's images are in all folds",
+    )
     acquisition: float = Field(
         0.0,
         ge=0,
@@ -30,6 +36,11 @@ class Source(Settings):
 
     #: tasks this source has labels for; checked against `[task]` before anything is loaded
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+
+    @field_validator("fold")
+    @classmethod
+    def _fold(cls, text: str | None) -> str | None:
+        return None if text is None else str(Fold.parse(text))
 
     @abstractmethod
     def load(self) -> Dataset:

@@ -1,10 +1,12 @@
 """Train, validation and test: by patient where there is one, stratified, fixed by the seed on any machine.
 
 Splits are made before sites are, so that a patient who is in the training data of one site cannot be in the
-test data of another.
+test data of another. In cross-validation (`data.fold = "2/5"`) the test images are one of several folds.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,12 +18,41 @@ SPLITS = ("train", "validation", "test")
 AGE_STRATA = 10
 
 
-def split(dataset: Dataset, *, validation: float, test: float, seed: int) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class Fold:
+    """One fold of a cross-validation: `number` counts from 1 to `count`."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Fold:
+        """`2/5`: the second of five folds; ValueError where it is not one."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
+            raise ValueError(f"write it as 2/5, the second of five folds, not '{text}'")
+        fold = cls(int(number), int(count))
+        if fold.count < 2 or not 1 <= fold.number <= fold.count:
+            raise ValueError(f"there is no fold {text}; of five folds the first is 1/5 and the last 5/5")
+        return fold
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def split(
+    dataset: Dataset, *, validation: float, test: float, seed: int, fold: Fold | None = None
+) -> dict[str, np.ndarray]:
     """Indices (int64, ascending) of the images of each split.
 
     A split that the source fixes is kept. A split that it leaves out is carved, by patient, out of the images
     that it calls "train" or does not call anything; `validation` and `test` are shares of those images.
+
+    With a `fold`, the test images are that fold, whatever the source and `test` say; `validation` stays a share of all
+    images.
     """
+    if fold is not None:
+        return _split_of_fold(dataset, fold, validation, seed)
     groups = patient_groups(dataset)
     assigned = _fixed_by_source(dataset, groups)
     pool = assigned == ""
@@ -30,6 +61,39 @@ def split(dataset: Dataset, *, validation: float, test: float, seed: int) -> dic
     result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
     _refuse_empty(result, validation)
     return result
+
+
+def _split_of_fold(dataset: Dataset, fold: Fold, validation: float, seed: int) -> dict[str, np.ndarray]:
+    groups = patient_groups(dataset)
+    assigned = np.full(len(dataset), "test", dtype="<U10")
+    pool = np.flatnonzero(folds(dataset, fold.count, seed) != fold.number)
+    shares = {"validation": validation * fold.count / (fold.count - 1)}
+    assigned[pool] = _carve(dataset, groups, pool, shares, seed, f"split of fold {fold}")
+    result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
+    _refuse_empty(result, validation)
+    return result
+
+
+def folds(dataset: Dataset, count: int, seed: int) -> np.ndarray:
+    """int64 [N]: the fold of each image, 1 to `count`. A patient's images are all in one fold, and the images of each
+    institution and of each kind of label are spread over all folds."""
+    groups = patient_groups(dataset)
+    everything = np.arange(len(dataset))
+    members, first, sizes = np.unique(groups, return_index=True, return_counts=True)
+    if len(members) < count:
+        raise BadInput(
+            f"data.fold: {count} folds need as many patients, and there are {len(members)}; take fewer folds"
+        )
+    home = _number(dataset.site[first]) if dataset.site is not None else np.zeros(len(members), dtype=np.int64)
+    strata = _strata(dataset, groups, everything, first)
+    choice = np.zeros(len(members), dtype=np.int64)
+    for site in np.unique(home):
+        inside = np.flatnonzero(home == site)
+        # the order differs from site to site: else the first folds would get one image more at every site
+        order = numpy_rng(seed, "order of folds", int(site)).permutation(count)
+        wanted = np.full(count, 1 / count)
+        choice[inside] = order[_deal(sizes[inside], strata[inside], wanted, seed, "folds")]
+    return choice[groups] + 1
 
 
 def patient_groups(dataset: Dataset) -> np.ndarray:
@@ -75,30 +139,43 @@ def _number(values: np.ndarray) -> np.ndarray:
     return np.unique(values, return_inverse=True)[1].reshape(-1)
 
 
-def _carve(dataset: Dataset, groups: np.ndarray, pool: np.ndarray, shares: dict[str, float], seed: int) -> np.ndarray:
-    """The split of each image of `pool`: stratum by stratum, each patient goes where most are missing.
-
-    What is missing is carried from one stratum to the next, so that rare classes do not tilt the sizes.
-    """
+def _carve(
+    dataset: Dataset,
+    groups: np.ndarray,
+    pool: np.ndarray,
+    shares: dict[str, float],
+    seed: int,
+    address: str = "split",
+) -> np.ndarray:
+    """The split of each image of `pool`: a share of the patients of every stratum, and "train" for the rest."""
     shares = {
         "train": 1 - sum(shares.values()),
         **{name: share for name, share in shares.items() if share > 0},
     }
     if shares["train"] <= 0:
         raise BadInput("data.validation + data.test leave nothing to train on; make them sum to less than 1")
-    names, wanted = list(shares), np.array(list(shares.values()))
     members, first, sizes = np.unique(groups[pool], return_index=True, return_counts=True)
     strata = _strata(dataset, groups, pool, first)
-    choice = np.zeros(len(members), dtype=np.int64)
-    missing = np.zeros(len(names))
+    choice = _deal(sizes, strata, np.array(list(shares.values())), seed, address)
+    return np.array(list(shares))[choice[np.searchsorted(members, groups[pool])]]
+
+
+def _deal(sizes: np.ndarray, strata: np.ndarray, wanted: np.ndarray, seed: int, address: str) -> np.ndarray:
+    """int64 per patient, an index into `wanted` (shares that sum to 1); `sizes` are the patients' numbers of images.
+
+    Stratum by stratum, each patient goes where most are missing. What is missing is carried from one stratum to the
+    next, so that rare classes do not tilt the sizes.
+    """
+    choice = np.zeros(len(sizes), dtype=np.int64)
+    missing = np.zeros(len(wanted))
     for stratum in np.unique(strata):
         inside = np.flatnonzero(strata == stratum)
-        order = numpy_rng(seed, "split", int(stratum)).permutation(inside)
+        order = numpy_rng(seed, address, int(stratum)).permutation(inside)
         missing += wanted * sizes[inside].sum()
         for group in order:
             choice[group] = missing.argmax()
             missing[choice[group]] -= sizes[group]
-    return np.array(names)[choice[np.searchsorted(members, groups[pool])]]
+    return choice
 
 
 def _strata(dataset: Dataset, groups: np.ndarray, pool: np.ndarray, first: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Several methods and seeds on one study, side by side: each a run in its own folder and process.
+"""Several methods, seeds and folds on one study, side by side: each a run in its own folder and process.
 
 A comparison that was interrupted goes on where it stopped; runs that are finished are not run again.
 """
@@ -35,6 +35,12 @@ class Entry:
     seed: int
     study: Study
     folder: Path
+    fold: int | None = None
+
+    @property
+    def words(self) -> str:
+        """The run as a person calls it."""
+        return f"{self.method}, seed {self.seed}" + (f", fold {self.fold}" if self.fold else "")
 
     @property
     def rounds_done(self) -> int:
@@ -53,15 +59,17 @@ def compare(
     out: str | Path = "runs/comparison",
     *,
     seeds: int = 1,
+    folds: int | None = None,
     sets: Iterable[str] = (),
     jobs: int | None = None,
 ) -> dict[str, Any]:
     """Run several methods on one study, each in its own process and folder; the content of `comparison.json`.
 
+    `folds` is the number of folds of a cross-validation: every method and seed runs once for each.
     `sets` are changes such as `optimizer.lr=0.1`, or `fedprox:method.mu=0.1` for one method.
     """
     out = Path(out)
-    planned = entries(study, parse_methods(",".join(methods)), seeds, out, list(sets))
+    planned = entries(study, parse_methods(",".join(methods)), seeds, out, list(sets), folds)
     failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
     summary = summarise(planned)
     write(summary, study, out)
@@ -70,14 +78,21 @@ def compare(
     return summary
 
 
-def entries(study: Study, methods: list[str], seeds: int, out: Path, sets: list[str]) -> list[Entry]:
-    """A run for every method and seed. `sets` of the form `fedprox:method.mu=0.1` hold for one method only."""
-    common, special = _sets_by_method(sets, methods)
+def entries(
+    study: Study, methods: list[str], seeds: int, out: Path, sets: list[str], folds: int | None = None
+) -> list[Entry]:
+    """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only."""
+    common, special = sets_by_method(sets, methods)
+    if folds is not None and folds < 2:
+        raise BadInput(f"--folds {folds}: a cross-validation has at least two folds")
     planned = []
     for method in methods:
+        changes = {**parse_sets(common), **parse_sets(special.get(method, []))}
         for seed in range(study.seed, study.seed + seeds):
-            changes = {**parse_sets(common), **parse_sets(special.get(method, [])), "seed": seed}
-            planned.append(Entry(method, seed, for_method(study, method, changes), out / f"{method}-seed{seed}"))
+            for fold in range(1, folds + 1) if folds else [None]:
+                mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}
+                folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
+                planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
     return planned
 
 
@@ -87,11 +102,12 @@ def for_method(study: Study, method: str, changes: dict[str, Any]) -> Study:
     known = METHODS[method].model_fields
     kept = {key: value for key, value in tables["method"].items() if key in known}
     tables["method"] = {**kept, "name": method}
-    mine = {path: value for path, value in changes.items() if _has_setting(method, path)}
+    mine = {path: value for path, value in changes.items() if has_setting(method, path)}
     return parse_study(tables).with_settings(mine)
 
 
-def _has_setting(method: str, path: str) -> bool:
+def has_setting(method: str, path: str) -> bool:
+    """Whether a method knows the setting; all methods know those outside `[method]`."""
     table, _, setting = path.partition(".")
     return table != "method" or setting in METHODS[method].model_fields
 
@@ -108,25 +124,26 @@ def parse_methods(text: str) -> list[str]:
     return names
 
 
-def _sets_by_method(sets: list[str], methods: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+def sets_by_method(sets: list[str], methods: list[str], flag: str = "--set") -> tuple[list[str], dict[str, list[str]]]:
+    """Changes for all methods, and those written `fedprox:method.mu=0.1` by their method."""
     common: list[str] = []
     special: dict[str, list[str]] = {}
     for text in sets:
         method, colon, rest = text.partition(":")
         if colon and "=" not in method:
             if method not in methods:
-                raise BadInput(f"--set {text}: '{method}' is not among the methods compared")
+                raise BadInput(f"{flag} {text}: '{method}' is not among the methods compared")
             special.setdefault(method, []).append(rest)
         else:
             common.append(text)
-            _check_someone_has(text, methods)
+            _check_someone_has(text, methods, flag)
     return common, special
 
 
-def _check_someone_has(text: str, methods: list[str]) -> None:
+def _check_someone_has(text: str, methods: list[str], flag: str) -> None:
     path = text.partition("=")[0].strip()
-    if not any(_has_setting(method, path) for method in methods):
-        raise BadInput(f"--set {text}: none of the methods compared has this setting")
+    if not any(has_setting(method, path) for method in methods):
+        raise BadInput(f"{flag} {text}: none of the methods compared has this setting")
 
 
 # --- running ------------------------------------------------------------------------------------------
@@ -177,7 +194,7 @@ def check_folders(planned: list[Entry], out: Path) -> None:
 def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
     studies = out / "studies"
     studies.mkdir(parents=True, exist_ok=True)
-    file = studies / f"{entry.method}-seed{entry.seed}.toml"
+    file = studies / f"{entry.folder.name}.toml"
     file.write_text(entry.study.to_toml(), encoding="utf-8")
     command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder), "--resume", "--quiet"]
     # runs side by side fill the cores already
@@ -187,7 +204,7 @@ def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
 
 
 def _last_words(entry: Entry, out: Path) -> str:
-    log = out / "studies" / f"{entry.method}-seed{entry.seed}.log"
+    log = out / "studies" / f"{entry.folder.name}.log"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else "ended without a word"
 
@@ -201,7 +218,7 @@ def default_jobs(study: Study) -> int:
 
 
 def summarise(planned: list[Entry]) -> dict[str, Any]:
-    """`rows`, one for each finished run, and `methods`, with mean and standard deviation over the seeds."""
+    """`rows`, one for each finished run, and `methods`, with mean and standard deviation over seeds and folds."""
     rows = [row_of(entry) for entry in planned if entry.result is not None]
     methods = {}
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -213,7 +230,7 @@ def summarise(planned: list[Entry]) -> dict[str, Any]:
 def row_of(entry: Entry) -> dict[str, Any]:
     result = entry.result
     assert result is not None, "summarise only what is finished"
-    row: dict[str, Any] = {"method": entry.method, "seed": entry.seed}
+    row: dict[str, Any] = {"method": entry.method, "seed": entry.seed, **({"fold": entry.fold} if entry.fold else {})}
     row |= {f"test_{name}": value for name, value in result["metrics"]["test"].items()}
     row |= {f"mean_{name}": value for name, value in result["metrics"]["mean"].items()}
     row |= {"total_bytes": result["communication"]["total_bytes"], "seconds": result["timing"]["seconds"]}
@@ -222,7 +239,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 def _spreads(rows: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]]]:
     for name, value in rows[0].items():
-        if isinstance(value, str) or name in ("method", "seed"):
+        if isinstance(value, str) or name in ("method", "seed", "fold"):
             continue
         values = [row[name] for row in rows if name in row]
         std = statistics.stdev(values) if len(values) > 1 else 0.0
