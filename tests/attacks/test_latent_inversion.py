@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from quick_backbones import QUICK
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,7 +17,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.code_packing import shrink
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.generators.vqvae2.autoencoder import noise_images
-from polyclinic.models import BACKBONES, Backbone, build, cuts, initial_weights, split
+from polyclinic.models import Backbone, build, cuts, initial_weights, split
 from polyclinic.randomness import torch_rng
 
 SIZE = 20
@@ -53,7 +54,7 @@ def test_first_layer_is_inverted_far_better_than_any_other_image_and_deeper_is_h
     assert found["conv1"]["by_assignment"] is False
 
 
-@pytest.mark.parametrize(("backbone", "cut"), [(name, cut) for name in BACKBONES for cut in cuts(name)])
+@pytest.mark.parametrize(("backbone", "cut"), [(name, cut) for name in QUICK for cut in cuts(name)])
 def test_every_cut_of_every_backbone_can_be_attacked(backbone: str, cut: str):
     front, _ = split(network(backbone, 32, 3), cut)
     truth = images(2, 32, 3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from monai.networks import nets
+from quick_backbones import QUICK
 from torch import nn
 
 from polyclinic import models
@@ -25,7 +26,7 @@ def randomise(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("size", [28, 31, 64])
 @pytest.mark.parametrize("norm", models.NORMS)
-@pytest.mark.parametrize("backbone", models.BACKBONES)
+@pytest.mark.parametrize("backbone", QUICK)
 def test_any_size_and_channels_give_finite_outputs_of_the_promised_shape(backbone, norm, size):
     channels = 3 if size == 31 else 1
     model = models.build(backbone, channels=channels, outputs=4, size=size, norm=norm)
@@ -36,7 +37,9 @@ def test_any_size_and_channels_give_finite_outputs_of_the_promised_shape(backbon
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
-    ("backbone", "theirs"), [("resnet18", nets.resnet18), ("resnet34", nets.resnet34)], ids=["18", "34"]
+    ("backbone", "theirs"),
+    [("resnet18", nets.resnet18), ("resnet34", nets.resnet34), ("resnet50", nets.resnet50)],
+    ids=["18", "34", "50"],
 )
 def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backbone, theirs, channels):
     reference = theirs(
@@ -62,6 +65,30 @@ def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backb
     assert all(torch.allclose(p.grad, wanted[name].grad, rtol=1e-4) for name, p in ours.named_parameters())
 
 
+@pytest.mark.parametrize(
+    ("backbone", "parameters"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+    ],
+)
+def test_resnets_have_as_many_parameters_as_published_for_a_thousand_classes(backbone, parameters):
+    with torch.device("meta"):
+        assert models.parameter_count(models.build(backbone, channels=3, outputs=1000, size=224)) == parameters
+
+
+@pytest.mark.parametrize("backbone", ["resnet101", "resnet152"])
+def test_deep_resnets_have_as_many_layers_as_their_name_says(backbone):
+    with torch.device("meta"):
+        model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
+    weighted = [name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert len([name for name in weighted if "downsample" not in name]) == int(backbone.removeprefix("resnet"))
+    assert model.cuts == models.cuts("resnet18")
+
+
 @pytest.mark.parametrize("norm", models.NORMS)
 def test_unet_is_monais_where_nothing_needs_padding(norm):
     ours = models.build("unet", channels=1, outputs=1, size=32, norm=norm)
@@ -75,7 +102,7 @@ def test_unet_is_monais_where_nothing_needs_padding(norm):
     assert torch.equal(ours(images(1, 32)), theirs(images(1, 32)))
 
 
-@pytest.mark.parametrize("backbone", models.BACKBONES)
+@pytest.mark.parametrize("backbone", [*QUICK, "resnet50"])
 def test_group_norm_leaves_no_layer_that_mixes_images(backbone):
     model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
     assert models.norm_names(model) == set()
@@ -101,7 +128,7 @@ def test_a_lone_batch_norm_layer_has_names_without_a_prefix():
     assert models.norm_names(nn.BatchNorm2d(2)) == set(nn.BatchNorm2d(2).state_dict())
 
 
-@pytest.mark.parametrize("backbone", models.BACKBONES)
+@pytest.mark.parametrize("backbone", QUICK)
 def test_initial_weights_depend_on_the_seed_alone(backbone):
     def builder():
         return models.build(backbone, channels=1, outputs=2, size=28)
@@ -115,7 +142,7 @@ def test_initial_weights_depend_on_the_seed_alone(backbone):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "unet", "lenet5", "cnn-32-64-128"])
+@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "resnet50", "unet", "unet-512", "lenet5"])
 def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
     grad_sample = pytest.importorskip("opacus.grad_sample")
     model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
@@ -157,7 +184,7 @@ def test_descriptions_name_the_cuts():
         (
             "resnet81",
             "batch",
-            r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet18, resnet34, small-cnn",
+            r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet101, resnet152, resnet18",
         ),
         ("resnet18", "layer", r"model\.norm: no such choice: 'layer'; choose one of batch, group"),
     ],

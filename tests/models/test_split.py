@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from quick_backbones import QUICK
 
 from polyclinic import models
 from polyclinic.errors import BadInput
 
-EVERY_CUT = [(name, cut) for name in models.BACKBONES for cut in models.cuts(name)]
+EVERY_CUT = [(name, cut) for name in QUICK for cut in models.cuts(name)] + [("resnet50", "layer2")]
 
 
 def network(backbone: str, seed: int = 0) -> models.Backbone:

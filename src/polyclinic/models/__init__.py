@@ -17,7 +17,7 @@ from polyclinic.models.felicia_cnns import CNN32x64x128, CNN64x128x64x32
 from polyclinic.models.imported import imported, is_importable
 from polyclinic.models.lenet import LeNet5
 from polyclinic.models.norms import NORMS, norm_names, statistics_names
-from polyclinic.models.resnet import ResNet18, ResNet34
+from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
 from polyclinic.models.small_cnn import SmallCNN
 from polyclinic.models.unet import UNet
 from polyclinic.randomness import seeded
@@ -34,6 +34,9 @@ BACKBONES: Registry[type[Backbone]] = Registry(
         "cnn-64-128-64-32": CNN64x128x64x32,
         "resnet18": ResNet18,
         "resnet34": ResNet34,
+        "resnet50": ResNet50,
+        "resnet101": ResNet101,
+        "resnet152": ResNet152,
         "unet": UNet,
     },
     base=Backbone,

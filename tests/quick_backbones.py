@@ -1,0 +1,10 @@
+"""Backbones for tests that go through all of them.
+
+ResNet-50, 101 and 152 take longer than all others together: ResNet-50 is tested by name where its blocks matter, and
+the other two are ResNet-50 with more blocks.
+"""
+
+from polyclinic.models import BACKBONES
+
+DEEP = ("resnet50", "resnet101", "resnet152")
+QUICK = [name for name in BACKBONES if name not in DEEP]
