@@ -12,7 +12,7 @@ demo: $(VENV)/.ready
 	$(BIN)/polyclinic audit runs/demo/fedreplay-seed0  # what its latents and its encoder give away, in pictures
 
 test: $(VENV)/.ready-dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -85,6 +85,34 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     return value
 
 
+class ForkedProgram:
+    """`polyclinic ...` in a process that starts at once, with what is needed of subprocess.Popen; its output and its
+    errors go to the file `stdout`."""
+
+    def __init__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
+        self._process = start(_run_program, command[command.index("polyclinic") + 1 :], DupFd(stdout.fileno()))
+        self.pid = self._process.pid
+        self.terminate = self._process.terminate
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+
+def _run_program(arguments: list[str], output: DupFd) -> None:
+    from polyclinic.cli import run_app
+
+    sys.stdout = sys.stderr = os.fdopen(output.detach(), "w")
+    sys.exit(run_app(arguments))
+
+
 class ForkedWorker(WorkerProcess):
     """A worker process of the engine that starts at once; `command` ends with the worker's order."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def make_trainer(name, *options, file):
+def run_benchmark(name, *options, file):
     """The figures that a benchmark wrote to `file`, and those in its last line of output."""
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(file), *options],
@@ -23,7 +23,7 @@ def make_trainer(name, *options, file):
 
 
 def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
-    written, printed = make_trainer(
+    written, printed = run_benchmark(
         "overhead", "--pairs", "2", "--sites", "2", "--images-per-site", "8", file=tmp_path / "figures.json"
     )
     assert written == printed
@@ -41,7 +41,7 @@ def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
 
 def test_scaling_measures_each_point_in_a_process_of_its_own(tmp_path):
     options = ("--series", "fedavg/small-cnn", "--sites", "2", "3")
-    written, printed = make_trainer("scaling", *options, file=tmp_path / "figures.json")
+    written, printed = run_benchmark("scaling", *options, file=tmp_path / "figures.json")
     assert written == printed
     assert set(written) == {"benchmark", "quick", "points", "growth"}
     assert [(p["method"], p["backbone"], p["sites"]) for p in written["points"]] == [
@@ -55,7 +55,7 @@ def test_scaling_measures_each_point_in_a_process_of_its_own(tmp_path):
 
 
 def test_what_is_written_by_hand_agrees_with_the_libraries_that_do_the_same(tmp_path):
-    written, printed = make_trainer(
+    written, printed = run_benchmark(
         "dependencies", "--only", "monai,torch,scipy,scikit-learn", file=tmp_path / "a.json"
     )
     assert written == printed

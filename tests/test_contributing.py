@@ -39,7 +39,7 @@ if __name__ == "__main__":
         polyclinic.run(two, "two", display=Stop())
     except KeyboardInterrupt:
         pass
-    polyclinic.run(None, "two", resume=True)
+    polyclinic.run(study, "two", resume=True)  # in this process: to start workers again takes seconds
     assert result("alone") == result("two")
     assert json.loads(Path("two", "result.json").read_text())["failures"] == []
     assert polyclinic.audit("two")["complete"]
@@ -88,7 +88,7 @@ def follow(folder: Path, source: Path, method: str, plugins: str = "") -> None:
 def test_inside_the_repository(tmp_path):
     """The file that CONTRIBUTING shows, and one line."""
     copy = tmp_path / "src" / "polyclinic"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, copy)  # with what is compiled already
     imports = (copy / "methods" / "cwt.py").read_text().partition("class ")[0]
     (copy / "methods" / "taking_turns.py").write_text(imports + python_block(ROOT / "CONTRIBUTING.md"))
     registry = copy / "methods" / "__init__.py"

@@ -69,32 +69,32 @@ def test_every_module_but_those_of_deployment_can_be_imported(python):
     python("-c", ALL_MODULES)
 
 
-def test_a_study_runs_in_one_process_and_in_two_workers_is_resumed_and_audited(python, tiny, undisturbed, tmp_path):
-    """The second run is killed: its workers notice by their pipe, and the resumed run waits for their locks."""
+def test_a_study_runs_in_two_workers_is_resumed_and_audited(python, tiny, undisturbed, tmp_path):
+    """The run is killed: its workers notice by their pipe, and the resumed run waits for their locks."""
     study = tiny("fedavg", {"audit.keep_parcels": 1, "optimizer.keep_state": True}, rounds=3)
-    (tmp_path / "one.toml").write_text(study.to_toml())
-    (tmp_path / "two.toml").write_text(study.with_settings({"engine.workers": 2}).to_toml())
+    (tmp_path / "study.toml").write_text(study.with_settings({"engine.workers": 2}).to_toml())
 
-    def commands(name, *more):
-        run = ["run", str(tmp_path / f"{name}.toml"), "--out", str(tmp_path / name), "--quiet", *more]
-        audit = ["audit", str(tmp_path / name), "--budget", "quick", "--quiet"]
+    def commands(*more):
+        run = ["run", str(tmp_path / "study.toml"), "--out", str(tmp_path / "run"), "--quiet", *more]
+        audit = ["audit", str(tmp_path / "run"), "--budget", "quick", "--quiet"]
         return "-c", f"from polyclinic.cli import run_app; assert run_app({run}) == run_app({audit}) == 0"
 
-    python(*commands("one"))
-    first = python(*commands("two"), wait=False)
-    history = tmp_path / "two" / "history.jsonl"
+    first = python(*commands(), wait=False)
+    history = tmp_path / "run" / "history.jsonl"
     wait_for(lambda: (history.exists() and history.read_text()) or first.poll() is not None)
     first.kill()
     first.wait()
-    python(*commands("two", "--resume"))
-    for name in ("one", "two"):
-        assert_same_run(tmp_path / name, undisturbed(study).folder)
-        assert json.loads((tmp_path / name / "audit.json").read_text())["complete"]
+    python(*commands("--resume"))
+    assert_same_run(tmp_path / "run", undisturbed(study).folder)
+    assert json.loads((tmp_path / "run" / "audit.json").read_text())["complete"]
 
 
-def test_methods_are_compared(python, tiny, tmp_path):
-    (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+def test_methods_are_compared_each_run_in_one_process(python, tiny, undisturbed, tmp_path):
+    studies = {name: tiny(name, rounds=1) for name in ("fedavg", "cwt")}
+    (tmp_path / "study.toml").write_text(studies["fedavg"].to_toml())
     compare = ["compare", tmp_path / "study.toml", "--methods", "fedavg,cwt", "--seeds", "1", "--out", tmp_path / "all"]
     python("-m", "polyclinic", *compare)
     rows = json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["fedavg", "cwt"]
+    for name, study in studies.items():
+        assert_same_run(tmp_path / "all" / f"{name}-seed0", undisturbed(study).folder)

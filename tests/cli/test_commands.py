@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from json_schemas import errors
+from processes import ForkedProgram
 
 from polyclinic.cli import run_app
+from polyclinic.runner import compare
 from polyclinic.study import parse_study
 from polyclinic.study.tables import VARIANTS
 
@@ -192,7 +194,13 @@ def test_check_says_fine_and_what_the_study_is(here, capsys):
 # --- compare, forgetting, ledger ----------------------------------------------------------------------
 
 
-def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsys):
+@pytest.fixture
+def forked(monkeypatch):
+    """The runs of a comparison are processes that start at once."""
+    monkeypatch.setattr(compare.subprocess, "Popen", ForkedProgram)
+
+
+def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsys, forked):
     arguments = ["compare", "study.toml", "--methods", "cwt,fedprox", "--seeds", "2", "--out", "all", "--quiet"]
     arguments += ["--set", "method.rounds=1", "--set", "fedprox:method.mu=0.5"]
     assert run_app(arguments) == 0
@@ -274,7 +282,7 @@ def test_help_names_every_command(capsys):
     assert all(name in printed for name in ("run", "compare", "forgetting", "study", "data", "ledger"))
 
 
-def test_a_failed_run_does_not_cost_the_comparison_of_the_others(here, capsys):
+def test_a_failed_run_does_not_cost_the_comparison_of_the_others(here, capsys, forked):
     arguments = [
         "compare",
         "study.toml",

@@ -2,13 +2,11 @@
 
 import json
 import socket
-import subprocess
-import sys
 import tomllib
 
 import psutil
 import pytest
-from processes import wait_for
+from processes import ForkedProgram, wait_for
 from run_folders import history, ledgers, result
 
 from polyclinic.audits.open_run import read_study
@@ -173,14 +171,15 @@ def test_a_run_is_stopped_by_its_owner(tiny, rehearsal, tmp_path, capsys):
     """One that would take days: stopped after the round it is in, and not submitted again by who watches over it."""
     (tmp_path / "long.toml").write_text(two_sites(tiny, rounds=10**6).to_toml())
     patient = ["-d", str(rehearsal), "--within", "900"]
-    submit = [sys.executable, "-m", "polyclinic", "deploy", "submit", str(tmp_path / "long.toml"), "--name", "long"]
-    watching = subprocess.Popen([*submit, *patient], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    submit = ["polyclinic", "deploy", "submit", str(tmp_path / "long.toml"), "--name", "long", *patient]
+    with (tmp_path / "words").open("w") as words:
+        watching = ForkedProgram(submit, stdout=words)
     history_file = rehearsal / "server" / "runs" / "long" / "history.jsonl"
     wait_for(lambda: history_file.exists() and history_file.read_text())
     assert run_app(["deploy", "stop", *patient]) == 0
     assert "stops after the round it is in" in capsys.readouterr().out
-    _, words = watching.communicate()
-    assert watching.returncode == 1
-    assert "the run was stopped by its owner (deploy stop); finished rounds are kept, add --resume" in words
+    assert watching.wait() == 1
+    told = (tmp_path / "words").read_text()
+    assert "the run was stopped by its owner (deploy stop); finished rounds are kept, add --resume" in told
     assert run_app(["deploy", "stop", *patient]) == 2
     assert "has ended already" in capsys.readouterr().err

@@ -43,18 +43,20 @@ def on_ray(study, **engine):
     return study.with_settings({"engine.name": "ray", **{f"engine.{name}": value for name, value in engine.items()}})
 
 
+#: name of a method: its settings, and the number of actors (each takes seconds to start)
 CASES = {
-    "fedavg": {},
-    "cwt": {},
-    "splitnn": {"local_steps": 2},
-    "fedreplay": {},
+    "fedavg": ({}, "auto"),
+    "cwt": ({}, 1),
+    "splitnn": ({"local_steps": 2}, "auto"),
+    "fedreplay": ({}, 1),
 }
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_same_run_as_in_one_process(tiny, undisturbed, running, tmp_path, method):
-    study = tiny(method, rounds=2, **CASES[method])
-    run(on_ray(study), tmp_path / "run")
+    settings, actors = CASES[method]
+    study = tiny(method, rounds=2, **settings)
+    run(on_ray(study, workers=actors), tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
 
 

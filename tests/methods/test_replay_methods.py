@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import ForkedWorker
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
+from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
@@ -257,8 +259,9 @@ def test_masks_leave_with_the_latents_only_where_the_policy_allows(tiny_run):
         tiny_run({"name": "fedreplay"}, **MASKS, policy={"kinds": ["weights", "latents", "statistics", "metrics"]})
 
 
-def test_sites_are_replayed_in_one_order_however_their_codes_arrive(tiny_run):
+def test_sites_are_replayed_in_one_order_however_their_codes_arrive(tiny_run, monkeypatch):
     """In memory codes keep the order of the sites, in a file that of their names."""
+    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     study = {"sites": {"partition": "iid", "names": ["west", "north", "east"], "count": None}}
     here = tiny_run({"name": "fedavg-replay", "rounds": 2}, **study)
     in_processes = tiny_run({"name": "fedavg-replay", "rounds": 2}, **study, engine={"workers": 2})

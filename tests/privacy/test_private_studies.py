@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import ForkedWorker
 
 from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import prepare
@@ -22,6 +23,7 @@ from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.privacy import record as records
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.privacy.site_account import Account
+from polyclinic.runner import engines
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 
@@ -148,7 +150,8 @@ def test_a_run_killed_after_a_round_ends_in_the_same_bits(tiny, undisturbed, tmp
     assert ledgers(resumed.folder) == ledgers(whole.folder)
 
 
-def test_workers_make_no_difference(tiny, undisturbed, tmp_path):
+def test_workers_make_no_difference(tiny, undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     study = tiny("fedavg", PRIVATE)
     many = run(study.with_settings({"engine.workers": 2}), tmp_path / "workers")
     whole = undisturbed(study)
