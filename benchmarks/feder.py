@@ -196,18 +196,21 @@ def figures(entries: list[Entry]) -> dict[str, Any]:
     if not results:
         return {"n": 0}
     found: dict[str, Any] = {"n": len(results)}
-    found["node performance"] = assign_to_sites([100 * one["metrics"]["mean"]["accuracy"] for one in results])
-    found["on all sites' images"] = assign_to_sites([100 * one["metrics"]["test"]["accuracy"] for one in results])
+    found["node performance"] = mean_and_deviation([100 * one["metrics"]["mean"]["accuracy"] for one in results])
+    found["on all sites' images"] = mean_and_deviation([100 * one["metrics"]["test"]["accuracy"] for one in results])
     sites = list(results[0]["metrics"]["per_site"])
     found["sites"] = {
-        site: assign_to_sites([100 * one["metrics"]["per_site"][site]["accuracy"] for one in results]) for site in sites
+        site: mean_and_deviation([100 * one["metrics"]["per_site"][site]["accuracy"] for one in results])
+        for site in sites
     }
     if "convergence" in results[0]["metrics"]:
         found["node convergence"] = {site: converged(results, site) for site in sites}
         stds = [of_site["std"] for of_site in found["node convergence"].values()]
         found["convergence std"] = statistics.fmean(stds)
     if "ensemble" in results[0]["metrics"]:
-        found["ensemble"] = assign_to_sites([100 * one["metrics"]["ensemble"]["test"]["accuracy"] for one in results])
+        found["ensemble"] = mean_and_deviation(
+            [100 * one["metrics"]["ensemble"]["test"]["accuracy"] for one in results]
+        )
     found["AUC"] = areas(results)
     found["bytes a node sends in a round"] = sent_per_round(results[0])
     return found
@@ -216,11 +219,11 @@ def figures(entries: list[Entry]) -> dict[str, Any]:
 def areas(results: list[dict]) -> dict[str, Any]:
     """Areas under ROC curves in percent, which do not mind a threshold that another site has shifted."""
     found: dict[str, Any] = {
-        "node performance": assign_to_sites([100 * one["metrics"]["mean"]["auc"] for one in results])
+        "node performance": mean_and_deviation([100 * one["metrics"]["mean"]["auc"] for one in results])
     }
     of_runs = [areas_of_sites(one["metrics"].get("convergence", {})) for one in results]
     if all(of_runs):
-        found["each model at each site"] = assign_to_sites(
+        found["each model at each site"] = mean_and_deviation(
             [100 * statistics.fmean(s["mean"] for s in run) for run in of_runs]
         )
         found["convergence std"] = 100 * statistics.fmean(s["std"] for run in of_runs for s in run)
@@ -238,7 +241,7 @@ def converged(results: list[dict], site: str) -> dict[str, float]:
     return {name: 100 * statistics.fmean(one[name] for one in of_site) for name in ("mean", "std")}
 
 
-def assign_to_sites(values: list[float]) -> dict[str, float]:
+def mean_and_deviation(values: list[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyclinic.study import audit_settings as settings
+from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Effort
 
 FEW = {
@@ -16,6 +16,6 @@ def hurry(monkeypatch: pytest.MonkeyPatch):
     """`hurry(images=2)`: from now on the budget "quick" is very small, but for these changes."""
 
     def change(**changes: int) -> None:
-        monkeypatch.setitem(settings.EFFORTS, "quick", Effort(**{**FEW, **changes}))
+        monkeypatch.setitem(audit_settings.EFFORTS, "quick", Effort(**{**FEW, **changes}))
 
     return change

@@ -20,7 +20,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.assembly import Assembly
-from polyclinic.study import audit_settings as settings
+from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Audit
 
 MASKS = {
@@ -146,8 +146,8 @@ def test_sealed_parcels_are_audited_at_their_sender(audited):
 
 
 def test_latents_of_a_shallow_cut_leak_and_labels_are_named(tiny, undisturbed, tmp_path, monkeypatch):
-    more = dataclasses.replace(settings.EFFORTS["quick"], latent_steps=250)
-    monkeypatch.setitem(settings.EFFORTS, "quick", more)
+    more = dataclasses.replace(audit_settings.EFFORTS["quick"], latent_steps=250)
+    monkeypatch.setitem(audit_settings.EFFORTS, "quick", more)
     done = undisturbed(tiny("fedreplay", SMALL, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run", kinds=["latents"])
@@ -226,7 +226,7 @@ def seen_and_truth(tiny, undisturbed, changes=None):
     study = tiny("fedavg", {**SMALL, "optimizer.batch_size": 2, **(changes or {})}, rounds=1, local_steps=2)
     folder = undisturbed(study).folder
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
-    tools = Tools(assembly, study.audit.threat, settings.EFFORTS["quick"], Pixels(), 0, "cpu")
+    tools = Tools(assembly, study.audit.threat, audit_settings.EFFORTS["quick"], Pixels(), 0, "cpu")
     (release,) = releases(folder / "sites" / "site-1" / "kept")
     data = open_site(assembly.parts.folder, "site-1")
     return Seen.of("site-1", release, 0, tools), release, data
@@ -250,19 +250,19 @@ def test_the_truth_enters_the_scoring_alone(tiny, undisturbed):
 def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
     granted = [*Audit().threat_model, Capability.LABELS]
     seen, release, data = seen_and_truth(tiny, undisturbed, {"audit.threat_model": granted})
-    plan = attack_updates.Plan(seen)
+    plan = attack_updates.AttackPlan(seen)
     truth = Truth(release.used, data, 0)
     assert plan.settings().label == "known"
     assert plan.knowledge(truth).labels.tolist() == [truth.labels(torch.cat(release.used)).tolist()]
     blind, _, _ = seen_and_truth(tiny, undisturbed)
-    assert attack_updates.Plan(blind).knowledge(truth).labels is None
+    assert attack_updates.AttackPlan(blind).knowledge(truth).labels is None
 
 
 def test_masks_are_searched_for_or_known(tiny, undisturbed):
     for granted, label in (((), "joint"), ((Capability.LABELS,), "known")):
         changes = {**MASKS, "audit.threat_model": [*Audit().threat_model, *granted]}
         seen, release, data = seen_and_truth(tiny, undisturbed, changes)
-        plan, truth = attack_updates.Plan(seen), Truth(release.used, data, 0)
+        plan, truth = attack_updates.AttackPlan(seen), Truth(release.used, data, 0)
         known = plan.knowledge(truth)
         assert (plan.settings().label, known.label_form, known.label_shape) == (label, "masks", (1, 28, 28))
         if granted:

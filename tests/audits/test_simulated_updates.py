@@ -42,7 +42,7 @@ def test_masks(tiny, undisturbed):
     granted = {"audit.threat_model": [*Audit().threat_model, Capability.LABELS]}
     study = tiny("fedsgd", {**KEPT, **masks, **granted}, rounds=1, batch="mini")
     seen, _, truth = kept(study, undisturbed, "gradient")
-    known = attack_updates.Plan(seen).knowledge(truth)
+    known = attack_updates.AttackPlan(seen).knowledge(truth)
     simulation = Simulation(prepare_for_attack(known.model), known.loss, names=list(seen.parcel.tensors))
     images = truth.images(torch.cat(truth.batches))
     assert unexplained(simulation, seen, images, known.labels[0]) < 1e-8

@@ -22,7 +22,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.leaving.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.runner.assembly import Assembly
-from polyclinic.study import audit_settings as settings
+from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Audit, Effort
 
 KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4, "optimizer.batch_size": 2}
@@ -72,13 +72,17 @@ def test_later_rounds_are_attacked_from_the_weights_that_were_sent(opened):
     assert all(torch.equal(weights[name], tensor) for name, tensor in sent.items())
     assert not torch.equal(weights["conv1.weight"], tools.assembly.initial_weights()["conv1.weight"])
     study = tools.assembly.study
-    assert attack_updates.Plan(seen).knowledge(truth).training.lr == study.optimizer.lr_in(2) == study.optimizer.lr / 2
+    assert (
+        attack_updates.AttackPlan(seen).knowledge(truth).training.lr
+        == study.optimizer.lr_in(2)
+        == study.optimizer.lr / 2
+    )
 
 
 def explained(tools: Tools, release: Release) -> float:
     """The share of an update that its own images do not explain, simulated as the audit does it."""
     seen, truth = of_site(tools, release)
-    plan = attack_updates.Plan(seen)
+    plan = attack_updates.AttackPlan(seen)
     assert plan.exact
     known = plan.knowledge(truth)
     simulation = Simulation(prepare_for_attack(known.model), names=list(seen.parcel.tensors), training=known.training)
@@ -104,7 +108,7 @@ def test_an_update_taken_as_it_was_made_is_explained_by_its_images(opened, metho
 def test_momentum_that_a_site_kept_is_not_known(opened):
     changes = {"optimizer.keep_state": True, "optimizer.momentum": 0.9}
     tools, (kept, _) = opened("fedavg", changes, rounds=2, local_steps=1)
-    first, last = (attack_updates.Plan(of_site(tools, release)[0]) for release in kept)
+    first, last = (attack_updates.AttackPlan(of_site(tools, release)[0]) for release in kept)
     assert first.exact
     assert not last.exact
     assert last.assumed[0].endswith("(without the momentum that the site kept)")
@@ -112,7 +116,7 @@ def test_momentum_that_a_site_kept_is_not_known(opened):
 
 def test_a_defence_that_the_attack_does_not_know_is_said(opened):
     tools, (kept, _) = opened("fedsgd", {"defence.name": "prune"}, batch="mini")
-    assert attack_updates.Plan(of_site(tools, kept[0])[0]).assumed[1] == (
+    assert attack_updates.AttackPlan(of_site(tools, kept[0])[0]).assumed[1] == (
         "what the defence 'prune' did to the update is not taken into account"
     )
 
@@ -127,15 +131,15 @@ def test_a_sum_is_scored_with_every_sites_own_images(opened):
     expected = torch.cat([part.images(part.used) for part in parts])
     assert torch.equal(truth.images(truth.used), expected)
     assert int((truth.used < truth.own).sum()) == len(parts[0].used)
-    assert not attack_updates.Plan(seen).exact  # two sites' steps are no steps after each other
+    assert not attack_updates.AttackPlan(seen).exact  # two sites' steps are no steps after each other
 
 
 def test_a_sum_of_gradients_is_over_every_sites_batch(opened):
     tools, (first, second) = opened("fedsgd", {"audit.secure_sum": True}, batch="mini")
     alone, _ = of_site(tools, first[0])
     summed = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0).seen(tools)
-    assert (attack_updates.Plan(alone).images, attack_updates.Plan(summed).images) == (2, 4)
-    assert attack_updates.Plan(summed).exact
+    assert (attack_updates.AttackPlan(alone).images, attack_updates.AttackPlan(summed).images) == (2, 4)
+    assert attack_updates.AttackPlan(summed).exact
 
 
 def test_membership_is_asked_of_the_model_that_left(opened):
@@ -242,7 +246,7 @@ def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
 
 
 def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setitem(settings.EFFORTS, "quick", FEW)
+    monkeypatch.setitem(audit_settings.EFFORTS, "quick", FEW)
     done = undisturbed(tiny("fedreplay", KEPT, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run", kinds=["latents"], features="efficientnet-lite0")

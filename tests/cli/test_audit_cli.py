@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.audits import audit
 from polyclinic.cli import run_app
-from polyclinic.study import audit_settings as settings
+from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Effort
 
 STUDY = """
@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
     few = Effort(
         sites=1, releases=1, images=2, update_steps=2, latent_steps=2, projected=4, projection_steps=1, candidates=20
     )
-    monkeypatch.setitem(settings.EFFORTS, "quick", few)
+    monkeypatch.setitem(audit_settings.EFFORTS, "quick", few)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
     return tmp_path

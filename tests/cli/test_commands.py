@@ -227,7 +227,7 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     assert (here / "all" / "cwt-seed0" / "result.json").read_bytes() == kept
 
 
-def test_compare_with_folds_tests_every_image_once_and_goes_on_where_it_stopped(here, capsys):
+def test_compare_with_folds_tests_every_image_once_and_goes_on_where_it_stopped(here, capsys, forked):
     arguments = ["compare", "study.toml", "--methods", "cwt", "--folds", "3", "--out", "all", "--quiet"]
     arguments += ["--set", "method.rounds=1"]
     assert run_app(arguments) == 0

@@ -248,11 +248,11 @@ class TestClusters:
         assert pixels[0, 0] == pytest.approx(image[0, 0, :2, :2].mean() / 255)
 
     def test_components_agree_with_the_singular_value_decomposition(self):
-        from polyclinic.data.partitions.clusters import principal_components
+        from polyclinic.data.partitions.clusters import leading_directions
 
         points = np.random.default_rng(0).standard_normal((80, 60)).astype(np.float32) * np.linspace(3, 1, 60)
         centred = (points - points.mean(axis=0)).astype(np.float32)
-        ours = principal_components(centred)
+        ours = leading_directions(centred)
         theirs = np.linalg.svd(centred, full_matrices=False)[2][:50].T
         np.testing.assert_allclose(np.abs(np.sum(ours * theirs, axis=0)), 1, atol=1e-3)
 

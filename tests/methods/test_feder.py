@@ -18,7 +18,7 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.image_codec import pack
 from polyclinic.federation.leaving.parcel import SEALED
 from polyclinic.methods.feder import FedER, random_ring
-from polyclinic.methods.shared import synthetic_buffer as synthesis
+from polyclinic.methods.shared import synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.runner import engines
@@ -368,11 +368,11 @@ def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypa
 
     from polyclinic.data.contact_sheet import contact_sheet
 
-    monkeypatch.setattr(synthesis, "contact_sheet", contact_sheet)
+    monkeypatch.setattr(synthetic_buffer, "contact_sheet", contact_sheet)
     images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
     part = SimpleNamespace(images=images.numpy(), labels=torch.tensor([0, 1, 0, 1, 1]).numpy())
     site = SimpleNamespace(data=SimpleNamespace(train=part), folder=tmp_path)
-    synthesis._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
+    synthetic_buffer._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
     assert (tmp_path / "synthetic.png").stat().st_size > 1000
 
 
@@ -430,8 +430,8 @@ def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
 
 def test_a_generator_is_trained_once_and_used_again(go, monkeypatch):
     fitted = []
-    fit = synthesis.fit
-    monkeypatch.setattr(synthesis, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
+    fit = synthetic_buffer.fit
+    monkeypatch.setattr(synthetic_buffer, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
     plain = go()
     assert len(fitted) == 3
     first = go(method={"reuse_generators": True})

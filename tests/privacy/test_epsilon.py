@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from polyclinic.errors import BadInput
-from polyclinic.privacy import epsilon as accounting
+from polyclinic.privacy import epsilon
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon, noise_for, steps_for, steps_in
 from polyclinic.privacy.site_account import Account
 
@@ -68,9 +68,9 @@ def test_rdp_of_a_step_against_the_integral_it_is(order):
         return np.exp(-x * x / (2 * s * s)) / (np.sqrt(2 * np.pi) * s) * ratio**order
 
     integral, _ = integrate.quad(density, -12 * s, 12 * s + order, limit=500, points=[0, 1, order])
-    nearest = min(range(len(accounting.ORDERS)), key=lambda i: abs(accounting.ORDERS[i] - order))
-    assert accounting.ORDERS[nearest] == pytest.approx(order)
-    found = accounting._rdp_of_a_step(s, q)[nearest]
+    nearest = min(range(len(epsilon.ORDERS)), key=lambda i: abs(epsilon.ORDERS[i] - order))
+    assert epsilon.ORDERS[nearest] == pytest.approx(order)
+    found = epsilon._rdp_of_a_step(s, q)[nearest]
     assert found == pytest.approx(np.log(integral) / (order - 1), rel=1e-5)
 
 
@@ -168,9 +168,7 @@ def test_impossible_input_is_named(rate, noise, steps, delta, named):
 
 
 def test_no_privacy_to_speak_of_does_not_take_prv_minutes():
-    assert (
-        compute_epsilon(0.5, 0.1, 50, 1e-2, "prv") == compute_epsilon(0.5, 0.1, 50, 1e-2, "rdp") > accounting.NO_PRIVACY
-    )
+    assert compute_epsilon(0.5, 0.1, 50, 1e-2, "prv") == compute_epsilon(0.5, 0.1, 50, 1e-2, "rdp") > epsilon.NO_PRIVACY
 
 
 # --- accounts -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.codebook import Codebook
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
-from polyclinic.privacy.settings import Facts, Privacy, check, check_budget
+from polyclinic.privacy.settings import Facts, Privacy, check_budget, check_facts
 from polyclinic.study import parse_study
 
 
@@ -66,7 +66,7 @@ def test_mixing_is_found_by_trying():
 
 def test_what_a_method_says_against_it_comes_first():
     with pytest.raises(BadInput, match="because"):
-        check(Privacy(), Facts("odd", (), method_obstacle="method.name: because"))
+        check_facts(Privacy(), Facts("odd", (), method_obstacle="method.name: because"))
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_what_a_method_says_against_it_comes_first():
 )
 def test_impossible_combinations(on, facts, sentence):
     with pytest.raises(BadInput, match=sentence):
-        check(Privacy(on=on), facts)
+        check_facts(Privacy(on=on), facts)
 
 
 def test_possible_combinations_pass():
     everything = ("classifier", "generator", "prior")
-    check(Privacy(on=everything), Facts("fedavg-replay", everything, network=nn.GroupNorm(1, 2)))
+    check_facts(Privacy(on=everything), Facts("fedavg-replay", everything, network=nn.GroupNorm(1, 2)))
     # a generator's obstacle does not matter where it is not to be private, nor the network's
-    check(Privacy(), Facts("x", everything, network=nn.GroupNorm(1, 2), generator_obstacle="no"))
-    check(Privacy(on=["generator"]), Facts("x", everything, network=nn.BatchNorm2d(2)))
+    check_facts(Privacy(), Facts("x", everything, network=nn.GroupNorm(1, 2), generator_obstacle="no"))
+    check_facts(Privacy(on=["generator"]), Facts("x", everything, network=nn.BatchNorm2d(2)))
 
 
 def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():

@@ -54,11 +54,11 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
         return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
-    plan = Plan(seen)
+    plan = AttackPlan(seen)
     return invert_and_score(seen, truth, plan.settings(), plan.knowledge(truth), plan.assumed)
 
 
-class Plan:
+class AttackPlan:
     """How to attack an update: as it was computed where it is small (`exact`), else as one step on a few images."""
 
     def __init__(self, seen: Seen) -> None:

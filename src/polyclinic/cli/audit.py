@@ -37,7 +37,7 @@ def audit(
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
     if grid and (kinds or sites or study or features != "pixels"):
         raise BadInput("--grid: attacks every variation alike; leave --kinds, --sites, --features and --study out")
-    display = None if quiet or as_json else Display()
+    display = None if quiet or as_json else AuditProgress()
     options: dict[str, Any] = {"budget": budget, "device": device, "progress": display.show if display else None}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
@@ -48,7 +48,7 @@ def audit(
         show_grid(report, run) if grid else show(report, run)
 
 
-def _report(run: Path, grid: bool, options: dict[str, Any], display: Display | None) -> dict[str, Any]:
+def _report(run: Path, grid: bool, options: dict[str, Any], display: AuditProgress | None) -> dict[str, Any]:
     from polyclinic.audits.audit import audit as audit_run
     from polyclinic.audits.grid import grid as grid_of_run
 
@@ -73,7 +73,7 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-class Display:
+class AuditProgress:
     """Progress on stderr: a bar in a terminal, a line for each parcel elsewhere."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from polyclinic.cli.run import SET, STUDY, read_study
+from polyclinic.cli.run import SET, STUDY, chosen_study
 from polyclinic.errors import WorkFailed
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def compare(
 
     from polyclinic.runner import compare as comparison
 
-    chosen = read_study(study, [])
+    chosen = chosen_study(study, [])
     planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets, folds)
     with Bars(planned, quiet=quiet or as_json) as bars:
         failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
@@ -113,7 +113,7 @@ def print_table(summary: dict[str, Any], study: Study) -> None:
     table.add_column("carried", justify="right")
     table.add_column("seconds", justify="right")
     for method, values in summary["methods"].items():
-        cells = [spread(values.get(name)) for name in [*names, main]]
+        cells = [mean_and_deviation(values.get(name)) for name in [*names, main]]
         carried = human_bytes(values["total_bytes"]["mean"])
         table.add_row(method, *cells, carried, f"{values['seconds']['mean']:.0f}")
     Console().print(table)
@@ -122,7 +122,7 @@ def print_table(summary: dict[str, Any], study: Study) -> None:
     )
 
 
-def spread(value: dict[str, float] | None) -> str:
+def mean_and_deviation(value: dict[str, float] | None) -> str:
     if value is None:
         return "-"
     return f"{value['mean']:.3f}" + (f" ± {value['std']:.3f}" if value["n"] > 1 else "")

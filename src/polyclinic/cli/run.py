@@ -37,7 +37,7 @@ def run(
     from polyclinic.runner.run import run as run_study
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
-    chosen = read_study(study, sets, out if resume else None)
+    chosen = chosen_study(study, sets, out if resume else None)
     display = Display() if quiet or as_json else RunDisplay()
     try:
         result = run_study(chosen, out, resume=resume, display=display)
@@ -56,7 +56,7 @@ def run(
         print_result(result)
 
 
-def read_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:
+def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
     from polyclinic.study import load_run_study, load_study
     from polyclinic.study.reading import default_path

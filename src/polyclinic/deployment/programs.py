@@ -33,7 +33,7 @@ class Coordinator:
         job_spec = decode_property(collab.get_app_prop(SPEC))
         sends = {proxy.name: sender(proxy) for proxy in collab.clients}
         if "assembly" in job_spec:
-            from polyclinic.runner.nvflare_simulation import coordinate as coordinate_simulation
+            from polyclinic.runner.nvflare_simulation import coordinate_simulation
 
             coordinate_simulation(job_spec, sends)
         else:
@@ -88,10 +88,10 @@ class SiteProgram:
 def relay_for(job_spec: dict[str, Any], name: str) -> Relay:
     folder = Path(collab.workspace.get_root_dir())
     if "assembly" in job_spec:
-        from polyclinic.runner.nvflare_simulation import relay_of as relay_of_simulation
+        from polyclinic.runner.nvflare_simulation import relay_of_simulated_site
 
         refuse_at_a_kit(folder)
-        return relay_of_simulation(job_spec, name)
+        return relay_of_simulated_site(job_spec, name)
     from polyclinic.deployment.deployed_site import relay_of
 
     return relay_of(job_spec, name, folder)

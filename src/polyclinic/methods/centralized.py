@@ -52,7 +52,7 @@ class Centralized(Method):
         figures = {name: value for name, value in given.items() if "/" in name}
         if figures:
             synthetic_buffer.report_generators(federation, figures)
-        images = pooling.as_part({name: value for name, value in given.items() if name not in figures})
+        images = pooling.pooled_images({name: value for name, value in given.items() if name not in figures})
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             model = trainer.load(state.weights)

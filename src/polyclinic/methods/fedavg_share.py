@@ -68,7 +68,7 @@ class FedAvgShare(FedAvg):
     def _union(site: Site) -> Part:
         """The site's own training images and what the others shared."""
         shared = site.state.group("shared")
-        return pooling.union(site.data.train, pooling.as_part(shared)) if shared else site.data.train
+        return pooling.union(site.data.train, pooling.pooled_images(shared)) if shared else site.data.train
 
 
 def _images(reply: Reply) -> Tensor:

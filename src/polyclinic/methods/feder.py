@@ -228,7 +228,11 @@ class FedER(PeerMethod):
 
     def own_images(self, site: Site) -> Part:
         """What the site trains on as its own: real images, or its own buffer."""
-        return site.data.train if self.trains_on_real_images else synthetic_buffer.as_part(site.state.group("buffer"))
+        return (
+            site.data.train
+            if self.trains_on_real_images
+            else synthetic_buffer.buffer_images(site.state.group("buffer"))
+        )
 
     def needs_generator(self) -> bool:
         return True

@@ -67,7 +67,7 @@ class Facts:
     generator_obstacle: str | None = None
 
 
-def check(privacy: Privacy, facts: Facts) -> None:
+def check_facts(privacy: Privacy, facts: Facts) -> None:
     """BadInput, with the cure, if the study cannot be trained with differential privacy as it wants to be."""
     if facts.method_obstacle:
         raise BadInput(facts.method_obstacle)

@@ -73,7 +73,7 @@ class Follower:
 # --- in the simulator's processes ---------------------------------------------------------------------
 
 
-def coordinate(job_spec: dict[str, Any], sends: Mapping[str, Send]) -> None:
+def coordinate_simulation(job_spec: dict[str, Any], sends: Mapping[str, Send]) -> None:
     """The coordinator: runs the study with the sites that `sends` reaches, and leaves the outcome in its folder."""
     from polyclinic.runner.run import run_with
 
@@ -89,7 +89,7 @@ def coordinate(job_spec: dict[str, Any], sends: Mapping[str, Send]) -> None:
         outcome.write(assembly.folder / ".outcome.json")
 
 
-def relay_of(job_spec: dict[str, Any], name: str) -> Relay:
+def relay_of_simulated_site(job_spec: dict[str, Any], name: str) -> Relay:
     """The relay of a simulated site."""
     end_with(os.getppid())
     threads = json.loads(job_spec["assembly"])["study"]["engine"]["threads"]

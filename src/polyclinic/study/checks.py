@@ -12,8 +12,8 @@ from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.models import BACKBONES, Backbone, find, is_importable, norm_names
 from polyclinic.models.imported import Imported, channels_of
-from polyclinic.privacy import settings as private
 from polyclinic.privacy.obstacles import mixes_samples
+from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
@@ -103,14 +103,14 @@ def check_privacy(study: Study) -> None:
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
     network = _network(study)
-    facts = private.Facts(
+    facts = Facts(
         study.method.name,
         parts,
         study.method.privacy_obstacle(),
         network,
         study.generator.dp_obstacle(),
     )
-    private.check(study.privacy, facts)
+    check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
         _try_private(study)
 

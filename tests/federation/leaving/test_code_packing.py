@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving import code_packing as packing
+from polyclinic.federation.leaving import code_packing
 from polyclinic.federation.leaving.code_packing import bits_for, pack, pack_codes, restore, shrink, unpack, unpack_codes
 
 
@@ -27,7 +27,7 @@ def test_codes_come_back_from_ceil_log2_k_bits(data: st.DataObject, size: int, n
 def test_many_codes_are_packed_piece_by_piece_as_if_at_once(monkeypatch: pytest.MonkeyPatch):
     codes = torch.randint(300, (7, 5, 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
     at_once = pack(codes, 300)
-    monkeypatch.setattr(packing, "CHUNK", 16)
+    monkeypatch.setattr(code_packing, "CHUNK", 16)
     assert torch.equal(pack(codes, 300), at_once)
     assert torch.equal(unpack(at_once, 300, (7, 5, 5)), codes)
 

@@ -15,7 +15,7 @@ from polyclinic.generators.stylegan2.ada import augmented, recoloured
 from polyclinic.generators.stylegan2.discriminator import GROUP, Spread
 from polyclinic.generators.stylegan2.layers import Conv, Finish, Linear, StyledConv, blur, doubled, swept
 from polyclinic.generators.stylegan2.model import StyleGAN2
-from polyclinic.generators.stylegan2.networks import Shape, StyleGenerator
+from polyclinic.generators.stylegan2.networks import StyleGAN2Shape, StyleGenerator
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.tasks import Target
 
@@ -86,7 +86,7 @@ def test_a_layer_computes_on_a_gpu_what_it_computes_on_a_cpu(shape, down, monkey
         torch.nn.init.normal_(layer.bias)
     found = {}
     for gpu in (False, True):
-        monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x, gpu=gpu: gpu)
+        monkeypatch.setattr("polyclinic.generators.stylegan2.layers.uses_gpu_kernels", lambda x, gpu=gpu: gpu)
         y = layer(x)
         found[gpu] = (y, *torch.autograd.grad(y.square().sum(), (x, layer.weight)))
     for cpu, gpu in zip(found[False], found[True], strict=True):
@@ -170,7 +170,7 @@ def test_real_and_made_images_judged_in_one_pass_are_judged_alone():
 
 
 def test_every_layer_gets_its_style():
-    shape = Shape(1, 32, TWO, 2, 8, 2)
+    shape = StyleGAN2Shape(1, 32, TWO, 2, 8, 2)
     network = StyleGenerator(shape)
     assert network.synthesis.layers == 8
     assert network.synthesis.noise_sides == [4, 8, 8, 16, 16, 32, 32]
@@ -274,7 +274,7 @@ def test_a_gpu_computes_the_same(monkeypatch):
     w, seen = torch.randn(4, 8, generator=rng()), torch.randn(4, 1, 32, 32, generator=rng())
     judge = model.networks["discriminator"]
     here = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
-    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x: True)
+    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.uses_gpu_kernels", lambda x: True)
     there = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(here, there, strict=True))
     steps = stepping()

@@ -41,7 +41,7 @@ class Counted(TorchDispatchMode):
 @pytest.mark.parametrize("step", ["_learn", "_tell_apart", "_flatten", "_even_out"])
 def test_a_step_fetches_no_number_from_the_cpu_and_asks_the_gpu_for_none(monkeypatch, step):
     """Either would end a recording. Optimisers are left out: on a GPU they are others."""
-    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x: True)
+    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.uses_gpu_kernels", lambda x: True)
     monkeypatch.setattr(training, "_descend", lambda optimizer, loss: loss.backward())
     steps = stepping()
     steps.step()  # what is kept from the first time on

@@ -12,7 +12,7 @@ from polyclinic.generators.stylegan2 import training
 from polyclinic.generators.stylegan2.discriminator import Block
 from polyclinic.generators.stylegan2.layers import Conv, StyledConv
 from polyclinic.generators.stylegan2.model import StyleGAN2
-from polyclinic.generators.stylegan2.networks import Mapping, Shape, Synthesis
+from polyclinic.generators.stylegan2.networks import Mapping, StyleGAN2Shape, Synthesis
 from polyclinic.tasks import Target
 
 TWO = Target(("dark", "bright"))
@@ -54,7 +54,7 @@ def descents(monkeypatch):
 def test_a_gpu_descends_as_a_cpu_does(step, precision, apart, descents, monkeypatch):
     """Whole steps, second derivatives of R1 and path length included; in bf16 up to its rounding."""
     for gpu, of in ((False, "fp32"), (True, precision)):
-        monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x, gpu=gpu: gpu)
+        monkeypatch.setattr("polyclinic.generators.stylegan2.layers.uses_gpu_kernels", lambda x, gpu=gpu: gpu)
         steps = stepping(channels=3, precision=of)
         steps.p.fill_(0.3)
         real, labels = next(steps.batches)
@@ -68,7 +68,7 @@ def test_a_gpu_descends_as_a_cpu_does(step, precision, apart, descents, monkeypa
 @pytest.mark.parametrize("gpu", [False, True])
 def test_autocast_reaches_all_convolutions(gpu, monkeypatch):
     """PyTorch's know of it; ours are told."""
-    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.on_gpu", lambda x: gpu)
+    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.uses_gpu_kernels", lambda x: gpu)
     x, w = torch.randn(2, 8, 8, 8), torch.randn(2, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         made = [Conv(8, 8, kernel, down=down)(x) for kernel in (1, 3) for down in (False, True)]
@@ -152,7 +152,7 @@ def test_the_discriminator_learns_from_as_many_made_images_with_the_same_labels(
 
 
 def test_images_of_all_sizes_are_added_up():
-    synthesis = Synthesis(Shape(1, 32, TWO, 2, 8, 2)).requires_grad_(False)
+    synthesis = Synthesis(StyleGAN2Shape(1, 32, TWO, 2, 8, 2)).requires_grad_(False)
     for place, block in enumerate(synthesis.blocks):
         block.to_image.weight.zero_()
         block.image_bias.fill_(10.0**place)
@@ -162,7 +162,7 @@ def test_images_of_all_sizes_are_added_up():
 
 
 def test_lengths_of_noise_and_of_labels_do_not_count():
-    mapping = Mapping(Shape(1, 32, TWO, 2, 8, 2))
+    mapping = Mapping(StyleGAN2Shape(1, 32, TWO, 2, 8, 2))
     noise, judge = torch.randn(8, 8, generator=rng()), stepping().discriminator
     images = torch.randn(8, 1, 32, 32, generator=rng())
     before = mapping(noise, LABELS), judge(images, LABELS)

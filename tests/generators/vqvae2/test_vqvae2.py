@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
-from polyclinic.generators.vqvae2.codebook import Codebook, drawn, used_share
+from polyclinic.generators.vqvae2.codebook import Codebook, draw_vectors, used_share
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import variant
@@ -172,8 +172,8 @@ def test_only_a_gradient_codebook_has_trainable_codes_and_goes_with_privacy():
 
 def test_vectors_are_drawn_from_the_latents_without_repeats_while_there_are_enough():
     latents = torch.arange(12.0).reshape(1, 1, 3, 4)
-    assert len(drawn(latents, 12, rng()).unique()) == 12
-    assert drawn(latents, 30, rng()).shape == (30, 1)
+    assert len(draw_vectors(latents, 12, rng()).unique()) == 12
+    assert draw_vectors(latents, 30, rng()).shape == (30, 1)
 
 
 def test_a_loaded_codebook_does_not_start_anew():

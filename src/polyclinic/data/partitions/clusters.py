@@ -55,7 +55,7 @@ def small_pixels(images: np.ndarray) -> np.ndarray:
 def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Clustering:
     """PCA, then k-means on the leading components; clusters in the order of their first coordinate."""
     mean = pixels.mean(axis=0)
-    components = principal_components(pixels - mean)
+    components = leading_directions(pixels - mean)
     coordinates = (pixels - mean) @ components
     different = len(np.unique(coordinates, axis=0)) if coordinates.size else 1
     for _ in range(TRIES if different >= count else 0):
@@ -67,7 +67,7 @@ def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Cl
     raise BadInput(f"sites.count: found no {count} clusters in {len(pixels)} images; take fewer sites")
 
 
-def principal_components(centred: np.ndarray) -> np.ndarray:
+def leading_directions(centred: np.ndarray) -> np.ndarray:
     """Up to 50 leading directions, float32 [D, P], each with its largest entry positive."""
     gram = centred @ centred.T
     wanted = min(COMPONENTS, len(gram) - 1)

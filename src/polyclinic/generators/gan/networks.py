@@ -35,7 +35,7 @@ LABEL_WIDTH = 8  # numbers that tell a generator its label
 LARGEST_GROUP = 8  # images whose spread is taken together
 
 
-class Shape(NamedTuple):
+class GANShape(NamedTuple):
     """What images look like, and how large the networks for them are."""
 
     channels: int
@@ -160,7 +160,7 @@ def doublings(size: int) -> tuple[int, int]:
 class DenseGenerator(nn.Module):
     """Noise [B, latent] and labels [B] to images [B, C, H, W], through two hidden layers."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GANShape) -> None:
         super().__init__()
         self.out = (shape.channels, shape.size, shape.size)
         self.start = NoiseWithLabel(shape.target, shape.latent)
@@ -181,7 +181,7 @@ class DenseGenerator(nn.Module):
 class DenseDiscriminator(nn.Module):
     """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound."""
 
-    def __init__(self, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int) -> None:
+    def __init__(self, shape: GANShape, condition: Condition, norm: DiscriminatorNorm, outputs: int) -> None:
         super().__init__()
         self.condition, self.outputs = condition, outputs
         pixels, wide = shape.channels * shape.size**2, 8 * shape.width
@@ -213,7 +213,7 @@ class DenseDiscriminator(nn.Module):
 class ConvGenerator(nn.Module):
     """Noise [B, latent] and labels [B] to images [B, C, H, W], through transposed convolutions."""
 
-    def __init__(self, shape: Shape, norm: Literal["batch", "group"]) -> None:
+    def __init__(self, shape: GANShape, norm: Literal["batch", "group"]) -> None:
         super().__init__()
         self.size = shape.size
         side, times = doublings(shape.size)
@@ -236,7 +236,9 @@ class ConvGenerator(nn.Module):
 class ConvDiscriminator(nn.Module):
     """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound."""
 
-    def __init__(self, shape: Shape, condition: Condition, norm: DiscriminatorNorm, outputs: int, spread: bool) -> None:
+    def __init__(
+        self, shape: GANShape, condition: Condition, norm: DiscriminatorNorm, outputs: int, spread: bool
+    ) -> None:
         super().__init__()
         self.condition, self.outputs = condition, outputs
         side, times = doublings(shape.size)
@@ -285,7 +287,7 @@ class OfEachClass(nn.Module):
 
     in_turns = False
 
-    def __init__(self, shape: Shape, build: Callable[[Shape], nn.Module]) -> None:
+    def __init__(self, shape: GANShape, build: Callable[[GANShape], nn.Module]) -> None:
         super().__init__()
         self.of_class = nn.ModuleList([build(shape._replace(target=Target())) for _ in shape.target.classes])
 
@@ -303,7 +305,7 @@ class OfEachClass(nn.Module):
 
 
 def generator_network(
-    architecture: Architecture, shape: Shape, condition: Condition, norm: Literal["batch", "group"]
+    architecture: Architecture, shape: GANShape, condition: Condition, norm: Literal["batch", "group"]
 ) -> nn.Module:
     if condition == "apart":
         return OfEachClass(shape, lambda one: generator_network(architecture, one, "none", norm))
@@ -312,7 +314,7 @@ def generator_network(
 
 def discriminator_network(
     architecture: Architecture,
-    shape: Shape,
+    shape: GANShape,
     condition: Condition,
     norm: DiscriminatorNorm,
     *,

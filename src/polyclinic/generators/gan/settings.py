@@ -20,7 +20,7 @@ from polyclinic.generators.gan.networks import (
     Architecture,
     Condition,
     DiscriminatorNorm,
-    Shape,
+    GANShape,
     discriminator_network,
     generator_network,
 )
@@ -133,13 +133,13 @@ class GAN(Generator):
         if self.condition == "apart" and not target.classes:
             raise BadInput("generator.condition: 'apart' needs classes, and labels are values; choose 'projection'")
 
-    def shape(self, channels: int, size: int, target: Target) -> Shape:
+    def shape(self, channels: int, size: int, target: Target) -> GANShape:
         """A GAN without condition knows no labels."""
         self.check_target(target)
         known = target if self.condition != "none" else Target()
-        return Shape(channels, size, known, self.width, self.latent)
+        return GANShape(channels, size, known, self.width, self.latent)
 
-    def networks(self, shape: Shape) -> dict[str, nn.Module]:
+    def networks(self, shape: GANShape) -> dict[str, nn.Module]:
         """Generator, its EMA (average), and discriminator; drawn from torch's global state."""
         generator = generator_network(self.architecture, shape, self.condition, self.norm)
         discriminator = discriminator_network(
@@ -148,7 +148,7 @@ class GAN(Generator):
         average = copy.deepcopy(generator).requires_grad_(False)
         return {"generator": generator, "average": average, "discriminator": discriminator}
 
-    def central_discriminator(self, shape: Shape, sites: int) -> nn.Module:
+    def central_discriminator(self, shape: GANShape, sites: int) -> nn.Module:
         """A discriminator that identifies sites: the same network, without labels, and with K outputs."""
         return discriminator_network(self.architecture, shape, "none", self.discriminator_norm, outputs=sites)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyclinic.generators.labels import LabelEmbedding
 from polyclinic.generators.stylegan2.layers import EPS, GAIN, Conv, Linear, activate, unit
-from polyclinic.generators.stylegan2.networks import FIRST_SIDE, Shape
+from polyclinic.generators.stylegan2.networks import FIRST_SIDE, StyleGAN2Shape
 
 #: images whose spread is taken together
 GROUP = 4
@@ -51,7 +51,7 @@ class Spread(nn.Module):
 class Discriminator(nn.Module):
     """Images [B, C, size, size] in [-1, 1] and labels [B] to scores [B], without a bound."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StyleGAN2Shape) -> None:
         super().__init__()
         sides = shape.sides[::-1]
         widths = [shape.wide(side) for side in sides]

@@ -36,7 +36,7 @@ def unit(vectors: Tensor) -> Tensor:
     return vectors * (vectors.square().mean(1, keepdim=True) + EPS).rsqrt()
 
 
-def on_gpu(x: Tensor) -> bool:
+def uses_gpu_kernels(x: Tensor) -> bool:
     """Whether to compute in the way that suits a GPU; the result is the same."""
     return x.is_cuda
 
@@ -49,7 +49,7 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
 
     Sums of shifted copies, which have second derivatives on any device.
     """
-    if on_gpu(x):
+    if uses_gpu_kernels(x):
         return swept(x, x.shape[-1] + before + after - 3, before)
     x = F.pad(x, (before, after, before, after))
     x = (x[..., :-3, :] + x[..., 3:, :] + 3 * (x[..., 1:-2, :] + x[..., 2:-1, :])) / 8
@@ -88,7 +88,7 @@ def doubled(x: Tensor) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0) -> Tensor:
     """A convolution of images [B, I, H, W] with weights [O, I, k, k]."""
-    if not on_gpu(x):
+    if not uses_gpu_kernels(x):
         return F.conv2d(x, weight, bias, stride=stride, padding=padding)
     outputs, inputs = weight.shape[:2]
     more, others = -inputs % GROUPED, -outputs % GROUPED
@@ -100,7 +100,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: 
 
 def enlarged(x: Tensor, weight: Tensor) -> Tensor:
     """A transposed convolution of images [B, I, H, W] with weights [I, O, k, k]: sides of twice the length + k - 2."""
-    if not on_gpu(x):
+    if not uses_gpu_kernels(x):
         return F.conv_transpose2d(x, weight, stride=2)
     return convolve(*as_computed(x, weight), stride=2, transposed=True)
 
@@ -147,7 +147,7 @@ class Conv(nn.Module):
         if not self.down:
             return convolved(x, weight, bias, padding=self.kernel // 2)
         padding = 1 + self.kernel // 2
-        if on_gpu(x) and self.kernel == 1:  # only the pixels that are wanted
+        if uses_gpu_kernels(x) and self.kernel == 1:  # only the pixels that are wanted
             return convolved(swept(x, x.shape[-1] // 2, padding, stride=2), weight, bias)
         return convolved(blur(x, padding, padding), weight, bias, stride=2)
 

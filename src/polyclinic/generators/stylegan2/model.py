@@ -24,7 +24,7 @@ from polyclinic.generators.labels import check_labels, even_labels
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.discriminator import Discriminator
-from polyclinic.generators.stylegan2.networks import Shape, StyleGenerator
+from polyclinic.generators.stylegan2.networks import StyleGAN2Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
@@ -94,7 +94,7 @@ class StyleGAN2Model(GeneratorModel):
         inner = 2 ** max(5, (size - 1).bit_length())
         if inner > 1024:
             raise BadInput(f"data.size: StyleGAN2 here makes images of up to 1024 px, and these have {size}")
-        shape = Shape(channels, inner, target, settings.width, settings.latent, settings.mapping_layers)
+        shape = StyleGAN2Shape(channels, inner, target, settings.width, settings.latent, settings.mapping_layers)
         made = initial_networks(lambda: _networks(shape), seed_of(seed, "generator"))
         super().__init__(made, channels=channels, size=size, target=target, device=device)
         if self.device.type == "cuda":
@@ -187,7 +187,7 @@ class StyleGAN2Model(GeneratorModel):
         return [torch.randn(1, 1, side, side, generator=rng).to(self.device) for side in sides]
 
 
-def _networks(shape: Shape) -> dict[str, nn.Module]:
+def _networks(shape: StyleGAN2Shape) -> dict[str, nn.Module]:
     generator = StyleGenerator(shape)
     return {
         "generator": generator,

@@ -19,7 +19,7 @@ from polyclinic.tasks import Target
 FIRST_SIDE = 4
 
 
-class Shape(NamedTuple):
+class StyleGAN2Shape(NamedTuple):
     """What images look like, and how large the networks for them are. `size` is a power of two."""
 
     channels: int
@@ -49,7 +49,7 @@ class Mapping(nn.Module):
     SPEED = 0.01
     MEMORY = 0.998
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StyleGAN2Shape) -> None:
         super().__init__()
         self.label = LabelEmbedding(shape.target, shape.latent)
         widths = [2 * shape.latent] + [shape.latent] * shape.mapping_layers
@@ -71,7 +71,7 @@ class Mapping(nn.Module):
 class Block(nn.Module):
     """Feature maps of one size: two convolutions (one at the first size), and an image of that size."""
 
-    def __init__(self, inputs: int, outputs: int, shape: Shape, *, first: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, shape: StyleGAN2Shape, *, first: bool) -> None:
         super().__init__()
         self.first = first
         if not first:
@@ -95,7 +95,7 @@ class Block(nn.Module):
 class Synthesis(nn.Module):
     """Styles [B, layers, latent] to images [B, C, size, size]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StyleGAN2Shape) -> None:
         super().__init__()
         self.sides = shape.sides
         widths = [shape.wide(side) for side in self.sides]
@@ -131,7 +131,7 @@ class Synthesis(nn.Module):
 class StyleGenerator(nn.Module):
     """Noise and labels to images. `mapping` and `synthesis` can also be used one by one."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StyleGAN2Shape) -> None:
         super().__init__()
         self.mapping, self.synthesis = Mapping(shape), Synthesis(shape)
 

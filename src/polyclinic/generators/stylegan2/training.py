@@ -53,10 +53,10 @@ class Steps:
         self.generator: StyleGenerator = networks["generator"]  # type: ignore[assignment]
         self.discriminator, self.controls = networks["discriminator"], networks["controls"]
         self.synthesise: Callable = self.generator.synthesis
-        self.judge: Callable = self.discriminator
+        self.discriminate: Callable = self.discriminator
         if settings.compile:
             made = functools.partial(torch.compile, dynamic=False)  # for each size of a batch
-            self.synthesise, self.judge = made(self.synthesise), made(self.judge)
+            self.synthesise, self.discriminate = made(self.synthesise), made(self.discriminate)
         self.of_average = [networks["average"].state_dict()[name] for name in self.generator.state_dict()]
         self.to_follow = list(self.generator.state_dict().values())
         path = PATH_EVERY if settings.path_weight else 0
@@ -121,12 +121,12 @@ class Steps:
     # --- regularisers ---------------------------------------------------------------------------------
 
     def _flatten(self, real: Tensor, labels: Tensor) -> None:
-        """R1: the discriminator's slope at real images, as it sees them, should vanish."""
-        seen = self._look(real).detach().requires_grad_()
+        """R1: the discriminator's gradient at real images, as it sees them, should vanish."""
+        seen = self._augment(real).detach().requires_grad_()
         with self._autocast():
             scores = self.discriminator(seen, labels)
-        (slope,) = torch.autograd.grad(scores.float().sum(), seen, create_graph=True)
-        penalty = slope.square().sum((1, 2, 3)).mean()
+        (gradient,) = torch.autograd.grad(scores.float().sum(), seen, create_graph=True)
+        penalty = gradient.square().sum((1, 2, 3)).mean()
         _descend(self.of_discriminator, self.gamma(len(real)) / 2 * R1_EVERY * penalty)
 
     def _even_out(self, labels: Tensor) -> None:
@@ -136,8 +136,8 @@ class Steps:
         with self._autocast():
             images = self.generator.synthesis(styles, self.noises(len(some)))
         direction = self.random.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
-        (slope,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
-        lengths = slope.float().square().sum(2).mean(1).sqrt()
+        (gradient,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
+        lengths = gradient.float().square().sum(2).mean(1).sqrt()
         mean = self.controls.get_buffer("path_length")
         mean.lerp_(lengths.detach().mean(), PATH_MEMORY)
         penalty = (lengths - mean).square().mean()
@@ -191,9 +191,9 @@ class Steps:
 
     def _scores(self, images: Tensor, labels: Tensor) -> Tensor:
         with self._autocast():
-            return self.judge(self._look(images), labels).float()
+            return self.discriminate(self._augment(images), labels).float()
 
-    def _look(self, images: Tensor) -> Tensor:
+    def _augment(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, enabled=False):
             seen = augmented(images.float(), self.p, self.random)
         return seen.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else seen

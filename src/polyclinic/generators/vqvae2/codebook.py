@@ -75,7 +75,7 @@ class Codebook(nn.Module):
     @torch.no_grad()
     def start(self, latents: Tensor, rng: torch.Generator) -> None:
         """Put the codes where the first latents [B, D, h, w] lie, so that all of them have a chance of being chosen."""
-        self.vectors.weight.copy_(drawn(latents, self.size, rng))
+        self.vectors.weight.copy_(draw_vectors(latents, self.size, rng))
         if self.learning == "ema":
             # from zero, the few codes chosen first would take all the weight and the others never come to life
             self.counts.fill_(1)
@@ -105,7 +105,7 @@ class Codebook(nn.Module):
             self.sums[dead] = REVIVED * even * rows[places.to(rows.device)]
 
 
-def drawn(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
+def draw_vectors(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """`count` of the latent vectors [B, D, h, w] at random, [count, D]; each at most once while there are enough."""
     rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
     order = torch.randperm(len(rows), generator=rng).repeat(-(-count // len(rows)))[:count]

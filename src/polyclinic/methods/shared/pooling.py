@@ -40,7 +40,7 @@ def parcels_of(pooled: Mapping[str, Tensor]) -> dict[str, Any]:
     return {keywords[name]: {name: tensor} for name, tensor in pooled.items()}
 
 
-def as_part(pooled: Mapping[str, Tensor]) -> Part:
+def pooled_images(pooled: Mapping[str, Tensor]) -> Part:
     """Pooled tensors as a part that a trainer can train on."""
     return Part(**{name: tensor.numpy() for name, tensor in pooled.items()})
 

@@ -157,7 +157,7 @@ def own_parcel(site: Site) -> Parcel:
     return site.cache["buffer"]
 
 
-def as_part(buffer: Tensors) -> Part:
+def buffer_images(buffer: Tensors) -> Part:
     """A buffer as something that a trainer can train on."""
     return Part(buffer["images"].numpy(), buffer["labels"].numpy())
 
