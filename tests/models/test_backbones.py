@@ -142,7 +142,7 @@ def test_initial_weights_depend_on_the_seed_alone(backbone):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "resnet50", "unet", "unet-512", "lenet5"])
+@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "resnet50", "unet", "lenet5", "cnn-32-64-128"])
 def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
     grad_sample = pytest.importorskip("opacus.grad_sample")
     model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
