@@ -53,6 +53,12 @@ def test_splitnn_equals_unsplit_training_on_the_same_batches(tiny_run, cut):
     assert "activations" in split["communication"]["by_kind"]
 
 
+def test_splitnn_equals_unsplit_training_with_the_cut_before_max_pooling(tiny_run):
+    resnet = {"backbone": "resnet18"}
+    split = tiny_run({"name": "splitnn", "rounds": 1}, model={**resnet, "cut": "relu"})
+    assert_same(split, tiny_run({"name": "cwt", "rounds": 1}, model=resnet))
+
+
 @pytest.mark.parametrize("tables", [AGES, MASKS], ids=["regression", "segmentation"])
 def test_splitnn_equals_unsplit_training_for_every_task(tiny_run, tables):
     assert_same(tiny_run({"name": "splitnn"}, **tables), tiny_run({"name": "cwt"}, **tables))

@@ -223,9 +223,37 @@ def test_the_encoder_is_trained_at_the_named_site(tiny_run):
         tiny_run({"name": "fedreplay", "encoder_site": "nowhere"})
 
 
-def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run):
+def test_the_optimiser_of_the_encoder_keeps_its_state_from_pass_to_pass_where_the_study_says_so(tiny_run):
+    """By hand: two passes of Adam at one site, with one optimiser or with two."""
+    from polyclinic.data.parts import open_site, prepare
+    from polyclinic.randomness import torch_rng
+    from polyclinic.runner.assembly import Assembly
+
+    found = {}
+    for keep in (True, False):
+        adam = {"name": "adam", "lr": 0.01, "batch_size": 8, "augment": [], "keep_state": keep}
+        method = {"name": "fedreplay", "rounds": 1, "encoder_passes": 2, "encoder_site": "site-1"}
+        result = tiny_run(method, optimizer=adam)
+        study = parse_study(_tables(result))
+        assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
+        trainer, part = assembly.trainer(), open_site(assembly.parts.folder, "site-1").train
+        model = trainer.load(assembly.initial_weights())
+        batches, optimizer = trainer.batches(part, torch_rng(0, "site-1", "batches", 0)), None
+        for _ in range(2):
+            if optimizer is None or not keep:
+                optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            trainer.train(batches, trainer.steps_in(part), optimizer)
+        front = trainer.split(model)[0].state_dict()
+        assert all(torch.equal(front[name], result.weights()[name]) for name in front)
+        found[keep] = front["conv1.weight"].clone()
+    assert not torch.equal(found[True], found[False])
+
+
+@pytest.mark.parametrize(("backbone", "cut"), [("small-cnn", "conv1"), ("resnet18", "relu")])
+def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run, backbone, cut):
     """By hand: the same encoder, the union of latents in the order of the sites, one pass."""
-    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1})
+    model = {"backbone": backbone, "cut": cut}
+    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1}, model=model)
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
     from polyclinic.runner.assembly import Assembly

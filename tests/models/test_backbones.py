@@ -1,5 +1,7 @@
 """Every backbone: shapes, agreement with MONAI, norm layers, initial weights, messages for bad choices."""
 
+import itertools
+
 import pytest
 import torch
 from monai.networks import nets
@@ -102,6 +104,42 @@ def test_unet_is_monais_where_nothing_needs_padding(norm):
     assert torch.equal(ours(images(1, 32)), theirs(images(1, 32)))
 
 
+def test_unet_512_has_the_papers_levels_filters_and_activation():
+    model = models.build("unet-512", channels=3, outputs=1, size=32)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [
+        *(32, 32, 64, 64, 128, 128, 256, 256, 512, 512),  # four levels and the bottleneck
+        *(256, 256, 128, 128, 64, 64, 32, 32, 1),  # up again, and the output
+    ]
+    # by hand: 3x3 weights, two numbers of batch norm a filter, 2x2 up-convolutions with bias, the last 1x1
+    widths = (3, 32, 64, 128, 256, 512)
+    down = sum(9 * a * b + 9 * b * b + 4 * b for a, b in itertools.pairwise(widths))
+    up = sum(4 * 2 * w * w + w + 9 * 2 * w * w + 9 * w * w + 4 * w for w in (256, 128, 64, 32))
+    assert models.parameter_count(model) == down + up + 32 + 1 == 7_763_041
+    kinds = {type(layer) for layer in model.modules() if not list(layer.children())}
+    assert kinds == {nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.ConvTranspose2d}
+
+
+def test_unet_512_computes_what_its_layers_say_one_by_one():
+    model = models.build("unet-512", channels=1, outputs=2, size=16).eval()
+    x = images(1, 16)
+    one = model.encoder1(x)
+    two = model.encoder2(model.pool1(one))
+    three = model.encoder3(model.pool2(two))
+    four = model.encoder4(model.pool3(three))
+    up = model.decoder4(torch.cat([model.upconv4(model.bottleneck(model.pool4(four))), four], 1))
+    up = model.decoder3(torch.cat([model.upconv3(up), three], 1))
+    up = model.decoder2(torch.cat([model.upconv2(up), two], 1))
+    up = model.decoder1(torch.cat([model.upconv1(up), one], 1))
+    assert torch.equal(model(x), model.conv(up))
+
+
+def test_unet_512_has_the_names_under_which_its_weights_are_published():
+    names = set(models.build("unet-512", channels=3, outputs=1, size=32).state_dict())
+    assert {"encoder1.enc1conv1.weight", "encoder4.enc4norm2.running_var", "upconv3.bias", "conv.weight"} <= names
+    assert {"bottleneck.bottleneckconv2.weight", "decoder1.dec1norm1.bias"} <= names
+
+
 @pytest.mark.parametrize("backbone", [*QUICK, "resnet50"])
 def test_group_norm_leaves_no_layer_that_mixes_images(backbone):
     model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
@@ -142,7 +180,9 @@ def test_initial_weights_depend_on_the_seed_alone(backbone):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("backbone", ["small-cnn", "resnet18", "resnet50", "unet", "lenet5", "cnn-32-64-128"])
+@pytest.mark.parametrize(
+    "backbone", ["small-cnn", "resnet18", "resnet50", "unet", "unet-512", "lenet5", "cnn-32-64-128"]
+)
 def test_opacus_per_sample_gradients_add_up_to_the_ordinary_ones(backbone):
     grad_sample = pytest.importorskip("opacus.grad_sample")
     model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
@@ -173,7 +213,7 @@ def test_felicias_classifiers_have_the_papers_layers_counted_by_hand():
 
 
 def test_descriptions_name_the_cuts():
-    assert models.cuts("resnet34") == ("conv1", "layer1", "layer2", "layer3", "layer4")
+    assert models.cuts("resnet34") == ("relu", "conv1", "layer1", "layer2", "layer3", "layer4")
     assert models.describe("unet").endswith("cuts: block1")
     assert all(models.describe(backbone) for backbone in models.BACKBONES)
 

@@ -96,12 +96,15 @@ class FedReplay(Method):
         trainer, part = site.trainer, site.data.train
         model = trainer.load(weights)
         batches = trainer.batches(part, site.rng("batches"))
+        kept: Weights = {}
         for number in range(1, (self.encoder_passes or self.rounds) + 1):
             optimizer = trainer.optimizer.make(model.parameters(), number)
+            optimizer_state.restore_optimizer(optimizer, kept)
             if private.is_private(site, "encoder"):
                 private.train(site, trainer.steps_in(part), optimizer)
             else:
                 trainer.train(batches, trainer.steps_in(part), optimizer)
+            kept = optimizer_state.optimizer_tensors(optimizer) if trainer.optimizer.keep_state else {}
         front = trainer.weights(trainer.split(model)[0])
         return Parcel("weights", front, {"samples": len(part)}, private.record_of(site, "encoder"))
 

@@ -20,6 +20,7 @@ from polyclinic.models.norms import NORMS, norm_names, statistics_names
 from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
 from polyclinic.models.small_cnn import SmallCNN
 from polyclinic.models.unet import UNet
+from polyclinic.models.unet_512 import UNet512
 from polyclinic.randomness import seeded
 from polyclinic.registry import Registry
 from polyclinic.settings import no_such_choice
@@ -38,6 +39,7 @@ BACKBONES: Registry[type[Backbone]] = Registry(
         "resnet101": ResNet101,
         "resnet152": ResNet152,
         "unet": UNet,
+        "unet-512": UNet512,
     },
     base=Backbone,
 )

@@ -42,6 +42,11 @@ class Backbone(nn.Module):
         """The stages after which this network may be split."""
         return self.present[:-1]
 
+    @classmethod
+    def default_cut(cls) -> str:
+        """Where a method cuts the network unless the study says where."""
+        return next(iter(cls.stages))
+
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.present:
             x = self.run_stage(stage, x)

@@ -79,7 +79,7 @@ def layer(
 
 
 class ResNet18(Backbone):
-    """Cut `conv1` lies after the stem: convolution, norm, ReLU and max pooling.
+    """Cut `conv1` lies after the stem: convolution, norm, ReLU and max pooling; `relu` before the max pooling.
 
     Below 33 px the last layer is a single pixel: batch norm then cannot train on a batch of one image.
     """
@@ -89,7 +89,8 @@ class ResNet18(Backbone):
     block: ClassVar[type[Block] | type[Bottleneck]] = Block
     blocks: ClassVar[tuple[int, int, int, int]] = (2, 2, 2, 2)
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
-        "conv1": ("conv1", "bn1", "relu", "maxpool"),
+        "relu": ("conv1", "bn1", "relu"),
+        "conv1": ("maxpool",),
         "layer1": ("layer1",),
         "layer2": ("layer2",),
         "layer3": ("layer3",),
@@ -114,6 +115,10 @@ class ResNet18(Backbone):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @classmethod
+    def default_cut(cls) -> str:
+        return "conv1"
 
 
 class ResNet34(ResNet18):

@@ -43,9 +43,9 @@ class UNet(Backbone):
         return super().run_stage(stage, x) if stage == "block1" else self._encode_and_decode(x)
 
     def _encode_and_decode(self, features: Tensor) -> Tensor:
-        """[B, 32, H, W] to [B, outputs, H, W]; padded meanwhile: four halvings need a multiple of 16."""
+        """[B, 32, H, W] to [B, outputs, H, W]."""
         height, width = features.shape[-2:]
-        x = F.pad(features, (0, -width % 16, 0, -height % 16))
+        x = padded(features)
         skips = []
         for name in DOWN:
             skips.append(x)
@@ -53,3 +53,9 @@ class UNet(Backbone):
         for name in UP:
             x = self.get_submodule(name)(x, skips.pop())
         return self.get_submodule("final_conv")(x)[..., :height, :width]
+
+
+def padded(features: Tensor) -> Tensor:
+    """Feature maps [B, C, H, W] with zeros at the right and below, up to a multiple of 16: four levels halve them."""
+    height, width = features.shape[-2:]
+    return F.pad(features, (0, -width % 16, 0, -height % 16))

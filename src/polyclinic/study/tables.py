@@ -30,7 +30,7 @@ from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
-from polyclinic.study.checks import _cuts, check_model, check_privacy, check_replay, check_task, check_tuning
+from polyclinic.study.checks import _backbone, check_model, check_privacy, check_replay, check_task, check_tuning
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
@@ -195,9 +195,8 @@ class Study(Settings):
 
     @property
     def cut(self) -> str | None:
-        """Where the network is split: `model.cut`, or the backbone's first cut if a method needs one."""
-        cuts = _cuts(self)
-        return self.model.cut or (cuts[0] if self.method.traits.needs_cut else None)
+        """Where the network is split: `model.cut`, or the backbone's default cut if a method needs one."""
+        return self.model.cut or (_backbone(self).default_cut() if self.method.traits.needs_cut else None)
 
 
 #: tables that come in variants: their registry, and the field that names the variant

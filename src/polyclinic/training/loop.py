@@ -88,7 +88,7 @@ class Trainer:
 
     def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
         """The model in two at the study's cut; both parts share their parameters with it."""
-        return split(model, self.cut or model.cuts[0])
+        return split(model, self.cut or model.default_cut())
 
     # --- batches ----------------------------------------------------------------------------------
 
