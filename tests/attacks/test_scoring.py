@@ -102,3 +102,18 @@ def test_the_random_other_image_is_another_one():
     assert baseline == scoring.random_other_image(truth, seed=3)
     with pytest.raises(ValueError, match="two or more"):
         scoring.random_other_image(truth[:1])
+
+
+def test_a_trajectory_is_scored_step_by_step():
+    """Two targets with two images each that come back in the other order; the second target's first image fails."""
+    truth = torch.stack([torch.full((1, 8, 8), value) for value in (0.0, 1.0, 0.2, 0.8)]).view(2, 2, 1, 8, 8)
+    swapped = truth.flip(1)
+    start = torch.full_like(truth, 0.5)
+    images = torch.stack((start, 0.5 * start + 0.5 * swapped, swapped), 1)
+    images[1, 2, 1] = 0.6  # farther from 0.2 than the start is
+    found = scoring.score_trajectory(images, (0, 1, 5), truth)
+    assert found.steps == (0, 1, 5)
+    torch.testing.assert_close(found.mse[0], torch.tensor([0.25, 0.0625, 0.0]).double())
+    assert found.non_converging.tolist() == [False, False, True, False]
+    torch.testing.assert_close(found.means()["mse"], found.mse[[0, 1, 3]].mean(0))
+    assert found.ssim.shape == (4, 3)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from polyclinic.attacks.membership.attacks import ShadowModels as ShadowModels
     from polyclinic.attacks.projection import Projection as Projection
     from polyclinic.attacks.scoring import score as score
+    from polyclinic.attacks.scoring import score_trajectory as score_trajectory
+    from polyclinic.attacks.trajectory_plots import draw_curves as draw_curves
+    from polyclinic.attacks.trajectory_plots import draw_images as draw_images
     from polyclinic.attacks.verdict import Verdict as Verdict
 
 #: public name -> the module that it lives in
@@ -44,9 +47,12 @@ _HOMES = {
     "ShadowModels": "attacks.membership.attacks",
     "ThreatModel": "attacks.attack",
     "Verdict": "attacks.verdict",
+    "draw_curves": "attacks.trajectory_plots",
+    "draw_images": "attacks.trajectory_plots",
     "find_copies": "attacks.copies",
     "read_latents": "attacks.latent_inversion",
     "score": "attacks.scoring",
+    "score_trajectory": "attacks.scoring",
     "with_random_weights": "attacks.gradient_inversion.networks",
 }
 __all__ = [*_HOMES]

@@ -5,6 +5,7 @@ It pairs reconstructions with true images; what is computed of a pair is in `met
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,36 @@ class Score:
             f"MSE {found['mse']:.2e}, PSNR {found['psnr']:.1f} dB, SSIM {found['ssim']:.3f}"
             f"{f', {self.features} {found[self.features]:.3f}' if self.features else ''}{paired}"
         )
+
+
+@dataclass(frozen=True)
+class TrajectoryScore:
+    """Per image and kept step: mse [M, K] and ssim [M, K]; [M]: who did not converge, by the last step."""
+
+    steps: tuple[int, ...]
+    mse: Tensor
+    ssim: Tensor
+    non_converging: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        """[K] each: means over the images that converged (NaN if none did)."""
+        good = ~self.non_converging
+        return {"mse": self.mse[good].mean(0), "ssim": self.ssim[good].mean(0)}
+
+
+def score_trajectory(images: Tensor, steps: Sequence[int], truth: Tensor, *, window: int = 7) -> TrajectoryScore:
+    """Score images [N, K, B, C, H, W], kept at K steps of which the first is the start, against [N, B, C, H, W].
+
+    Images of a batch are paired with the truth as they lie at the last step.
+    """
+    last = images[:, -1]
+    if truth.shape[1] > 1:
+        order = torch.stack([assignment(f, t) for f, t in zip(last, truth, strict=True)])
+        images = torch.stack([rows[:, o] for rows, o in zip(images, order, strict=True)])
+    kept = [images[:, k].flatten(0, 1)[:, None] for k in range(len(steps))]
+    scores = [score(found, truth.flatten(0, 1)[:, None], kept[0], window=window) for found in kept]
+    columns = {name: torch.stack([getattr(one, name) for one in scores], 1) for name in ("mse", "ssim")}
+    return TrajectoryScore(tuple(steps), columns["mse"], columns["ssim"], scores[-1].non_converging)
 
 
 def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7, distance: Distance | None = None) -> Score:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, cross_entropy
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, StackedSimulation, cross_entropy
+from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
 from polyclinic.errors import BadInput
@@ -155,3 +156,34 @@ def test_our_backbones(backbone: str, norm: str):
 def test_other_batch_norms_are_named():
     with pytest.raises(BadInput, match="BatchNorm1d"):
         prepare_for_attack(nn.Sequential(nn.BatchNorm1d(3)))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("make", [small_resnet, lambda: LeNet(3, 4, 9)])
+def test_each_target_with_a_network_of_its_own(make, fast: bool):
+    """Second derivatives of three networks at once, with torch's convolution and with the GPU's, tried on the CPU."""
+    models = [with_random_weights(seeded(make), torch_rng("own", i), batch_norm=True).train() for i in range(3)]
+    twins = [prepare_for_attack(model, own_weights=True) for model in models]
+    for layer in [layer for twin in twins for layer in twin.modules()]:
+        if fast and ManyTargetsConv2d.can_replace(layer):
+            layer.__class__ = OwnWeightsConv2d
+    size = 9 if isinstance(models[0], LeNet) else 8
+    rng = torch_rng("own networks")
+    images = torch.rand(3, 2, 3, size, size, generator=rng, dtype=torch.float64)
+    labels = torch.rand(3, 2, 4, generator=rng, dtype=torch.float64).softmax(-1)
+    expected = torch.cat([one_by_one(m, images[i : i + 1], labels[i : i + 1]) for i, m in enumerate(models)])
+    images.requires_grad_()
+    simulation = StackedSimulation(twins)
+    sent = simulation.of_targets(images, labels)
+    (found,) = torch.autograd.grad(sum((g * g).sum() for g in sent.values()), images)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    some = simulation.select_rows(torch.tensor([2])).of_targets(images[2:], labels[2:])
+    torch.testing.assert_close(some["conv1.weight"][0], sent["conv1.weight"][2], rtol=1e-8, atol=1e-12)
+
+
+def test_batch_norm_is_drawn_too_where_asked_for():
+    plain = with_random_weights(seeded(small_resnet), torch_rng(0))
+    assert torch.equal(plain.bn1.weight.detach(), torch.ones(4, dtype=torch.float64))
+    drawn = with_random_weights(seeded(small_resnet), torch_rng(0), batch_norm=True)
+    for parameter in drawn.bn1.parameters():
+        assert 0 < float(parameter.detach().abs().max()) <= 0.5

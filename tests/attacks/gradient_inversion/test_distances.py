@@ -15,6 +15,7 @@ from polyclinic.attacks.gradient_inversion.distances import (
     squared_distance,
     total_variation,
 )
+from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.randomness import torch_rng
 
 # two layers, of two and of three numbers; one target
@@ -45,6 +46,37 @@ def test_gaussian_with_the_layers_variance():
     adaptive = (1 - math.exp(-1 / 4)) + (1 - math.exp(-4 / 36)) / 2
     assert DISTANCES["sapag"](OBSERVED)(SIMULATED).item() == pytest.approx(sapag, rel=1e-6)
     assert DISTANCES["adaptive-gaussian"](OBSERVED)(SIMULATED).item() == pytest.approx(adaptive, rel=1e-6)
+
+
+def test_one_kernel_for_the_whole_gradient():
+    """The squared distance is 1 + 4 = 5, and the weight 1; of all five numbers (mean 2) the variance is 26 / 4."""
+    plain = 1 - math.exp(-5 / 8)
+    whole = {"kernel": "whole-gradient"}
+    assert gaussian(OBSERVED, 8.0, scaled=False, **whole)(SIMULATED).item() == pytest.approx(plain, rel=1e-6)
+    assert gaussian(OBSERVED, 8.0, **whole)(SIMULATED).item() == pytest.approx(8 * plain, rel=1e-6)
+    spread = 26 / 4
+    assert gaussian(OBSERVED, "var", **whole)(SIMULATED).item() == pytest.approx(1 - math.exp(-5 / spread), rel=1e-6)
+    adaptive = gaussian(OBSERVED, "n-var", **whole)(SIMULATED).item()
+    assert adaptive == pytest.approx(1 - math.exp(-5 / (5 * spread)), rel=1e-6)
+
+
+def test_a_factor_of_lambda_squared():
+    """Sample variances are 2 and 12; twice n times them 8 and 72."""
+    adaptive = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 72)) / 2
+    assert gaussian(OBSERVED, "n-var", factor=2)(SIMULATED).item() == pytest.approx(adaptive, rel=1e-6)
+    sapag = (1 - math.exp(-1 / 4)) + (1 - math.exp(-4 / 24)) / 2
+    assert gaussian(OBSERVED, "var", factor=2)(SIMULATED).item() == pytest.approx(sapag, rel=1e-6)
+
+
+def test_settings_name_the_kernel_and_the_factor():
+    found = GradientInversion(distance="gaussian", variance=8, scaled=False, kernel="whole-gradient").distance_from()
+    assert found(OBSERVED)(SIMULATED).item() == pytest.approx(1 - math.exp(-5 / 8), rel=1e-6)
+    found = GradientInversion(distance="adaptive-gaussian", variance_factor=2).distance_from()
+    assert found(OBSERVED)(SIMULATED).item() == gaussian(OBSERVED, "n-var", factor=2)(SIMULATED).item()
+    with pytest.raises(ValueError, match="kernel goes with"):
+        GradientInversion(distance="cosine", kernel="whole-gradient")
+    with pytest.raises(ValueError, match="variance_factor goes with"):
+        GradientInversion(distance="gaussian", variance=8, variance_factor=2)
 
 
 def test_a_narrow_gaussian_is_flat():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 Distance = Callable[[Sequence[Tensor]], Tensor]
 #: observed gradients to a distance from them
 DistanceFrom = Callable[[Sequence[Tensor]], Distance]
+#: of a Gaussian distance: one exponential for each layer, or one for the gradients of all layers together
+Kernel = Literal["per-layer", "whole-gradient"]
 
 
 class _SquaredDistance(torch.autograd.Function):
@@ -49,34 +51,46 @@ def euclidean(observed: Sequence[Tensor]) -> Distance:
 
 
 def gaussian(
-    observed: Sequence[Tensor], variance: float | Tensor | str = "n-var", *, scaled: bool = True, weighted: bool = True
+    observed: Sequence[Tensor],
+    variance: float | Tensor | str = "n-var",
+    *,
+    kernel: Kernel = "per-layer",
+    factor: float = 1.0,
+    scaled: bool = True,
+    weighted: bool = True,
 ) -> Distance:
     """Sum over layers i = 1, 2, ... of Q_i (1 - exp(-D_i / lambda²)), Q_i = 1/i (or 1, unless `weighted`).
 
     `variance` is lambda²: a number (or one for each target, [N]), "var" (the variance of the layer's gradients, SAPAG),
-    or "n-var" (n times it, the adaptive Gaussian). With a number, the sum is multiplied by it (unless not `scaled`):
-    the minimum is the same, but the plain form is so flat that L-BFGS stops at its tolerances far from it.
+    or "n-var" (n times it, the adaptive Gaussian), the last two multiplied by `factor`. With a number, the sum is
+    multiplied by it (unless not `scaled`): the minimum is the same, but the plain form is so flat that L-BFGS stops at
+    its tolerances far from it.
+
+    `kernel` "whole-gradient" takes the gradients of all layers for one layer: 1 - exp(-sum of D_i / lambda²).
     """
-    spreads = [_lambda_squared(layer, variance) for layer in observed]
-    factor = spreads[0] if scaled and not isinstance(variance, str) else 1.0
+    layers = observed if kernel == "per-layer" else [torch.cat(tuple(observed), 1)]
+    spreads = [_lambda_squared(layer, variance, factor) for layer in layers]
+    height = spreads[0] if scaled and not isinstance(variance, str) else 1.0
 
     def distance(simulated: Sequence[Tensor]) -> Tensor:
+        squares = [squared_distance(s, o) for s, o in zip(simulated, observed, strict=True)]
+        squares = squares if kernel == "per-layer" else [sum_of(squares)]
         terms = []
-        for i, (s, o, spread) in enumerate(zip(simulated, observed, spreads, strict=True)):
-            weight = factor / (i + 1) if weighted else factor
-            terms.append(-weight * torch.expm1(-squared_distance(s, o) / spread))
+        for i, (square, spread) in enumerate(zip(squares, spreads, strict=True)):
+            weight = height / (i + 1) if weighted else height
+            terms.append(-weight * torch.expm1(-square / spread))
         return sum_of(terms)
 
     return distance
 
 
-def _lambda_squared(layer: Tensor, variance: float | Tensor | str) -> Tensor:
+def _lambda_squared(layer: Tensor, variance: float | Tensor | str, factor: float) -> Tensor:
     """[N]; 1 where a layer's gradients are all alike (pruned away, or only one)."""
     if not isinstance(variance, str):
         return torch.as_tensor(variance).to(layer).expand(len(layer))
     count = layer.shape[1]
     spread = layer.var(1) if count > 1 else torch.zeros_like(layer[:, 0])
-    spread = spread * count if variance == "n-var" else spread
+    spread = spread * factor * count if variance == "n-var" else spread * factor
     return torch.where(spread > 0, spread, 1.0)
 
 
@@ -97,10 +111,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(1)
 
 
+#: Gaussian distances whose lambda² follows from the gradients that were sent
+ADAPTED = {"sapag": "var", "adaptive-gaussian": "n-var"}
 DISTANCES: dict[str, DistanceFrom] = {
     "euclidean": euclidean,
-    "sapag": partial(gaussian, variance="var"),
-    "adaptive-gaussian": partial(gaussian, variance="n-var"),
+    **{name: partial(gaussian, variance=spread) for name, spread in ADAPTED.items()},
     "cosine": cosine,
 }
 

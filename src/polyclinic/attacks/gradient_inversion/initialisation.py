@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 Scheme = Literal["uniform", "transformed-gaussian", "normal", "given"]
+#: what is scaled to [0, 1] at once: an image, or each of its channels
+Scaling = Literal["image", "channel"]
 
 
 def scaled_to_unit(values: Tensor) -> Tensor:
@@ -17,28 +19,35 @@ def scaled_to_unit(values: Tensor) -> Tensor:
     return (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
 
 
-def uniform(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+def uniform(shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
     """U(0, 1), scaled to [0, 1]."""
-    return scaled_to_unit(torch.rand(shape, generator=rng))
+    return _scale(torch.rand(shape, generator=rng), scaling)
 
 
-def transformed_gaussian(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+def transformed_gaussian(shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
     """N(0, 1), scaled to [0, 1]."""
-    return scaled_to_unit(torch.randn(shape, generator=rng))
+    return _scale(torch.randn(shape, generator=rng), scaling)
 
 
-def normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """N(0, 1) as it is (DLG)."""
+def normal(shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
+    """N(0, 1) as it is (DLG): nothing is scaled."""
     return torch.randn(shape, generator=rng)
 
 
-SCHEMES: dict[str, Callable[[tuple[int, ...], torch.Generator], Tensor]] = {
+def _scale(values: Tensor, scaling: Scaling) -> Tensor:
+    """Images [C, H, W] by image or by channel; labels have no channels."""
+    if scaling == "image" or values.dim() < 3:
+        return scaled_to_unit(values)
+    return torch.stack([scaled_to_unit(channel) for channel in values])
+
+
+SCHEMES: dict[str, Callable[[tuple[int, ...], torch.Generator, Scaling], Tensor]] = {
     "uniform": uniform,
     "transformed-gaussian": transformed_gaussian,
     "normal": normal,
 }
 
 
-def draw(scheme: str, count: int, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """[count, *shape]: images, or the labels of images, each scaled by itself."""
-    return torch.stack([SCHEMES[scheme](shape, rng) for _ in range(count)])
+def draw(scheme: str, count: int, shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
+    """[count, *shape]: images, or the labels of images, each scaled by itself (images by channel if asked for)."""
+    return torch.stack([SCHEMES[scheme](shape, rng, scaling) for _ in range(count)])

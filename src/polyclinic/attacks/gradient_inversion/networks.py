@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
 from polyclinic.errors import BadInput
@@ -77,22 +78,29 @@ class ResNet18(nn.Module):
         return self.fc(F.avg_pool2d(x, 4).flatten(1))
 
 
-def with_random_weights(model: nn.Module, rng: torch.Generator, spread: float = SPREAD) -> nn.Module:
-    """The same network, its convolutions and linear layers drawn anew from U(-spread, spread)."""
+def with_random_weights(
+    model: nn.Module, rng: torch.Generator, spread: float = SPREAD, *, batch_norm: bool = False
+) -> nn.Module:
+    """The same network, its convolutions and linear layers (and `batch_norm`) drawn anew from U(-spread, spread)."""
+    drawn = (nn.Conv2d, nn.Linear, *((_BatchNorm,) if batch_norm else ()))
     for layer in model.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, drawn):
             for parameter in layer.parameters(recurse=False):
                 nn.init.uniform_(parameter, -spread, spread, generator=rng)
     return model
 
 
 def prepare_for_attack(
-    model: nn.Module, *, batch_norm: Literal["train", "eval"] = "train", device: str | torch.device = "cpu"
+    model: nn.Module,
+    *,
+    batch_norm: Literal["train", "eval"] = "train",
+    device: str | torch.device = "cpu",
+    own_weights: bool = False,
 ) -> nn.Module:
     """A copy on `device` that computes as the site did and can be differentiated twice for many targets at once.
 
     `batch_norm` says what the site normalised by: its own batch ("train"), or running statistics ("eval"), which are
-    then those in the buffers of `model`.
+    then those in the buffers of `model`. `own_weights`: each target will have a network of its own.
     """
     device = torch.device(device)
     twin = copy.deepcopy(model).to(device).requires_grad_(False).eval()
@@ -104,5 +112,5 @@ def prepare_for_attack(
                 )
             layer.__class__ = BatchStatistics2d  # keeps the parameters under their names
         elif device.type == "cuda" and ManyTargetsConv2d.can_replace(layer):
-            layer.__class__ = ManyTargetsConv2d
+            layer.__class__ = OwnWeightsConv2d if own_weights else ManyTargetsConv2d
     return twin

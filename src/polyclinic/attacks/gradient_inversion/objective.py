@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from polyclinic.attacks.gradient_inversion.distances import Distance, DistanceFrom, euclidean, total_variation
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
@@ -64,7 +63,7 @@ class Objective:
     def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]:
         point = point.detach().requires_grad_()
         images, labels = self.unpack(point)
-        sent = vmap(self.simulation)(images, labels)
+        sent = self.simulation.of_targets(images, labels)
         loss = self._distance([sent[name].flatten(1) for name in self.observed])
         if self.smoothness:
             loss = loss + self.smoothness * total_variation(images)
@@ -84,7 +83,7 @@ class Objective:
         """The same for some of the targets only."""
         labels = self.labels
         return Objective(
-            self.simulation,
+            self.simulation.select_rows(rows),
             {name: tensor[rows] for name, tensor in self.observed.items()},
             FixedLabels(labels.values[rows]) if isinstance(labels, FixedLabels) else labels,
             image_shape=self.image_shape,

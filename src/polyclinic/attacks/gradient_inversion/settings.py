@@ -15,13 +15,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
-from polyclinic.attacks.gradient_inversion.distances import DISTANCES, DistanceFrom, gaussian
-from polyclinic.attacks.gradient_inversion.initialisation import Scheme
+from polyclinic.attacks.gradient_inversion.distances import ADAPTED, DISTANCES, DistanceFrom, Kernel, gaussian
+from polyclinic.attacks.gradient_inversion.initialisation import Scaling, Scheme
 from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import Optimizer
 from polyclinic.federation.leaving.parcel import Parcel
+
+GAUSSIAN = ("gaussian", *ADAPTED)
 
 
 class GradientInversion(AttackSettings):
@@ -33,11 +35,27 @@ class GradientInversion(AttackSettings):
         "euclidean", description="how far gradients are from those that were sent"
     )
     variance: float | None = Field(None, gt=0, description="lambda squared of the distance 'gaussian'")
+    kernel: Kernel = Field(
+        "per-layer",
+        description="of the distances 'gaussian', 'sapag' and 'adaptive-gaussian': one exponential for each layer i "
+        "with weight 1/i, as the papers write it, or one for the gradients of all layers together, as in the code of "
+        "Dahlgaard et al. for a fixed lambda squared",
+    )
+    variance_factor: float = Field(
+        1.0,
+        gt=0,
+        description="factor of lambda squared of 'sapag' and 'adaptive-gaussian'; 2 in one version of that code",
+    )
     scaled: bool = Field(
         True, description="that distance is multiplied by lambda squared; false: as the papers have it"
     )
     total_variation: float = Field(0.0, ge=0, description="weight of the images' roughness")
     start: Scheme = Field("transformed-gaussian", description="images and labels to start from")
+    start_scaling: Scaling = Field(
+        "image",
+        description="what of the uniform and the transformed-gaussian start is scaled to [0, 1] at once: an image, as "
+        "Dahlgaard et al. write, or each channel, as in their code",
+    )
     label: Literal["joint", "sign", "counts", "known"] = Field(
         "joint", description="labels: searched for, read off the gradient (one image; a batch), or known"
     )
@@ -51,6 +69,9 @@ class GradientInversion(AttackSettings):
     box: bool = Field(False, description="adam(w) keeps pixels between 0 and 1")
     restarts: int = Field(1, ge=1, description="starts, of which the one with the lowest loss counts")
     returns: Literal["best", "last"] = Field("best", description="the point of lowest loss, or the last one")
+    trajectory: tuple[int, ...] = Field(
+        (), description="steps at which images, loss and distance are kept, in ascending order; 0 is the start"
+    )
     batch_norm: Literal["train", "eval"] = Field(
         "train", description="what the site normalised by: its batch, or running statistics"
     )
@@ -65,8 +86,16 @@ class GradientInversion(AttackSettings):
     def _no_contradiction(self) -> GradientInversion:
         if (self.distance == "gaussian") != (self.variance is not None):
             raise ValueError("the distance 'gaussian' needs variance, its lambda squared, and no other takes one")
+        if self.kernel != "per-layer" and self.distance not in GAUSSIAN:
+            raise ValueError("kernel goes with the distances gaussian, sapag and adaptive-gaussian; choose one of them")
+        if self.variance_factor != 1 and self.distance not in ADAPTED:
+            raise ValueError("variance_factor goes with sapag and adaptive-gaussian; give variance for 'gaussian'")
         if self.optimizer == "lbfgs" and (self.box or self.signed or self.decay_at or self.weight_decay):
             raise ValueError("box, signed, decay_at and weight_decay go with adam or adamw; drop them, or lbfgs")
+        if any(step < 0 for step in self.trajectory) or sorted(set(self.trajectory)) != list(self.trajectory):
+            raise ValueError("trajectory: give steps in ascending order, each once, from 0 on, such as [0, 10, 100]")
+        if self.trajectory and self.trajectory[-1] > self.iterations:
+            raise ValueError(f"trajectory: there are {self.iterations} iterations; give no step beyond the last")
         return self
 
     # --- what the attacker has --------------------------------------------------------------------
@@ -116,7 +145,10 @@ class GradientInversion(AttackSettings):
 
     def distance_from(self) -> DistanceFrom:
         if self.variance is not None:
-            return partial(gaussian, variance=self.variance, scaled=self.scaled)
+            return partial(gaussian, variance=self.variance, kernel=self.kernel, scaled=self.scaled)
+        if self.distance in ADAPTED:
+            spread = ADAPTED[self.distance]
+            return partial(gaussian, variance=spread, kernel=self.kernel, factor=self.variance_factor)
         return DISTANCES[self.distance]
 
     def optimizer_at(self, start: Tensor, pixels: int) -> Optimizer:

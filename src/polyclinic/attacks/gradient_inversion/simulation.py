@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 
 #: network outputs [B, ...] and labels [B, ...] to the mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,31 +67,79 @@ class Simulation:
         self.fixed |= dict(model.named_buffers())
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
-        if self.training is None:
-            return self._gradient(self.weights, images, labels)
-        return self._local_training(self.training, images, labels)
+        return self._send(self.weights, self.fixed, images, labels)
 
-    def _gradient(self, weights: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+    def of_targets(self, images: Tensor, labels: Tensor) -> Tensors:
+        """What the sites send for N targets: images [N, B, C, H, W] and labels [N, B, ...] to tensors [N, ...]."""
+        return vmap(self)(images, labels)
+
+    def select_rows(self, rows: Tensor) -> Simulation:
+        """The same for some of the targets only."""
+        return self
+
+    def _send(self, weights: Tensors, fixed: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        if self.training is None:
+            return self._gradient(weights, fixed, images, labels)
+        return self._local_training(self.training, weights, fixed, images, labels)
+
+    def _gradient(self, weights: Tensors, fixed: Tensors, images: Tensor, labels: Tensor) -> Tensors:
         def loss(weights: Tensors) -> Tensor:
-            return self.loss(functional_call(self.model, {**self.fixed, **weights}, (images,)), labels)
+            return self.loss(functional_call(self.model, {**fixed, **weights}, (images,)), labels)
 
         return grad(loss)(weights)
 
-    def _local_training(self, training: LocalTraining, images: Tensor, labels: Tensor) -> Tensors:
-        weights, velocity = self.weights, {name: torch.zeros_like(w) for name, w in self.weights.items()}
+    def _local_training(
+        self, training: LocalTraining, start: Tensors, fixed: Tensors, images: Tensor, labels: Tensor
+    ) -> Tensors:
+        weights, velocity = start, {name: torch.zeros_like(w) for name, w in start.items()}
         for step in range(training.steps):
             batch = training.batch(step, len(images))
-            gradients = self._gradient(weights, images[batch], labels[batch])
+            gradients = self._gradient(weights, fixed, images[batch], labels[batch])
             for name in self.names:
                 decayed = gradients[name] + training.weight_decay * weights[name]
-                pulled = decayed + training.proximal * (weights[name] - self.weights[name])
+                pulled = decayed + training.proximal * (weights[name] - start[name])
                 velocity[name] = training.momentum * velocity[name] + pulled
             weights = {name: weights[name] - training.lr * velocity[name] for name in self.names}
-        return self.observe(weights)
+        return self._mean_gradient(training, start, weights)
 
     def observe(self, sent: Mapping[str, Tensor]) -> Tensors:
         """Gradients as they are; weights as the mean gradient that led from the known weights to them."""
         if self.training is None:
             return {name: sent[name] for name in self.names}
-        length = self.training.lr * self.training.steps
-        return {name: (self.weights[name] - sent[name]) / length for name in self.names}
+        return self._mean_gradient(self.training, self.weights, sent)
+
+    def _mean_gradient(self, training: LocalTraining, start: Tensors, end: Mapping[str, Tensor]) -> Tensors:
+        length = training.lr * training.steps
+        return {name: (start[name] - end[name]) / length for name in self.names}
+
+
+class StackedSimulation(Simulation):
+    """N targets whose sites computed with N networks of one architecture, which differ in their weights."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        loss: Loss = cross_entropy,
+        *,
+        names: Sequence[str] | None = None,
+        training: LocalTraining | None = None,
+    ) -> None:
+        """`models`: a network for each target, from `prepare_for_attack(..., own_weights=True)`."""
+        super().__init__(models[0], loss, names=names, training=training)
+        states = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]
+        self.weights, self.fixed = (
+            {name: torch.stack([state[name].detach() for state in states]) for name in part}
+            for part in (self.weights, self.fixed)
+        )
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
+        raise TypeError("each target has a network of its own: use of_targets")
+
+    def of_targets(self, images: Tensor, labels: Tensor) -> Tensors:
+        return vmap(self._send)(self.weights, self.fixed, images, labels)
+
+    def select_rows(self, rows: Tensor) -> StackedSimulation:
+        chosen = copy.copy(self)
+        chosen.weights = {name: tensor[rows] for name, tensor in self.weights.items()}
+        chosen.fixed = {name: tensor[rows] for name, tensor in self.fixed.items()}
+        return chosen

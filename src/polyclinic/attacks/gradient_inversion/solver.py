@@ -12,10 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import initialisation, labels
+from polyclinic.attacks.gradient_inversion.distances import total_variation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Loss, Simulation, cross_entropy
+from polyclinic.attacks.gradient_inversion.simulation import (
+    LocalTraining,
+    Loss,
+    Simulation,
+    StackedSimulation,
+    cross_entropy,
+)
 from polyclinic.attacks.solvers.search import SearchResult, allow_tf32, search
+from polyclinic.attacks.solvers.trajectory import Trajectory
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -28,12 +36,13 @@ if TYPE_CHECKING:
 class Knowledge:
     """What the attacker knows besides the parcels. An attack uses nothing that it does not declare in `needs`.
 
-    `model` holds the weights (and batch-norm statistics) that the site computed with. The task is classification into
-    `classes`; another one gives a `loss` of its own, (outputs, labels) -> mean, and the `label_shape` of one image
-    (`label_form` "masks" if labels lie between 0 and 1).
+    `model` holds the weights (and batch-norm statistics) that the site computed with; where the sites of the parcels
+    computed with different weights, it is a list with a network for each parcel, all of one architecture. The task is
+    classification into `classes`; another one gives a `loss` of its own, (outputs, labels) -> mean, and the
+    `label_shape` of one image (`label_form` "masks" if labels lie between 0 and 1).
     """
 
-    model: nn.Module
+    model: nn.Module | Sequence[nn.Module]
     image_shape: tuple[int, int, int]
     batch_size: int = 1
     classes: int | None = None
@@ -43,6 +52,18 @@ class Knowledge:
     training: LocalTraining | None = None
     labels: Tensor | None = None  #: [N, B]: classes; or [N, B, *label_shape] for another loss
     start_images: Tensor | None = None  #: [N, B, C, H, W]: images to start from
+
+
+@dataclass(frozen=True)
+class ImageTrajectory:
+    """Images on their way, at K steps: [N, K, B, C, H, W], and [N, K] each: the loss that is minimised, and the
+    distance of the gradients alone, which is the loss without the weight of the images' roughness. A target that had
+    finished before a step is where it ended."""
+
+    steps: tuple[int, ...]
+    images: Tensor
+    loss: Tensor
+    distance: Tensor
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,7 @@ class Reconstruction:
     converged: Tensor
     diverged: Tensor
     threat_model: str
+    trajectory: ImageTrajectory | None = None  #: where the settings name steps to keep
 
 
 class Inversion:
@@ -68,8 +90,8 @@ class Inversion:
         self.settings, self.knowledge = settings, knowledge
         self.seed, self.device = seed, device
         self.shape = (knowledge.batch_size, *knowledge.image_shape)
-        prepared = prepare_for_attack(knowledge.model, batch_norm=settings.batch_norm, device=device)
-        self.model = prepared.to(settings.dtype)
+        self.networks = self._prepare(knowledge.model)
+        self.model = self.networks[0]
         self._check_knowledge()
 
     def run(self, parcels: Sequence[Parcel]) -> Reconstruction:
@@ -80,10 +102,26 @@ class Inversion:
         with allow_tf32(self.settings.precision == "tf32"):
             parts = [self._attack_group([parcels[row] for row in rows], rows) for rows in groups]
         fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        return Reconstruction(**fields, threat_model=str(self.settings))
+        kept = {name: fields.pop(f"trajectory_{name}") for name in ("images", "loss", "distance")}
+        steps = self.settings.trajectory
+        trajectory = ImageTrajectory(steps, **kept) if steps else None
+        return Reconstruction(**fields, threat_model=str(self.settings), trajectory=trajectory)
+
+    def _prepare(self, given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+        """The one network of all parcels, or one for each."""
+        own = not isinstance(given, nn.Module)
+        models: Sequence[nn.Module] = [given] if isinstance(given, nn.Module) else given
+        if not models:
+            raise BadInput("attack: Knowledge.model is an empty list; give one network, or one for each parcel")
+        modes = {"batch_norm": self.settings.batch_norm, "device": self.device, "own_weights": own}
+        return [prepare_for_attack(model, **modes).to(self.settings.dtype) for model in models]  # type: ignore[arg-type]
+
+    @property
+    def _own_networks(self) -> bool:
+        return not isinstance(self.knowledge.model, nn.Module)
 
     def _attack_group(self, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
-        simulation = self._simulation(parcels)
+        simulation = self._simulation(parcels, rows)
         observed = self._observed(simulation, parcels)
         objective = Objective(
             simulation,
@@ -98,7 +136,8 @@ class Inversion:
             start = torch.stack([self._start(p, row, objective, restart) for p, row in zip(parcels, rows, strict=True)])
             start = start.to(self.device, self.settings.dtype)
             optimizer = self.settings.optimizer_at(start, math.prod(self.shape))
-            found = search(objective, optimizer, returns=self.settings.returns)
+            steps = self.settings.trajectory
+            found = search(objective, optimizer, returns=self.settings.returns, trajectory=steps)
             best = _better(best, self._fields(objective, start, found))
         return best
 
@@ -113,11 +152,19 @@ class Inversion:
             "evaluations": found.evaluations,
             "converged": found.converged,
             "diverged": found.diverged,
+            **self._trajectory_fields(objective, found.trajectory),
         }
+
+    def _trajectory_fields(self, objective: Objective, kept: Trajectory) -> dict[str, Tensor]:
+        size = math.prod(self.shape)
+        images = kept.points[..., :size].unflatten(2, self.shape)
+        rough = total_variation(images.flatten(0, 1)).view_as(kept.loss)
+        distance = kept.loss - objective.smoothness * rough
+        return {"trajectory_images": images, "trajectory_loss": kept.loss, "trajectory_distance": distance}
 
     # --- what is seen -----------------------------------------------------------------------------
 
-    def _simulation(self, parcels: Sequence[Parcel]) -> Simulation:
+    def _simulation(self, parcels: Sequence[Parcel], rows: range) -> Simulation:
         """A site that sends what these parcels hold: gradients or weights of some of the network's parameters."""
         sent = {name for name in parcels[0].tensors if all(name in parcel.tensors for parcel in parcels)}
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters() if name in sent}
@@ -128,6 +175,8 @@ class Inversion:
                 raise BadInput(f"attack: '{name}' has other shapes in the parcels than in the network, {tuple(shape)}")
         training = self.knowledge.training if self.settings.kind == "weights" else None
         loss = self.knowledge.loss or cross_entropy
+        if self._own_networks:
+            return StackedSimulation([self.networks[row] for row in rows], loss, names=list(shapes), training=training)
         return Simulation(self.model, loss, names=list(shapes), training=training)
 
     def _observed(self, simulation: Simulation, parcels: Sequence[Parcel]) -> dict[str, Tensor]:
@@ -160,6 +209,11 @@ class Inversion:
         """One row of labels and of start images for each parcel, with one for each of its images."""
         if not count:
             raise BadInput("attack: there are no parcels to attack; give one or more")
+        if self._own_networks and len(self.networks) != count:
+            raise BadInput(
+                f"attack: Knowledge.model has {len(self.networks)} networks, and there are {count} parcels; give one "
+                "network for all, or one for each"
+            )
         images = self.knowledge.batch_size
         given = {"labels": self.settings.label == "known", "start_images": self.settings.start == "given"}
         for name in (name for name, used in given.items() if used):
@@ -175,21 +229,27 @@ class Inversion:
         classes = known.classes if known.loss is None else None
         if rule == "joint":
             return FreeLabels(known.label_shape, known.label_form) if classes is None else FreeLabels((classes,))
-        values = self._given_labels(rows) if rule == "known" else self._read_labels(observed)
+        values = self._given_labels(rows) if rule == "known" else self._read_labels(observed, rows)
         return FixedLabels(values if classes is None else F.one_hot(values.long(), classes).to(self.settings.dtype))
 
     def _given_labels(self, rows: range) -> Tensor:
         assert self.knowledge.labels is not None  # checked before
         return self.knowledge.labels[rows.start : rows.stop].to(self.device)
 
-    def _read_labels(self, observed: dict[str, Tensor]) -> Tensor:
+    def _read_labels(self, observed: dict[str, Tensor], rows: range) -> Tensor:
         """Labels [N, B] from the gradients of the last layer."""
         layer = labels.last_linear(self.model)
         if f"{layer}.weight" not in observed:
             raise BadInput(f"attack.label: the parcels lack '{layer}.weight', which gives labels away; use 'joint'")
         if self.settings.label == "sign":
             return labels.label_by_sign(observed, layer)[:, None]
-        return labels.as_labels(labels.counts(observed, self.model, layer, self.knowledge.batch_size))
+        size = self.knowledge.batch_size
+        if not self._own_networks:
+            return labels.as_labels(labels.counts(observed, self.model, layer, size))
+        singles = [{name: tensor[i : i + 1] for name, tensor in observed.items()} for i in range(len(rows))]
+        pairs = zip(singles, rows, strict=True)
+        counts = [labels.counts(single, self.networks[row], layer, size) for single, row in pairs]
+        return labels.as_labels(torch.cat(counts))
 
     def _start(self, parcel: Parcel, row: int, objective: Objective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""
@@ -198,7 +258,8 @@ class Inversion:
         if scheme == "given" and given is not None:
             images, scheme = given[row], "transformed-gaussian"
         else:
-            images = initialisation.draw(scheme, self.shape[0], self.shape[1:], rng)
+            scaling = self.settings.start_scaling
+            images = initialisation.draw(scheme, self.shape[0], self.shape[1:], rng, scaling)
         if isinstance(objective.labels, FixedLabels):
             return images.flatten()
         free = initialisation.draw(scheme, self.shape[0], objective.labels.shape, rng)

@@ -80,6 +80,10 @@ class Adam:
             moved[:, :size].clamp_(low, high)
         return moved
 
+    @property
+    def steps_taken(self) -> Tensor:
+        return self.step_count.expand(len(self.point))
+
     def select_rows(self, rows: Tensor) -> None:
         """Go on with some of the targets only."""
         for name in ("point", "first", "second", "diverged", "converged", "active"):

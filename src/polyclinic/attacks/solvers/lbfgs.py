@@ -76,6 +76,10 @@ class LBFGS:
         self.started |= going
         self._count(going)
 
+    @property
+    def steps_taken(self) -> Tensor:
+        return self.step_count
+
     def _end_stalled_steps(self, loss: Tensor) -> None:
         """A step in which nothing moves any more is over; the target's next one begins at the same place."""
         still = self.move.abs().amax(1) <= self.tolerance_change

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.solvers.trajectory import Recorder, Trajectory
 from polyclinic.training.graphs import GraphedFunction
 
 CHECK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
@@ -33,6 +34,9 @@ class Optimizer(Protocol):
     diverged: Tensor
     limit: int  #: iterations after which every target has finished
 
+    @property
+    def steps_taken(self) -> Tensor: ...  #: [N]
+
     def update(self, loss: Tensor, gradient: Tensor) -> None: ...
 
     def select_rows(self, rows: Tensor) -> None: ...
@@ -41,13 +45,14 @@ class Optimizer(Protocol):
 @dataclass(frozen=True)
 class SearchResult:
     """Where the search ended, by target: points [N, D] and for each target [N]: its loss, how often it was
-    evaluated, and whether it converged or diverged (neither: its steps were used up)."""
+    evaluated, and whether it converged or diverged (neither: its steps were used up); the trajectory, if asked for."""
 
     point: Tensor
     loss: Tensor
     evaluations: Tensor
     converged: Tensor
     diverged: Tensor
+    trajectory: Trajectory
 
 
 def search(
@@ -56,15 +61,16 @@ def search(
     *,
     returns: Literal["best", "last"] = "best",
     graphs: bool = True,
+    trajectory: Sequence[int] = (),
 ) -> SearchResult:
     """Minimise until every target has finished. "best" returns the iterate with the
-    lowest attack loss; ground truth is not used.
+    lowest attack loss; ground truth is not used. `trajectory`: steps at which to keep points and losses.
 
     Targets that have finished are masked, which leaves the others as they are to the last bit. Once only half of a
     batch is left (an eighth on a GPU) the finished ones leave it, which may change the rest by rounding. On a GPU an
     iteration is one CUDA graph.
     """
-    batch = _Batch(objective, optimizer)
+    batch = _Batch(objective, optimizer, trajectory)
     found = batch.results(returns)
     rows = torch.arange(len(optimizer.point), device=optimizer.point.device)
     while True:
@@ -99,8 +105,9 @@ def on_gpu(tensor: Tensor) -> bool:
 class _Batch:
     """The targets that are still searched for, the best point of each, and one iteration of all."""
 
-    def __init__(self, objective: Minimised, optimizer: Optimizer) -> None:
+    def __init__(self, objective: Minimised, optimizer: Optimizer, trajectory: Sequence[int]) -> None:
         self.objective, self.optimizer = objective, optimizer
+        self.recorder = Recorder(trajectory, optimizer.point)
         self.best = optimizer.point.clone()
         self.best_loss = torch.full_like(optimizer.point[:, 0], torch.inf)
         self.loss = self.best_loss.clone()
@@ -110,6 +117,8 @@ class _Batch:
     def iterate(self) -> None:
         loss, gradient = self.objective(self.optimizer.point)
         self._note(loss)
+        if self.recorder.steps:
+            self.recorder.note(self.optimizer.point, loss, self.optimizer.steps_taken)
         self.evaluations += self.optimizer.active
         self.optimizer.update(loss, gradient)
 
@@ -136,6 +145,7 @@ class _Batch:
     def select_rows(self, rows: Tensor) -> None:
         self.objective = self.objective.select_rows(rows)
         self.optimizer.select_rows(rows)
+        self.recorder.select_rows(rows)
         for name in ("best", "best_loss", "loss", "evaluations"):
             setattr(self, name, getattr(self, name)[rows])
 
@@ -148,9 +158,12 @@ class _Batch:
             self.evaluations.clone(),
             self.optimizer.converged.clone(),
             self.optimizer.diverged.clone(),
+            self.recorder.result(self.optimizer.point, self.loss),
         )
 
 
 def _write(found: SearchResult, rows: Tensor, batch: SearchResult, left: Tensor) -> None:
     for name in ("point", "loss", "evaluations", "converged", "diverged"):
         getattr(found, name)[rows] = getattr(batch, name)[left]
+    for name in ("points", "loss"):
+        getattr(found.trajectory, name)[rows] = getattr(batch.trajectory, name)[left]

@@ -62,8 +62,8 @@ class _WeightGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        columns = _columns(images, window)
-        product = _by_channel(gradient) @ columns.mT
+        columns = seen_by_outputs(images, window)
+        product = by_channel(gradient) @ columns.mT
         return product.unflatten(2, (images.shape[2], *window.kernel)), columns
 
     @staticmethod
@@ -81,9 +81,9 @@ class _WeightGradients(torch.autograd.Function):
         (weights,) = gradients[:1]
         of_gradient = of_images = None
         if ctx.needs_input_grad[0]:
-            of_gradient = _by_image(weights.flatten(2) @ columns, gradient.shape)
+            of_gradient = by_image(weights.flatten(2) @ columns, gradient.shape)
         if ctx.needs_input_grad[1]:
-            of_images = _convolved_back(gradient, weights, ctx.window, ctx.shape)
+            of_images = convolve_back(gradient, weights, ctx.window, ctx.shape)
         return of_gradient, of_images, None
 
     @staticmethod
@@ -97,17 +97,17 @@ class _WeightGradients(torch.autograd.Function):
         return (product.unflatten(0, (size, -1)), columns.unflatten(0, (size, -1))), (0, 0)
 
 
-def _by_channel(images: Tensor) -> Tensor:
+def by_channel(images: Tensor) -> Tensor:
     """[N, B, O, H, W] to [N, O, B·H·W]; a view of single images."""
     return images.transpose(1, 2).flatten(2)
 
 
-def _by_image(rows: Tensor, shape: torch.Size) -> Tensor:
+def by_image(rows: Tensor, shape: torch.Size) -> Tensor:
     """[N, O, B·H·W] to [N, B, O, H, W], which is `shape`."""
     return rows.unflatten(2, (shape[1], *shape[3:])).transpose(1, 2)
 
 
-def _columns(images: Tensor, window: Window) -> Tensor:
+def seen_by_outputs(images: Tensor, window: Window) -> Tensor:
     """What each output pixel sees: [N, B, C, H, W] to [N, C·k·k, B·H'·W']."""
     count, batch = images.shape[:2]
     every = images.flatten(0, 2)[None]  # all as channels of one image: torch would start a kernel per image
@@ -115,7 +115,7 @@ def _columns(images: Tensor, window: Window) -> Tensor:
     return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
 
 
-def _convolved_back(gradient: Tensor, weights: Tensor, window: Window, shape: torch.Size) -> Tensor:
+def convolve_back(gradient: Tensor, weights: Tensor, window: Window, shape: torch.Size) -> Tensor:
     """The gradient of images, `shape`, that N targets convolve with weights [N, O, C, k, k] of their own.
 
     Without strides it is a convolution as well, of pictures turned upside down: what they see is found thrice as fast
@@ -123,9 +123,9 @@ def _convolved_back(gradient: Tensor, weights: Tensor, window: Window, shape: to
     """
     around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
     if window.stride == (1, 1) and min(around) >= 0:
-        columns = _columns(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
-        return _by_image(weights.transpose(1, 2).flatten(2) @ columns, shape).flip(3, 4)
-    columns = weights.flatten(2).mT @ _by_channel(gradient)
+        columns = seen_by_outputs(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
+        return by_image(weights.transpose(1, 2).flatten(2) @ columns, shape).flip(3, 4)
+    columns = weights.flatten(2).mT @ by_channel(gradient)
     seen = columns.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, columns.shape[2] // shape[1])
     return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
 

@@ -1,0 +1,102 @@
+"""Convolution for `vmap` over weights: N targets, each with images and weights of its own.
+
+Torch computes this as a convolution in N groups, which is slow on a GPU. Here it is one batched matrix product.
+Convolution is linear in the images and in the weights, so the derivatives of three operations are these operations
+again: convolve images, send gradients back to the images, and gather gradients of the weights. Any derivative is
+thereby exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Size, Tensor, nn
+from torch.autograd import Function
+
+from polyclinic.attacks.solvers.vmap_convolution import (
+    Window,
+    by_channel,
+    by_image,
+    convolve_back,
+    seen_by_outputs,
+    vmapped_first,
+)
+
+# images x [N, B, C, H, W], weights w [N, O, C, k, k], outputs or their gradients y [N, B, O, H', W']
+
+
+class _Bilinear(Function):
+    """What the three operations share: both inputs and the constants are kept, and `vmap` adds targets."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.window, ctx.size = inputs
+        ctx.save_for_backward(*tensors)
+
+    @classmethod
+    def vmap(
+        cls, info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, window: Window, size: Size
+    ) -> tuple[Tensor, int]:
+        count = info.batch_size
+        merged = [vmapped_first(t, d, count).flatten(0, 1) for t, d in ((first, in_dims[0]), (second, in_dims[1]))]
+        return cls.apply(*merged, window, size).unflatten(0, (count, -1)), 0
+
+
+class _Convolve(_Bilinear):
+    """x, w -> y."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        """`size`: of the images, (H, W)."""
+        sides = [(size[i] + 2 * window.padding[i] - window.kernel[i]) // window.stride[i] + 1 for i in (0, 1)]
+        shape = Size((x.shape[0], x.shape[1], w.shape[1], *sides))
+        return by_image(w.flatten(2) @ seen_by_outputs(x, window), shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        y = gradients[0]
+        of_x = _SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
+        of_w = _Gather.apply(y, x, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
+        return of_x, of_w, None, None
+
+
+class _SendBack(_Bilinear):
+    """y, w -> x: the transpose of `_Convolve` for fixed weights."""
+
+    @staticmethod
+    def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        return convolve_back(y, w, window, Size((*y.shape[:2], w.shape[2], *size)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        y, w = ctx.saved_tensors
+        x = gradients[0]
+        of_y = _Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
+        of_w = _Gather.apply(y, x, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
+        return of_y, of_w, None, None
+
+
+class _Gather(_Bilinear):
+    """y, x -> w: the transpose of `_Convolve` for fixed images."""
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, window: Window, size: Size) -> Tensor:
+        return (by_channel(y) @ seen_by_outputs(x, window).mT).unflatten(2, (x.shape[2], *window.kernel))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        y, x = ctx.saved_tensors
+        w = gradients[0]
+        of_y = _Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
+        of_x = _SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
+        return of_y, of_x, None, None
+
+
+class OwnWeightsConv2d(nn.Conv2d):
+    """A Conv2d that `ManyTargetsConv2d.can_replace`, for `vmap` over images and weights on a GPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
+        output = _Convolve.apply(input[None], self.weight[None], window, input.shape[-2:])[0]
+        return output if self.bias is None else output + self.bias[:, None, None]
