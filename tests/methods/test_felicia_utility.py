@@ -141,18 +141,18 @@ def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch
 
 
 def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_for_fake(felicia, monkeypatch, tmp_path):
-    whole, looks = private.descend, []
+    whole, looks = private.take_private_steps, []
 
-    def watch(site, module, losses, fetch, steps, optimizer, **how):
-        rows, labels, is_real = fetch(torch.arange(3))
+    def watch(site, objective, steps, optimizer):
+        rows, labels, is_real = objective.fetch(torch.arange(3))
         own = site.data.train
         assert torch.equal(rows[is_real], centred(torch.from_numpy(np.asarray(own.images[:3]).copy())))
         assert labels[is_real].tolist() == own.labels[:3].tolist()
-        assert int((~is_real).sum()) == how["joined"] == 8
+        assert int((~is_real).sum()) == objective.joined == 8
         looks.append(site.name)
-        return whole(site, module, losses, fetch, steps, optimizer, **how)
+        return whole(site, objective, steps, optimizer)
 
-    monkeypatch.setattr(private, "descend", watch)
+    monkeypatch.setattr(private, "take_private_steps", watch)
     result = run(felicia({"privacy.on": ["generator"], "generator.labels": "even"}), tmp_path / "run")
     assert result["failures"] == []
     assert sorted(looks) == ["site-1", "site-2"]

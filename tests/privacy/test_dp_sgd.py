@@ -70,6 +70,11 @@ def plain_steps(model: nn.Module, given: list[dp_sgd.Batch], optimizer: torch.op
         optimizer.step()
 
 
+def descend(model, losses, batches, steps, optimizer, *, correct=None, **mean) -> None:
+    some = itertools.islice(batches, steps)
+    dp_sgd.take_noisy_steps(model, optimizer, losses, some, dp_sgd.NoisyMean(**mean), correct)
+
+
 def furthest(a: nn.Module, b: nn.Module) -> float:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return max(float((x - y).detach().abs().max()) for x, y in pairs)
@@ -91,7 +96,7 @@ def test_without_noise_and_clipping_it_is_plain_sgd(name, kind):
         )
 
     settings = {"noise": 0.0, "clip": math.inf, "expected": BATCH, "draw": silent}
-    dp_sgd.descend(model, losses_of(model), iter(given), len(given), make(model), **settings)
+    descend(model, losses_of(model), iter(given), len(given), make(model), **settings)
     plain_steps(other, given, make(other), BATCH)
     assert furthest(model, other) <= 1e-6
     assert furthest(model, start) > 1e-3
@@ -102,9 +107,7 @@ def test_in_double_precision_it_is_plain_sgd_to_the_last_digits():
     other = copy.deepcopy(model)
     given = [(images.double(), targets) for images, targets in batches(BATCH, 3, BATCH)]
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    dp_sgd.descend(
-        model, losses_of(model), iter(given), 3, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent
-    )
+    descend(model, losses_of(model), iter(given), 3, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent)
     plain_steps(other, given, torch.optim.SGD(other.parameters(), 0.1, 0.9), BATCH)
     assert furthest(model, other) < 1e-14
 
@@ -116,7 +119,7 @@ def test_pieces_make_no_difference(monkeypatch):
     for one, rows in ((model, 256), (other, 2)):
         monkeypatch.setattr(dp_sgd, "MOST_ROWS", rows)
         optimizer = torch.optim.SGD(one.parameters(), 0.1)
-        dp_sgd.descend(one, losses_of(one), iter(batches(BATCH, 5)), 2, optimizer, draw=noise(), **settings)
+        descend(one, losses_of(one), iter(batches(BATCH, 5)), 2, optimizer, draw=noise(), **settings)
     assert furthest(model, other) < 1e-6
 
 
@@ -140,7 +143,7 @@ def gradient(rows: list[list[float]], *, clip: float, expected: float, noise: fl
     batch = (torch.tensor(rows).reshape(-1, 2),)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     settings = {"noise": noise, "clip": clip, "expected": expected, "draw": draw}
-    dp_sgd.descend(model, model, iter([batch]), 1, optimizer, **settings)
+    descend(model, model, iter([batch]), 1, optimizer, **settings)
     return -model.layer.weight.detach()[0]
 
 
@@ -165,7 +168,7 @@ def test_clipping_is_over_all_weights_of_a_row_together():
     start = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     settings = {"noise": 0.0, "clip": 0.25, "expected": 1, "draw": silent}
-    dp_sgd.descend(model, lambda x: 50 * model(x)[:, 0], iter([(row,)]), 1, optimizer, **settings)
+    descend(model, lambda x: 50 * model(x)[:, 0], iter([(row,)]), 1, optimizer, **settings)
     moved = [(a - b).detach().flatten() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
     assert float(torch.cat(moved).norm()) == pytest.approx(0.25, rel=1e-4)
 
@@ -193,7 +196,7 @@ def test_what_corrects_the_gradient_comes_after_the_noise():
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     batch = (torch.tensor([[0.0, 0.5]]),)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 1, "draw": torch.ones_like, "correct": correct}
-    dp_sgd.descend(model, model, iter([batch]), 1, optimizer, **settings)
+    descend(model, model, iter([batch]), 1, optimizer, **settings)
     assert seen[0].tolist() == [pytest.approx([1.0, 1.5])]
     assert model.layer.weight.tolist() == [[0.0, 0.0]]
 
@@ -207,7 +210,7 @@ def test_the_noise_has_the_standard_deviation_it_is_said_to_have():
     start = model.weight.detach().clone()
     settings = {"noise": 1.3, "clip": 0.6, "expected": 8, "draw": noise()}
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    dp_sgd.descend(model, lambda x: 0 * model(x).sum(1), iter([(torch.ones(2, 1000),)]), 1, optimizer, **settings)
+    descend(model, lambda x: 0 * model(x).sum(1), iter([(torch.ones(2, 1000),)]), 1, optimizer, **settings)
     moved = (model.weight.detach() - start).flatten().double().numpy()
     wanted = 1.3 * 0.6 / 8
     assert moved.std() == pytest.approx(wanted, rel=0.01)
@@ -264,7 +267,7 @@ def test_the_module_is_as_it_was_but_for_its_weights():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     for _ in range(2):  # and so it can be trained again
-        dp_sgd.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+        descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
     assert list(model.state_dict()) == names
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
     assert all(p.grad is None and not vars(p) for p in model.parameters())
@@ -275,9 +278,9 @@ def test_a_failure_leaves_no_hooks_behind():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     with pytest.raises(ValueError, match="one loss a row"):
-        dp_sgd.descend(model, lambda x, y: losses_of(model)(x, y).mean(), iter(batches(2)), 1, optimizer, **settings)
+        descend(model, lambda x, y: losses_of(model)(x, y).mean(), iter(batches(2)), 1, optimizer, **settings)
     assert not any(m._forward_hooks for m in model.modules())
-    dp_sgd.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+    descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
 
 
 def test_batch_norm_is_refused_with_the_cure():
@@ -285,7 +288,7 @@ def test_batch_norm_is_refused_with_the_cure():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     with pytest.raises(BadInput, match=r"model\.norm = 'group'"):
-        dp_sgd.descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
+        descend(model, losses_of(model), iter(batches(2)), 1, optimizer, **settings)
 
 
 class Sly(nn.Module):
@@ -307,7 +310,7 @@ def test_whatever_changes_without_noise_is_found():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"noise": 1.0, "clip": 1.0, "expected": 2, "draw": noise()}
     with pytest.raises(WorkFailed, match=r"memory\.seen"):
-        dp_sgd.descend(model, model, itertools.repeat((torch.ones(2, 2),)), 1, optimizer, **settings)
+        descend(model, model, itertools.repeat((torch.ones(2, 2),)), 1, optimizer, **settings)
 
 
 def test_it_learns():
@@ -319,7 +322,7 @@ def test_it_learns():
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     given = ((points[index], targets[index]) for index in dp_sgd.poisson(400, 0.1, numpy_rng("clouds")))
     settings = {"noise": 1.7, "clip": 1.0, "expected": 40, "draw": noise("clouds")}
-    dp_sgd.descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
+    descend(model, lambda x, y: F.cross_entropy(model(x), y, reduction="none"), given, 40, optimizer, **settings)
     assert compute_epsilon(0.1, 1.7, 40, 1 / 400) < 2
     assert float((model(points).argmax(1) == targets).float().mean()) > 0.9
 
@@ -331,9 +334,7 @@ def test_on_a_gpu_it_is_plain_sgd_too_and_noise_has_an_address():
     other = copy.deepcopy(model)
     given = [tuple(tensor.to(gpu) for tensor in batch) for batch in batches(BATCH, 0)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    dp_sgd.descend(
-        model, losses_of(model), iter(given), 2, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent
-    )
+    descend(model, losses_of(model), iter(given), 2, optimizer, noise=0.0, clip=math.inf, expected=BATCH, draw=silent)
     plain_steps(other, given, torch.optim.SGD(other.parameters(), 0.01), BATCH)
     assert furthest(model, other) < 1e-4
     like = torch.zeros(9, device=gpu)

@@ -9,10 +9,10 @@ the clipping. What happens to the weights afterwards (momentum, weight decay, av
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,7 +39,7 @@ MOST_ROWS = 256
 class Noise(Protocol):
     """Draws a standard normal tensor like the one given."""
 
-    def __call__(self, like: Tensor) -> Tensor: ...
+    def __call__(self, like: Tensor, /) -> Tensor: ...
 
 
 def noise_from(device: torch.device, *address: str | int) -> Noise:
@@ -61,26 +61,32 @@ def poisson(images: int, sampling_rate: float, rng: np.random.Generator) -> Iter
         yield torch.from_numpy(np.flatnonzero(rng.random(images) < sampling_rate))
 
 
-def descend(
+@dataclass(frozen=True)
+class NoisyMean:
+    """How the gradients of a batch's rows become one: each clipped to length `clip`, summed, with Gaussian noise of
+    standard deviation `noise` times `clip`, and divided by `expected`, the rows that a batch has on average."""
+
+    noise: float
+    clip: float
+    expected: float
+    draw: Noise
+
+
+def take_noisy_steps(
     module: nn.Module,
-    losses: Losses,
-    batches: Iterator[Batch],
-    steps: int,
     optimizer: torch.optim.Optimizer,
-    *,
-    noise: float,
-    clip: float,
-    expected: float,
-    draw: Noise,
+    losses: Losses,
+    batches: Iterable[Batch],
+    mean: NoisyMean,
     correct: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Take `steps` noisy steps with `optimizer`, which holds the parameters of `module`.
+    """Take a noisy step for each batch with `optimizer`, which holds the parameters of `module`.
 
-    `losses(*batch)` gives the loss of each row; `expected` is how many rows a batch has on average. `correct` may
-    change the noisy gradients, by anything but images. No loss is returned: it would tell about the images.
+    `losses(*batch)` gives the loss of each row. `correct` may change the noisy gradients, by anything but images. No
+    loss is returned: it would tell about the images.
     """
-    with private_gradients(module, optimizer, noise=noise, clip=clip, expected=expected, draw=draw) as put_gradients:
-        for batch in itertools.islice(batches, steps):
+    with private_gradients(module, optimizer, mean) as put_gradients:
+        for batch in batches:
             put_gradients(losses, [batch])
             if correct is not None:
                 correct(module)
@@ -89,13 +95,7 @@ def descend(
 
 @contextlib.contextmanager
 def private_gradients(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    noise: float,
-    clip: float,
-    expected: float,
-    draw: Noise,
+    module: nn.Module, optimizer: torch.optim.Optimizer, mean: NoisyMean
 ) -> Iterator[Callable[[Losses, Iterable[Batch]], None]]:
     """A function that puts the clipped, noisy mean gradient of one batch into `.grad` of every parameter.
 
@@ -103,7 +103,7 @@ def private_gradients(
     """
     for obstacle in obstacles(module):
         raise BadInput(obstacle)
-    noisy = NoisyOptimizer(optimizer, noise=noise, clip=clip, expected=expected, draw=draw)
+    noisy = NoisyOptimizer(optimizer, mean)
     module.train()
     try:
         with _nothing_else_changes(module), _gradients_per_image(module):
@@ -125,8 +125,8 @@ def try_gradients(module: nn.Module, images: Tensor) -> str | None:
             gradients = torch.autograd.grad(
                 _plain_losses(module.train(), images).sum(), optimizer.param_groups[0]["params"], allow_unused=True
             )
-        settings: dict[str, Any] = {"noise": 0.0, "clip": math.inf, "expected": 1.0, "draw": torch.zeros_like}
-        with seeded(0, "trial"), private_gradients(module, optimizer, **settings) as put_gradients:
+        total = NoisyMean(noise=0.0, clip=math.inf, expected=1.0, draw=torch.zeros_like)
+        with seeded(0, "trial"), private_gradients(module, optimizer, total) as put_gradients:
             put_gradients(lambda batch: _plain_losses(module, batch), [(images,)])
             found = [weight.grad.clone() for weight in optimizer.param_groups[0]["params"]]
     except Exception as error:  # whatever torch and Opacus say about layers that they cannot follow
@@ -143,18 +143,16 @@ def _plain_losses(module: nn.Module, images: Tensor) -> Tensor:
 class NoisyOptimizer(DPOptimizer):
     """Opacus' clipping, with noise from a generator of ours. It is asked for gradients only, never for steps."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, *, noise: float, clip: float, expected: float, draw: Noise
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, mean: NoisyMean) -> None:
         # zero times infinity is no number, and no gradient is longer than the largest one
-        bound = min(clip, torch.finfo(torch.float32).max)
+        bound = min(mean.clip, torch.finfo(torch.float32).max)
         super().__init__(
             optimizer,
-            noise_multiplier=noise,
+            noise_multiplier=mean.noise,
             max_grad_norm=bound,
-            expected_batch_size=expected,
+            expected_batch_size=mean.expected,
         )
-        self.draw = draw
+        self.draw = mean.draw
 
     def add_noise(self) -> None:
         deviation = self.noise_multiplier * self.max_grad_norm

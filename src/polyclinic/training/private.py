@@ -6,7 +6,9 @@ Opacus is imported when it is needed: it takes a second, and most studies do wit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,45 +43,46 @@ def account_of(site: Site) -> Account:
     return Account.restored(site.state.group(STATE), delta, privacy.accountant)
 
 
-def descend(
+@dataclass(frozen=True)
+class PrivateObjective:
+    """What private steps lower, and on which batches.
+
+    `fetch(index)` gives the batch of some of the site's training images, `batch_size` of them on average, and
+    `losses(*batch)` the loss of each row. `join` may put rows behind the batches that the guarantee need not be about,
+    such as replayed images; `joined` is how many such rows a batch has on average, wherever they come from.
+    """
+
+    module: nn.Module
+    losses: dp_sgd.Losses
+    fetch: Callable[[Tensor], dp_sgd.Batch]
+    batch_size: int
+    join: Callable[[Iterator[dp_sgd.Batch]], Iterator[dp_sgd.Batch]] = iter
+    joined: int = 0
+
+
+def take_private_steps(
     site: Site,
-    module: nn.Module,
-    losses: dp_sgd.Losses,
-    fetch: Callable[[Tensor], dp_sgd.Batch],
+    objective: PrivateObjective,
     steps: int,
     optimizer: torch.optim.Optimizer,
     *,
-    batch_size: int,
-    join: Callable[[Iterator[dp_sgd.Batch]], Iterator[dp_sgd.Batch]] | None = None,
-    joined: int = 0,
     correct: Callable[[nn.Module], None] | None = None,
 ) -> int:
-    """Up to `steps` private steps on the site's training images, as the target epsilon allows; how many were taken.
-
-    `fetch(index)` gives the batch of some of the site's training images, `losses(*batch)` the loss of each row. `join`
-    may put rows behind it that the guarantee need not be about, such as replayed images, `joined` of them on average.
-    """
+    """Up to `steps` private steps on the site's training images, as the target epsilon allows; how many were taken."""
     from polyclinic.privacy import dp_sgd
 
     privacy, account = _privacy(site), account_of(site)
-    rate = epsilon.sampling_rate_for(len(site.data.train), batch_size)
+    rate = epsilon.sampling_rate_for(len(site.data.train), objective.batch_size)
     steps = account.steps_left(privacy.target_epsilon, privacy.noise, rate, steps)
     address = _address(site, account)
     _enter(site, account, privacy.noise, rate, steps)
     indices = dp_sgd.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
-    real = (fetch(index) for index in indices)
-    dp_sgd.descend(
-        module,
-        losses,
-        join(real) if join else real,
-        steps,
-        optimizer,
-        noise=privacy.noise,
-        clip=privacy.clip,
-        expected=rate * len(site.data.train) + joined,
-        draw=dp_sgd.noise_from(site.trainer.device, *address, "noise"),
-        correct=correct,
-    )
+    batches = objective.join(objective.fetch(index) for index in indices)
+    expected = rate * len(site.data.train) + objective.joined
+    draw = dp_sgd.noise_from(site.trainer.device, *address, "noise")
+    mean = dp_sgd.NoisyMean(privacy.noise, privacy.clip, expected, draw)
+    some = itertools.islice(batches, steps)
+    dp_sgd.take_noisy_steps(objective.module, optimizer, objective.losses, some, mean, correct)
     site.state.put(STATE, account.tensors())
     return steps
 
@@ -99,18 +102,15 @@ def train(
     """
     trainer, part = site.trainer, site.data.train
     turns = site.rng("augmentation")
-    return descend(
-        site,
+    objective = PrivateObjective(
         trainer.model,
         lambda images, targets: trainer.task.losses(trainer.model(images), targets, trainer.target),
         lambda index: trainer.batch(part, index, turns),
-        steps,
-        optimizer,
-        batch_size=trainer.optimizer.batch_size,
-        join=replayed.join if replayed else None,  # type: ignore[arg-type]
-        joined=replayed.size if replayed else 0,
-        correct=correct,
+        trainer.optimizer.batch_size,
+        replayed.join if replayed else iter,  # type: ignore[arg-type]
+        replayed.size if replayed else 0,
     )
+    return take_private_steps(site, objective, steps, optimizer, correct=correct)
 
 
 def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
@@ -125,10 +125,10 @@ def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
     ) -> None:
         optimizer = torch.optim.Adam([one for one in module.parameters() if one.requires_grad], schedule.lr)
         wanted = max(1, len(site.data.train) // schedule.batch_size)
+        objective = PrivateObjective(module, losses, batch_of, schedule.batch_size, joined=joined)
         for epoch in range(schedule.epochs):
             optimizer.param_groups[0]["lr"] = schedule.lr_in(epoch)
-            size = schedule.batch_size
-            if descend(site, module, losses, batch_of, wanted, optimizer, batch_size=size, joined=joined) < wanted:
+            if take_private_steps(site, objective, wanted, optimizer) < wanted:
                 return
 
     return {part: learn for part in parts if is_private(site, part)}
@@ -150,14 +150,9 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     turns = site.rng("augmentation")
     pieces = (trainer.batch(part, some, turns) for some in index.split(dp_sgd.MOST_ROWS))
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
-    with dp_sgd.private_gradients(
-        trainer.model,
-        torch.optim.SGD(trainer.model.parameters(), lr=0.0),
-        noise=privacy.noise,
-        clip=privacy.clip,
-        expected=sampling_rate * len(part),
-        draw=draw,
-    ) as put_gradients:
+    mean = dp_sgd.NoisyMean(privacy.noise, privacy.clip, sampling_rate * len(part), draw)
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+    with dp_sgd.private_gradients(trainer.model, optimizer, mean) as put_gradients:
         put_gradients(lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target), pieces)
         found = {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
     site.state.put(STATE, account.tensors())

@@ -375,9 +375,8 @@ def test_private_gradients_of_a_discriminator_are_those_of_each_image():
         norm = torch.sqrt(sum(w.grad.square().sum() for w in net.parameters() if w.grad is not None))
         for name, weight in net.named_parameters():
             expected[name] += 0 if weight.grad is None else weight.grad * min(1, 0.5 / norm) / 4
-    with dp_sgd.private_gradients(
-        net, optimizer, noise=0.0, clip=0.5, expected=4, draw=dp_sgd.noise_from(torch.device("cpu"), "n")
-    ) as put:
+    mean = dp_sgd.NoisyMean(noise=0.0, clip=0.5, expected=4, draw=dp_sgd.noise_from(torch.device("cpu"), "n"))
+    with dp_sgd.private_gradients(net, optimizer, mean) as put:
         put(losses, [(rows, labels, real)])
         for name, weight in net.named_parameters():
             torch.testing.assert_close(weight.grad, expected[name], rtol=1e-4, atol=1e-6)

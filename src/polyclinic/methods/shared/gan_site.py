@@ -300,7 +300,8 @@ class SiteGANs:
 
         losses, steps = private_losses(discriminator, self.settings.gan_loss), self.settings.critic_steps
         optimizer = self.trainer.discriminator_optimizer
-        private.descend(member.site, discriminator, losses, fetch, steps, optimizer, batch_size=size, joined=size)
+        objective = private.PrivateObjective(discriminator, losses, fetch, size, joined=size)
+        private.take_private_steps(member.site, objective, steps, optimizer)
 
 
 class GraphedStep:
