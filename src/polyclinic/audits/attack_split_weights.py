@@ -35,8 +35,9 @@ def invert_front(seen: Seen, truth: Truth) -> Finding | NotTried:
     if at_cut is None or study.cut is None:
         return NotTried("gradient-inversion", "no gradients at the cut were sent to the site")
     front, _ = split(seen.network, study.cut)
-    batches = int(seen.parcel.metadata.get("samples", 1)) // study.optimizer.batch_size
-    steps = getattr(study.method, "local_steps", None) or max(1, batches)
+    batches = int(seen.parcel.metadata.get("samples", 1)) // study.optimizer.at_site(seen.site).batch_size
+    passes = getattr(study.method, "local_epochs", None) or 1
+    steps = getattr(study.method, "local_steps", None) or passes * max(1, batches)
     exact = steps == 1 and study.optimizer.name == "sgd" and len(at_cut) <= effort.images
     changes = {
         "kind": "weights",

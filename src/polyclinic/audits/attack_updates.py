@@ -63,7 +63,7 @@ class AttackPlan:
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
-        optimizer, metadata = seen.tools.assembly.study.optimizer, seen.parcel.metadata
+        optimizer, metadata = seen.tools.assembly.study.optimizer.at_site(seen.site), seen.parcel.metadata
         self.samples = int(metadata.get("samples", optimizer.batch_size))
         size = min(optimizer.batch_size, self.samples)
         self.steps = int(metadata.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
@@ -81,7 +81,8 @@ class AttackPlan:
     def _images_of_gradient(self) -> int:
         study = self.seen.tools.assembly.study
         mini = getattr(study.method, "batch", "full") == "mini"
-        return self.seen.sites * min(study.optimizer.batch_size, self.samples) if mini else self.samples
+        size = study.optimizer.at_site(self.seen.site).batch_size
+        return self.seen.sites * min(size, self.samples) if mini else self.samples
 
     @property
     def assumed(self) -> list[str]:
@@ -141,7 +142,7 @@ class AttackPlan:
     def _training(self) -> LocalTraining | None:
         if self.seen.kind == "gradients":
             return None
-        optimizer = self.seen.tools.assembly.study.optimizer
+        optimizer = self.seen.tools.assembly.study.optimizer.at_site(self.seen.site)
         lr = optimizer.lr_in(self.seen.round)
         if not self.exact:
             return LocalTraining(lr)

@@ -29,6 +29,7 @@ class Centralized(Method):
         False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
     )
     steps: int | None = Field(None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given")
+    local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
     traits: ClassVar[Traits] = Traits(batch_norm="average", private_parts=())
@@ -59,7 +60,7 @@ class Centralized(Method):
             optimizer = optimizer_state.coordinator_optimizer(federation, state, model.parameters())
             trainer.train(
                 trainer.batches(images, federation.rng("batches")),
-                self.steps or trainer.steps_in(images),
+                self.steps or (self.local_epochs or 1) * trainer.steps_in(images),
                 optimizer,
             )
             optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)

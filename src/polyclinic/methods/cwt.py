@@ -18,15 +18,13 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 
 
-class CyclicWeightTransfer(Method):
+class CyclicWeightTransfer(LocalWork, Method):
     name: Literal["cwt"] = "cwt"
-    local_steps: int | None = Field(
-        None, ge=1, description="steps of a site in its turn; one pass, floor(|D_k| / b), if not given"
-    )
     weighted_loss: bool = Field(
         False, description="weigh a site's classes inversely to their frequency there (classification only)"
     )
@@ -48,7 +46,11 @@ class CyclicWeightTransfer(Method):
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
         return local_training.train(
-            site, weights, steps=self.local_steps, class_weights=self.class_weights(site), replayed=self.replayed(site)
+            site,
+            weights,
+            steps=self.steps_at(site),
+            class_weights=self.class_weights(site),
+            replayed=self.replayed(site),
         )
 
     def class_weights(self, site: Site) -> Tensor | None:

@@ -53,7 +53,7 @@ class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
         return local_training.train(
             site,
             weights,
-            steps=self.local_steps,
+            steps=self.steps_at(site),
             class_weights=self.class_weights(site),
             replayed=generative_replay.replayed(site),
         )

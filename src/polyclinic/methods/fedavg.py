@@ -13,15 +13,13 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 
 
-class FedAvg(Method):
+class FedAvg(LocalWork, Method):
     name: Literal["fedavg"] = "fedavg"
-    local_steps: int | None = Field(
-        None, ge=1, description="steps of a site in a round; one pass, floor(|D_k| / b), if not given"
-    )
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="how sites count in the mean: by their number of images, or all alike"
     )
@@ -43,4 +41,4 @@ class FedAvg(Method):
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(site, weights, steps=self.local_steps, replayed=self.replayed(site))
+        return local_training.train(site, weights, steps=self.steps_at(site), replayed=self.replayed(site))

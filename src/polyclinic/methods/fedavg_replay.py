@@ -36,4 +36,4 @@ class FedAvgReplay(GenerativeReplay, FedAvg):
     def train(self, site: Site, weights: Weights) -> Parcel:
         """Train on mini-batches of real images, each joined by a replayed one."""
         replayed = generative_replay.replayed(site)
-        return local_training.train(site, weights, steps=self.local_steps, replayed=replayed)
+        return local_training.train(site, weights, steps=self.steps_at(site), replayed=replayed)

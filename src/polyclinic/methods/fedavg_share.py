@@ -62,7 +62,7 @@ class FedAvgShare(FedAvg):
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:
         part, replayed = self._union(site), self.replayed(site)
-        return local_training.train(site, weights, steps=self.local_steps, part=part, replayed=replayed)
+        return local_training.train(site, weights, steps=self.steps_at(site, part), part=part, replayed=replayed)
 
     @staticmethod
     def _union(site: Site) -> Part:

@@ -30,20 +30,18 @@ from polyclinic.federation.site import Site
 from polyclinic.files import write_tensors
 from polyclinic.generators import replay_stream
 from polyclinic.methods.shared import local_training, optimizer_state, synthetic_buffer
+from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training.replayed import ReplayedBatches
 
 
-class FedER(PeerMethod):
+class FedER(LocalWork, PeerMethod):
     name: Literal["feder"] = "feder"
     buffer: int = Field(512, ge=0, description="synthetic images that a site hands over with its model; 0 for none")
     real_share: float = Field(
         0.5, gt=0, le=1, description="lambda of Eq. 5: the share of real images in a mini-batch; 1 uses no buffer"
-    )
-    local_steps: int | None = Field(
-        None, ge=1, description="steps of a site in a round; one pass, floor(|D_k| / b), if not given"
     )
     reuse_generators: bool = Field(
         False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
@@ -193,10 +191,10 @@ class FedER(PeerMethod):
     def train(self, site: Site, buffer: Tensors | None) -> dict[str, int]:
         """Train the site's model, on the buffer as well if there is one: Eq. 5, one mean over both halves of a batch.
 
-        As many steps as without: floor(|D_k| / b), each on b images of the site's own.
+        As many steps as without: floor(|D_k| / b) in a pass, each on b images of the site's own.
         """
         trainer, own = site.trainer, self.own_images(site)
-        steps = self.local_steps or trainer.steps_in(site.data.train)
+        steps = self.steps_at(site)
         model = trainer.load(local_training.assemble(site, {}))
         optimizer = optimizer_state.start_optimizer(site, model)
         trainer.train(self.batches(site, own, buffer), steps, optimizer)

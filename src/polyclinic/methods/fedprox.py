@@ -32,4 +32,4 @@ class FedProx(FedAvg):
                     parameter.grad.add_(parameter.detach() - start[name], alpha=self.mu)
 
         replayed = self.replayed(site)
-        return local_training.train(site, weights, steps=self.local_steps, correct=pull_back, replayed=replayed)
+        return local_training.train(site, weights, steps=self.steps_at(site), correct=pull_back, replayed=replayed)

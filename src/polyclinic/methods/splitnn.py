@@ -10,7 +10,6 @@ import copy
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Reply
@@ -19,15 +18,13 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import optimizer_state
+from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 
 
-class SplitNN(Method):
+class SplitNN(LocalWork, Method):
     name: Literal["splitnn"] = "splitnn"
-    local_steps: int | None = Field(
-        None, ge=1, description="steps of a site in its turn; one pass, floor(|D_k| / b), if not given"
-    )
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
     traits: ClassVar[Traits] = Traits(
@@ -82,14 +79,13 @@ class SplitNN(Method):
         trainer, part = site.trainer, site.data.train
         trainer.load(weights)
         front = copy.deepcopy(trainer.split(trainer.model)[0]).train()
-        steps = self.local_steps or trainer.steps_in(part)
         batches, replayed = trainer.batches(part, site.rng("batches")), self.replayed(site)
         site.memory.update(
             front=front,
             optimizer=optimizer_state.start_optimizer(site, front),
             batches=replayed.join(batches) if replayed else batches,
         )
-        return Parcel("statistics", {}, {"steps": steps, "samples": len(part)})
+        return Parcel("statistics", {}, {"steps": self.steps_at(site), "samples": len(part)})
 
     @operation("activations", "labels", "masks")
     def forward(self, site: Site) -> tuple[Parcel, Parcel]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.traits import Traits
 
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     from polyclinic.models import Backbone
 
 
-class Standalone(Method):
+class Standalone(LocalWork, Method):
     name: Literal["standalone"] = "standalone"
-    local_steps: int | None = Field(
-        None, ge=1, description="steps of a site in a round; one pass, floor(|D_k| / b), if not given"
-    )
 
     summary: ClassVar[str] = "every site trains alone"
     traits: ClassVar[Traits] = Traits(mixes_backbones=True)
@@ -42,7 +39,7 @@ class Standalone(Method):
 
     @operation()
     def train(self, site: Site) -> None:
-        local_training.train(site, {}, steps=self.local_steps)
+        local_training.train(site, {}, steps=self.steps_at(site))
 
     def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; a site alone also selects its best round alone, by its validation images."""

@@ -27,6 +27,7 @@ from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer, TrainerSpec
+from polyclinic.training.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,26 @@ class Assembly:
     @cached_property
     def backbones(self) -> dict[str, str]:
         """The networks of sites that have another one than `model.backbone`."""
-        chosen = self.study.model.backbones
-        unknown = [site for site in chosen if site not in self.parts.names]
-        if unknown:
-            known = ", ".join(self.parts.names)
-            raise BadInput(f"model.backbones: there is no site '{unknown[0]}'; the sites are {known}")
-        return {site: name for site, name in chosen.items() if name != self.study.model.backbone}
+        self.check_site_names()
+        model = self.study.model
+        return {site: name for site, name in model.backbones.items() if name != model.backbone}
+
+    @cached_property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The settings of sites whose batch size is another one than `optimizer.batch_size`."""
+        optimizer = self.study.optimizer
+        found = {site: optimizer.at_site(site) for site in optimizer.batch_sizes}
+        return {site: own for site, own in found.items() if own is not optimizer}
+
+    def check_site_names(self) -> None:
+        """BadInput where a setting by site names one that there is not."""
+        model, optimizer = self.study.model, self.study.optimizer
+        named = {"model.backbones": [*model.backbones], "optimizer.batch_sizes": [*optimizer.batch_sizes]}
+        for setting, sites in named.items():
+            unknown = [site for site in sites if site not in self.parts.names]
+            if unknown:
+                known = ", ".join(self.parts.names)
+                raise BadInput(f"{setting}: there is no site '{unknown[0]}'; the sites are {known}")
 
     def build_model(self, backbone: str | None = None) -> Backbone:
         info, model = self.parts.info, self.study.model
@@ -131,11 +146,15 @@ class Assembly:
 
     def host_spec(self) -> HostSpec:
         """What the sites of a process work with."""
-        trainers = {name: self.trainer(name) for name in dict.fromkeys(self.backbones.values())}
+        usual = self.trainer()
+        networks = {name: self.trainer(name) for name in dict.fromkeys(self.backbones.values())}
+        trainers = {site: networks[name] for site, name in self.backbones.items()}
+        for site, optimizer in self.optimizers.items():
+            trainers[site] = trainers.get(site, usual).with_optimizer(optimizer)
         return HostSpec(
             method=self.study.method,
             seed=self.study.seed,
-            trainer=self.trainer(),
+            trainer=usual,
             folder=self.folder,
             open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
             policy=self.policy or Policy(kinds=self.study.policy.kinds),
@@ -145,7 +164,7 @@ class Assembly:
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
             replay_settings=self.study.replay,
-            trainers={site: trainers[name] for site, name in self.backbones.items()},
+            trainers=trainers,
             result_settings_json=self.result_settings_json,
         )
 

@@ -52,11 +52,12 @@ def run(
     check_engine(study)
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
+    assembly.check_site_names()
     for backbone in (None, *assembly.backbones.values()):
         assembly.build_model(backbone)
     if study.privacy is not None:
-        images = {site: counts["train"] for site, counts in parts.info["counts"].items()}
-        check_budget(study.privacy, images, study.optimizer.batch_size)
+        for site, counts in parts.info["counts"].items():
+            check_budget(study.privacy, {site: counts["train"]}, study.optimizer.at_site(site).batch_size)
     with run_lock(folder), _threads(study.engine.threads):
         write_run_format(folder)
         check_same_images(folder, parts.info["digests"])

@@ -185,7 +185,7 @@ class Study(Settings):
     def as_tables(self) -> dict[str, Any]:
         """Plain tables, as in a TOML file, every default written out."""
         tables = _without_none(self.model_dump(mode="json"))
-        for table, name in ((tables, "plugins"), (tables["model"], "arguments")):
+        for table, name in ((tables, "plugins"), (tables["model"], "arguments"), (tables["optimizer"], "batch_sizes")):
             if not table[name]:  # as in studies from before there were any
                 del table[name]
         return tables

@@ -7,6 +7,7 @@ task, optimiser and device. It knows nothing of sites or methods.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ class Trainer:
         self._noted: list[Tensor] | None = None
         self.graphs = spec.graphs and self.device.type == "cuda"
         self._graphed = self._graphed_gradients() if self.graphs else None
+
+    def with_optimizer(self, optimizer: Optimizer) -> Trainer:
+        """A trainer of the same network with other settings of the optimiser, such as a site's own batch size."""
+        other = copy.copy(self)
+        other.optimizer = optimizer
+        return other
 
     # --- weights ----------------------------------------------------------------------------------
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import nn
 
 from polyclinic.settings import Settings
-
-if TYPE_CHECKING:
-    pass
 
 
 class Optimizer(Settings):
@@ -23,6 +20,9 @@ class Optimizer(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     batch_size: int = Field(32, ge=1, description="images in a mini-batch")
+    batch_sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        {}, description="images in a mini-batch at sites that have another number: { north = 8 }"
+    )
     decay_every: int = Field(35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never")
     decay: float = Field(0.1, gt=0, le=1, description="factor of the step decay")
     keep_state: bool = Field(
@@ -32,6 +32,11 @@ class Optimizer(Settings):
     augment: tuple[Literal["flip", "turn"], ...] = Field(
         (), description='random augmentation of training images: "flip" (left-right), "turn" (by 90 degrees)'
     )
+
+    def at_site(self, site: str) -> Self:
+        """The same settings with the site's own batch size as `batch_size`."""
+        size = self.batch_sizes.get(site, self.batch_size)
+        return self if size == self.batch_size else self.model_copy(update={"batch_size": size})
 
     def make(self, parameters: Iterator[nn.Parameter], round: int) -> torch.optim.Optimizer:
         """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1)."""
