@@ -49,7 +49,7 @@ def test_every_public_name_is_there_and_known_to_type_checkers():
     for package in PACKAGES:
         module = getattr(polyclinic, package)
         assert all(getattr(module, name) is not None for name in module.__all__)
-    for function in (polyclinic.run, polyclinic.audit, polyclinic.compare, polyclinic.predict):
+    for function in (polyclinic.run, polyclinic.audit, polyclinic.compare, polyclinic.tune, polyclinic.predict):
         assert callable(function)
     with pytest.raises(AttributeError, match="no attribute 'Runn'"):
         polyclinic.Runn  # noqa: B018

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from polyclinic.runner.predict import predict as predict
     from polyclinic.runner.result import Result as Result
     from polyclinic.runner.run import run as run
+    from polyclinic.runner.tune import tune as tune
     from polyclinic.study import Study as Study
     from polyclinic.study import load_study as load_study
     from polyclinic.tasks.classification import Classification as Classification
@@ -115,6 +116,7 @@ _HOMES = {
     "predict": "runner.predict",
     "run": "runner.run",
     "torch_rng": "randomness",
+    "tune": "runner.tune",
 }
 __all__ = ["__version__", *_PACKAGES, *_HOMES]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from polyclinic import __version__
-from polyclinic.cli import audit, compare, data, deploy, forgetting, ledger, predict, privacy, run, study, weights
+from polyclinic.cli import audit, compare, data, deploy, forgetting, ledger, predict, privacy, run, study, tune, weights
 from polyclinic.cli.list import list_entries
 from polyclinic.cli.new_plugin import new_plugin
 
@@ -35,6 +35,7 @@ app.command("run")(run.run)
 app.command("list")(list_entries)
 app.command("new-plugin")(new_plugin)
 app.command("compare")(compare.compare)
+app.command("tune")(tune.tune)
 app.command("forgetting")(forgetting.forgetting)
 app.command("ledger")(ledger.ledger)
 app.command("audit")(audit.audit)

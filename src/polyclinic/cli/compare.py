@@ -26,6 +26,9 @@ def compare(
     ),
     out: Path = typer.Option(Path("runs/comparison"), help="The folder for all runs and the comparison."),
     sets: list[str] = SET,
+    tuned: Path | None = typer.Option(
+        None, help="A folder of `polyclinic tune`: each method gets the settings that were chosen for it."
+    ),
     jobs: int | None = typer.Option(
         None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
     ),
@@ -39,9 +42,11 @@ def compare(
     import json
 
     from polyclinic.runner import compare as comparison
+    from polyclinic.runner.tune import chosen_settings
 
     chosen = chosen_study(study, [])
-    planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets, folds)
+    best = chosen_settings(tuned) if tuned else None
+    planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets, folds, best)
     with Bars(planned, quiet=quiet or as_json) as bars:
         failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
     summary = comparison.summarise(planned)

@@ -22,10 +22,12 @@ def human_bytes(count: float) -> str:
 
 
 def print_result(result: Result) -> None:
-    """The test metrics of a run, pooled, as a mean over sites, and of each site."""
-    metrics = result.metrics
+    """The metrics of a run, pooled, as a mean over sites, and of each site: test images, or validation images only."""
+    metrics, images = result.metrics, "test"
+    if scored := metrics.get("validation"):
+        metrics, images = {"test": scored["pooled"], **scored}, "validation"
     names = [name for name in metrics["test"] if name != "loss"]
-    table = Table(title=f"{result['method']}, test images")
+    table = Table(title=f"{result['method']}, {images} images")
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")

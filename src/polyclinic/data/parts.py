@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ class SiteData:
     train: Part
     validation: Part
     test: Part
+
+    def without_test(self) -> SiteData:
+        """The same, but for the test images: none."""
+        return replace(self, test=Part(self.train.images[:0], self.train.labels[:0]))
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,11 @@ class Assembly:
             replay_settings=study.replay,
         )
 
+    def open_images(self, site: str) -> SiteData:
+        """A site's images; without those for testing where the study is not to be tested."""
+        data = self.open_data(site) if self.open_data else open_site(self.parts.folder, site)
+        return data if self.study.evaluation.final == "test" else data.without_test()
+
     def host(self) -> SiteHost:
         return SiteHost(self.host_spec())
 
@@ -156,7 +161,7 @@ class Assembly:
             seed=self.study.seed,
             trainer=usual,
             folder=self.folder,
-            open_data=self.open_data or (lambda site: open_site(self.parts.folder, site)),
+            open_data=self.open_images,
             policy=self.policy or Policy(kinds=self.study.policy.kinds),
             expected=self.expected,
             archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,17 @@ def compare(
     seeds: int = 1,
     folds: int | None = None,
     sets: Iterable[str] = (),
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
     jobs: int | None = None,
 ) -> dict[str, Any]:
     """Run several methods on one study, each in its own process and folder; the content of `comparison.json`.
 
     `folds` is the number of folds of a cross-validation: every method and seed runs once for each.
-    `sets` are changes such as `optimizer.lr=0.1`, or `fedprox:method.mu=0.1` for one method.
+    `sets` are changes such as `optimizer.lr=0.1`, or `fedprox:method.mu=0.1` for one method. `tuned` are settings by
+    method, as `{name: found["methods"][name]["chosen"]}` of what `tune` returns; `sets` stand above them.
     """
     out = Path(out)
-    planned = entries(study, parse_methods(",".join(methods)), seeds, out, list(sets), folds)
+    planned = entries(study, parse_methods(",".join(methods)), seeds, out, list(sets), folds, tuned)
     failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
     summary = summarise(planned)
     write(summary, study, out)
@@ -79,15 +81,25 @@ def compare(
 
 
 def entries(
-    study: Study, methods: list[str], seeds: int, out: Path, sets: list[str], folds: int | None = None
+    study: Study,
+    methods: list[str],
+    seeds: int,
+    out: Path,
+    sets: list[str],
+    folds: int | None = None,
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Entry]:
-    """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only."""
+    """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only, as
+    the settings in `tuned` do."""
     common, special = sets_by_method(sets, methods)
     if folds is not None and folds < 2:
         raise BadInput(f"--folds {folds}: a cross-validation has at least two folds")
+    untuned = [method for method in methods if tuned is not None and method not in tuned]
+    if untuned:
+        raise BadInput(f"--tuned: has no settings for '{untuned[0]}'; tune it too, with the same budget")
     planned = []
     for method in methods:
-        changes = {**parse_sets(common), **parse_sets(special.get(method, []))}
+        changes = {**(tuned or {}).get(method, {}), **parse_sets(common), **parse_sets(special.get(method, []))}
         for seed in range(study.seed, study.seed + seeds):
             for fold in range(1, folds + 1) if folds else [None]:
                 mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}

@@ -37,21 +37,27 @@ def _own_part(federation: Federation, site: str, group: str) -> dict[str, Tensor
 
 
 def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> dict[str, Any]:
-    """Test metrics, computed once. Where each site has a model of its own, `test` is the mean over the models,
-    each on the images of all sites, and `per_site` is each site's model on its own images."""
-    task = study.task
+    """Metrics of the released models on test images, computed once. Where each site has a model of its own, `test` is
+    the mean over the models, each on the images of all sites, and `per_site` is each site's model on its own images.
+
+    With `evaluation.final = "validation"` the same on validation images, as `validation`; nothing is tested.
+    """
+    split = study.evaluation.final
     if "" in models:
         part = whose_part(study, personal)
-        scored = score(task, federation.ask_all("evaluate", weights=models[""], split="test", own=part))
-        return _tables(scored or {"pooled": {}, "mean": {}, "per_site": {}})
+        replies = federation.ask_all("evaluate", weights=models[""], split=split, own=part)
+        return _tables(split, score(study.task, replies) or {"pooled": {}, "mean": {}, "per_site": {}})
     of_model = {}
     for site, weights in models.items():
-        replies = federation.ask_all("evaluate", counted=False, weights=weights, split="test", own="none")
-        of_model[site] = score(task, replies) or {"pooled": {}, "per_site": {}}
+        replies = federation.ask_all("evaluate", counted=False, weights=weights, split=split, own="none")
+        of_model[site] = score(study.task, replies) or {"pooled": {}, "per_site": {}}
     own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
     table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
+    tables = _tables(split, {**table, "per_site": own})
+    if split == "validation":
+        return tables
     across = {site: scored["per_site"] for site, scored in of_model.items()}
-    return {**_tables({**table, "per_site": own}), "across_sites": across, "convergence": convergence(across)}
+    return {**tables, "across_sites": across, "convergence": convergence(across)}
 
 
 def whose_part(study: Study, personal: bool) -> str:
@@ -71,7 +77,9 @@ def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict
     return found
 
 
-def _tables(scored: Mapping[str, Any]) -> dict[str, Any]:
+def _tables(split: str, scored: Mapping[str, Any]) -> dict[str, Any]:
+    if split == "validation":
+        return {"test": {}, "mean": {}, "per_site": {}, "validation": dict(scored)}
     return {"test": scored["pooled"], "mean": scored["mean"], "per_site": scored["per_site"]}
 
 

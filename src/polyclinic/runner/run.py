@@ -149,7 +149,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         federation.save()
         models = released_models(federation, recorder, last)
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
-        metrics |= study.method.more_metrics(federation, models)
+        if study.evaluation.final == "test":
+            metrics |= study.method.more_metrics(federation, models)
         if not engine.simulation:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
