@@ -25,7 +25,7 @@ from torch import Tensor
 from polyclinic.attacks.projection import Projected, Projection
 from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.data.pixels import to_uint8
 from polyclinic.generators import GENERATORS, private_tuning
 from polyclinic.generators.base import GeneratorModel
@@ -181,7 +181,7 @@ def scored(
     images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor], target: Target, options: argparse.Namespace
 ) -> float:
     task = TASKS["classification"](name="classification")
-    part, tested = Part(images.numpy(), labels.numpy()), Part(test[0].numpy(), test[1].numpy())
+    part, tested = ImageSet(images.numpy(), labels.numpy()), ImageSet(test[0].numpy(), test[1].numpy())
     aucs = []
     for number in range(3):
 

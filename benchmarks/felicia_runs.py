@@ -25,7 +25,7 @@ import torch
 
 import polyclinic
 from polyclinic.data.partitions.clusters import fit_clusters, small_pixels
-from polyclinic.data.parts import Part, open_site, prepare
+from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.metrics.distribution import precision_recall
@@ -199,7 +199,7 @@ def coverage_rows(job: Job) -> Iterator[dict[str, Any]]:
     np.savez(job.folder / "real-plane.npz", points=test[:, :2].numpy(), cluster=cluster)
 
 
-def fours(part: Part) -> np.ndarray:
+def fours(part: ImageSet) -> np.ndarray:
     """The images of the first class, uint8 [N, C, H, W]."""
     return np.asarray(part.images)[np.asarray(part.labels) == 0]
 

@@ -41,8 +41,8 @@ LEARNERS = 3  # networks trained on each kind of images, per seed: on 624 test i
 
 
 @dataclass(frozen=True)
-class Part:
-    """Images uint8 [N, C, H, W] and labels [N] as a trainer takes them; the package's own Part would have to bring
+class ImageSet:
+    """Images uint8 [N, C, H, W] and labels [N] as a trainer takes them; the package's own ImageSet would have to bring
     all readers of medical files along."""
 
     images: np.ndarray
@@ -59,9 +59,9 @@ class Case:
     """Images, what is learned from them, and the generator's settings, in full and in a hurry."""
 
     name: str
-    train: Part
-    validation: Part
-    test: Part
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
     target: Target
     task: Task
     metric: str
@@ -84,9 +84,9 @@ def pneumonia(folder: Path) -> Case:
     full = VQVAE2(width=32, epochs=10, lr=1e-3, prior_width=48, prior_epochs=5)  # minutes on two cores
     return Case(
         "pneumonia",
-        Part(data["train_images"][:, None], data["train_labels"]),
-        Part(data["val_images"][:, None], data["val_labels"]),
-        Part(data["test_images"][:, None], data["test_labels"]),
+        ImageSet(data["train_images"][:, None], data["train_labels"]),
+        ImageSet(data["val_images"][:, None], data["val_labels"]),
+        ImageSet(data["test_images"][:, None], data["test_labels"]),
         Target(classes=("normal", "pneumonia")),
         Classification(),
         "auc",
@@ -105,9 +105,9 @@ def bone_age(folder: Path) -> Case:
     full = VQVAE2(width=64, epochs=30, prior_width=64, prior_epochs=20)
     return Case(
         "boneage",
-        Part(images[train], months[train]),
-        Part(images[validation], months[validation]),
-        Part(images[test], months[test]),
+        ImageSet(images[train], months[train]),
+        ImageSet(images[validation], months[validation]),
+        ImageSet(images[test], months[test]),
         Target(unit="months", label_range=(0.0, 240.0)),
         Regression(),
         "mae",
@@ -180,7 +180,7 @@ def taught(case: Case, kinds: dict[str, Tensor], steps: int, seed: int, device: 
     """The test metric of networks trained on each kind of images with the same labels, mean over learners."""
     found: dict[str, float] = {}
     for kind, images in kinds.items():
-        part = Part(images.numpy(), case.train.labels)
+        part = ImageSet(images.numpy(), case.train.labels)
         scores = [learn(case, part, steps, seed_of(seed, "learner", number), device) for number in range(LEARNERS)]
         best, last = (statistics.mean(values) for values in zip(*scores, strict=True))
         found |= {f"{case.metric}_{kind}": best, f"{case.metric}_{kind}_last": last}
@@ -188,7 +188,7 @@ def taught(case: Case, kinds: dict[str, Tensor], steps: int, seed: int, device: 
     return found
 
 
-def learn(case: Case, part: Part, steps: int, seed: int, device: str) -> tuple[float, float]:
+def learn(case: Case, part: ImageSet, steps: int, seed: int, device: str) -> tuple[float, float]:
     """The test metric of a small network trained on a part: as it was best on validation images, and at the end."""
 
     def builder() -> Backbone:
@@ -213,7 +213,7 @@ def learn(case: Case, part: Part, steps: int, seed: int, device: str) -> tuple[f
     return score_on(trainer, case, case.test), last
 
 
-def score_on(trainer: Trainer, case: Case, part: Part) -> float:
+def score_on(trainer: Trainer, case: Case, part: ImageSet) -> float:
     return case.task.finish(trainer.evaluate(part))[case.metric]
 
 

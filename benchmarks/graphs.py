@@ -27,7 +27,7 @@ from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objectiv
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import search
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.methods.shared import gan_site
@@ -52,7 +52,7 @@ def training(graphs: bool, steps: int) -> Tensor:
         return build("resnet18", channels=1, outputs=task.outputs(TWO), size=32, norm="batch")
 
     images = np.random.default_rng(0).integers(0, 256, (64, 1, 32, 32), dtype=np.uint8)
-    part, rng = Part(images, np.arange(64) % 2), torch_rng("graphs", "batches")
+    part, rng = ImageSet(images, np.arange(64) % 2), torch_rng("graphs", "batches")
     optimizer = Optimizer(name="adam", lr=1e-4, batch_size=16)
     trainer = Trainer(builder(), TrainerSpec(task=task, target=TWO, optimizer=optimizer, device="cuda", graphs=graphs))
     model = trainer.load(initial_weights(builder, 0))

@@ -228,7 +228,7 @@ def seen_and_truth(tiny, undisturbed, changes=None):
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
     tools = Tools(assembly, study.audit.threat, audit_settings.EFFORTS["quick"], Pixels(), 0, "cpu")
     (release,) = releases(folder / "sites" / "site-1" / "kept")
-    data = open_site(assembly.parts.folder, "site-1")
+    data = open_site(assembly.prepared.folder, "site-1")
     return Seen.of("site-1", release, 0, tools), release, data
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.parts import Part, SiteData
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Faults, Federation, FederationSpec
@@ -137,7 +137,7 @@ class Hoarder:
 
 def host_in(folder, kilobytes):
     images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
-    part = Part(images, np.zeros(1, dtype=np.int64))
+    part = ImageSet(images, np.zeros(1, dtype=np.int64))
     spec = HostSpec(
         method=Hoarder(),
         seed=0,
@@ -211,7 +211,9 @@ def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
 
     def mapped(name):
-        parts = (Part(np.load(tmp_path / "images.npy", mmap_mode="r"), np.zeros(1, dtype=np.int64)) for _ in range(3))
+        parts = (
+            ImageSet(np.load(tmp_path / "images.npy", mmap_mode="r"), np.zeros(1, dtype=np.int64)) for _ in range(3)
+        )
         return SiteData(name, *parts)
 
     host = host_in(tmp_path, kilobytes=1000)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.parts import Part, SiteData
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
@@ -83,7 +83,7 @@ class Clerk:
 
 def data_of(name):
     images = np.random.default_rng(len(name)).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
-    return SiteData(name, *(Part(some, np.zeros(4, dtype=np.int64)) for some in images))
+    return SiteData(name, *(ImageSet(some, np.zeros(4, dtype=np.int64)) for some in images))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.generators.replay_stream import Buffer, FromCodes, FromSamples, fill, stream
 from polyclinic.generators.vqvae2.autoencoder import noise_images
@@ -83,7 +83,7 @@ def test_samples_are_new_each_time_and_a_buffer_of_them_is_not(model):
 def test_batches_fit_a_trainer_and_train_its_model(model, images):
     net = build("small-cnn", channels=1, outputs=2, size=28)
     trainer = Trainer(net, TrainerSpec(task=Classification(), target=TARGET, optimizer=Optimizer(batch_size=4)))
-    real = trainer.batches(Part(images.numpy(), LABELS.numpy()), rng(1))
+    real = trainer.batches(ImageSet(images.numpy(), LABELS.numpy()), rng(1))
     replayed = stream(FromCodes(model, model.encode(images), LABELS), 4, rng(2), task=trainer.task)
     mixed = ReplayedBatches(replayed, 4).join(real)
     batch, targets = next(mixed)

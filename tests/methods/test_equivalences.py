@@ -122,8 +122,8 @@ def test_cwt_equals_training_on_the_sites_in_turn(tiny_run, tmp_path: Path, cach
     trainer = assembly.trainer()
     model = trainer.load(assembly.initial_weights()).train()
     for number in (1, 2):
-        for site in assembly.parts.names:
-            part = open_site(assembly.parts.folder, site).train
+        for site in assembly.prepared.names:
+            part = open_site(assembly.prepared.folder, site).train
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
             batches = trainer.batches(part, torch_rng(study.seed, site, "batches", number))
             for _ in range(len(part) // 8):

@@ -236,7 +236,7 @@ def test_the_optimiser_of_the_encoder_keeps_its_state_from_pass_to_pass_where_th
         result = tiny_run(method, optimizer=adam)
         study = parse_study(_tables(result))
         assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
-        trainer, part = assembly.trainer(), open_site(assembly.parts.folder, "site-1").train
+        trainer, part = assembly.trainer(), open_site(assembly.prepared.folder, "site-1").train
         model = trainer.load(assembly.initial_weights())
         batches, optimizer = trainer.batches(part, torch_rng(0, "site-1", "batches", 0)), None
         for _ in range(2):
@@ -264,7 +264,7 @@ def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run, backbone, cut
     encoder = {n: t for n, t in result.weights().items() if n in trainer.split(trainer.model)[0].state_dict()}
     front, rest = trainer.split(trainer.load({**assembly.initial_weights(), **encoder}))
     front.eval()
-    parts = [open_site(assembly.parts.folder, site).train for site in assembly.parts.names]
+    parts = [open_site(assembly.prepared.folder, site).train for site in assembly.prepared.names]
     images = torch.from_numpy(np.concatenate([part.images[:] for part in parts])).float().div(255)
     labels = torch.from_numpy(np.concatenate([part.labels[:] for part in parts]))
     with torch.no_grad():

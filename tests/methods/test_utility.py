@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.parts import Part, SiteData
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.methods.shared import utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
@@ -32,7 +32,7 @@ def first_weights() -> dict[str, torch.Tensor]:
     return initial_weights(lambda: build("lenet5", channels=1, outputs=2, size=28), 3)
 
 
-def make_site(real: Part, validation: Part, trainer: Trainer | None = None) -> Any:
+def make_site(real: ImageSet, validation: ImageSet, trainer: Trainer | None = None) -> Any:
     """What `train_networks` needs of a site."""
     trainer = trainer or make_trainer()
     trainer.initial_local = first_weights()
@@ -41,19 +41,19 @@ def make_site(real: Part, validation: Part, trainer: Trainer | None = None) -> A
     return SimpleNamespace(data=data, trainer=trainer, lasting_rng=lambda purpose: rng.manual_seed(0))
 
 
-def train_once(trainer: Trainer, train: Part, validation: Part, steps: int) -> utility.TrainedNetwork:
+def train_once(trainer: Trainer, train: ImageSet, validation: ImageSet, steps: int) -> utility.TrainedNetwork:
     model = trainer.load(first_weights())
     optimizer = trainer.optimizer.make(model.parameters(), 1)
     return utility.train_network(trainer, optimizer, train, validation, steps, torch.Generator().manual_seed(0))
 
 
-def part(count: int, seed: int, *, flipped: bool = False) -> Part:
+def part(count: int, seed: int, *, flipped: bool = False) -> ImageSet:
     """Dark and bright images; the brightest are a sub-group of their own. `flipped` labels them the wrong way round."""
     rng = np.random.default_rng(seed)
     kinds = np.arange(count) % 3  # dark, bright, glaring
     images = (rng.integers(0, 30, (count, 1, 28, 28)) + 90 * kinds[:, None, None, None]).astype(np.uint8)
     labels = (kinds > 0).astype(np.int64)
-    return Part(images, 1 - labels if flipped else labels, subgroup=np.array(["dark", "bright", "glaring"])[kinds])
+    return ImageSet(images, 1 - labels if flipped else labels, subgroup=np.array(["dark", "bright", "glaring"])[kinds])
 
 
 def test_training_sets_start_alike_and_the_useful_one_is_released():
@@ -75,7 +75,7 @@ def test_a_network_is_kept_as_it_was_when_validation_liked_it_best(monkeypatch):
     trainer, seen = make_trainer(), []
     scores = iter([0.2, 0.9, 0.3, 0.9, 0.1])
 
-    def scripted(trainer: Trainer, part: Part) -> float:
+    def scripted(trainer: Trainer, part: ImageSet) -> float:
         seen.append(trainer.weights())
         return next(scores)
 
@@ -94,7 +94,7 @@ def test_a_larger_score_is_a_better_one_whatever_the_metric(better, metric, sign
 
 def test_each_training_set_is_what_its_name_says(monkeypatch):
     real, synthetic, validation = part(6, 1), part(4, 3), part(9, 2)
-    used: list[Part] = []
+    used: list[ImageSet] = []
 
     def watch(trainer, optimizer, train, held_out, steps, rng):
         assert held_out is validation

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pretended_gpu import BrokenGraph, Nothing, Stream, pretend_gpu
 
-from polyclinic.data.parts import Part, prepare
+from polyclinic.data.parts import ImageSet, prepare
 from polyclinic.models import build, initial_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.tasks import TASKS, Target
@@ -160,7 +160,7 @@ def test_a_cpu_records_nothing():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_training_with_graphs_is_training():
     task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
-    part = Part(np.random.default_rng(0).integers(0, 256, (64, 1, 32, 32), dtype=np.uint8), np.arange(64) % 2)
+    part = ImageSet(np.random.default_rng(0).integers(0, 256, (64, 1, 32, 32), dtype=np.uint8), np.arange(64) % 2)
 
     def builder():
         return build("resnet18", channels=1, outputs=task.outputs(target), size=32, norm="batch")

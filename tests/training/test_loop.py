@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.state import SiteState
 from polyclinic.methods.shared import optimizer_state
 from polyclinic.models import build, initial_weights
@@ -29,7 +29,7 @@ def numbered(count, seed=0):
     images = rng.integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8)
     images[:, 0, 0, 0] = np.arange(count)
     masks = (images[:, 0] > 128).astype(np.uint8)
-    return Part(images, np.arange(count, dtype=np.int64) % 2, masks)
+    return ImageSet(images, np.arange(count, dtype=np.int64) % 2, masks)
 
 
 def make_trainer(task="classification", backbone="small-cnn", **optimizer):
@@ -301,12 +301,14 @@ def test_evaluation_neither_trains_nor_shuffles():
 
 def test_large_parts_are_evaluated_in_pieces_that_add_up():
     count = EVALUATION_BATCH + 3
-    part = Part(np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2)
+    part = ImageSet(
+        np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2
+    )
     trainer = make_trainer()
     sizes = [len(images) for images, _ in trainer.in_order(part)]
     assert sizes == [EVALUATION_BATCH, 3]
     whole = trainer.evaluate(part)
-    pieces = [trainer.evaluate(Part(part.images[s], part.labels[s])) for s in (slice(0, 100), slice(100, None))]
+    pieces = [trainer.evaluate(ImageSet(part.images[s], part.labels[s])) for s in (slice(0, 100), slice(100, None))]
     together = trainer.task.add(*pieces)
     assert torch.equal(whole["confusion"], together["confusion"])
     assert torch.equal(whole["count"], together["count"])

@@ -88,7 +88,7 @@ def variations(study: Study) -> dict[str, Study]:
     plain = parse_study({**tables, "audit": {**tables.get("audit", {}), "keep_parcels": 0, "secure_sum": False}})
     wanted = (study.audit or Audit()).defences
     found = {"no defence": plain}
-    if "classifier" in study.method.traits.private_parts:  # its sites release updates
+    if "classifier" in study.method.traits.private_networks:  # its sites release updates
         for name in wanted:
             settings = _settings_on_updates(name, study)
             found |= {title: plain.with_settings(changed) for title, changed in settings.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import find_kit, load_site_plugins, own_data
-from polyclinic.data.parts import Parts, prepare
+from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import LedgerBroken, verify
 from polyclinic.formats import check_run_format
@@ -68,4 +68,4 @@ def assembly_at_site(study: Study, folder: Path, kit: Path, lines: LedgerLines) 
     (site,) = lines
     names = study.sites.site_names()
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
-    return Assembly(study, Parts(kit, names, study.data.info(names)), folder, open_data=lambda _: data)
+    return Assembly(study, PreparedSites(kit, names, study.data.info(names)), folder, open_data=lambda _: data)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from polyclinic.audits.open_run import LedgerLines
 from polyclinic.audits.views import Seen, Tools, Truth
-from polyclinic.data.parts import Part, SiteData
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, Release, is_attackable, releases
 from polyclinic.federation.leaving.defences import secure_sum
@@ -96,7 +96,7 @@ def join_sites(sites: Sequence[SiteData]) -> SiteData:
         of_sites = [getattr(site, split) for site in sites]
         names = [name for name in ("images", "labels", "masks") if getattr(of_sites[0], name) is not None]
         arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in names}
-        parts[split] = Part(**arrays)
+        parts[split] = ImageSet(**arrays)
     return SiteData(" and ".join(site.name for site in sites), **parts)
 
 

@@ -39,7 +39,7 @@ class Tools:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        info = self.assembly.parts.info
+        info = self.assembly.prepared.info
         return info["channels"], info["size"], info["size"]
 
     @property
@@ -49,7 +49,9 @@ class Tools:
 
     def site_data(self, site: str) -> SiteData:
         """A site's own images: for scoring alone."""
-        return self.assembly.open_data(site) if self.assembly.open_data else open_site(self.assembly.parts.folder, site)
+        return (
+            self.assembly.open_data(site) if self.assembly.open_data else open_site(self.assembly.prepared.folder, site)
+        )
 
 
 @dataclass(frozen=True)

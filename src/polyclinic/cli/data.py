@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from rich.table import Table
 
-    from polyclinic.data.parts import Parts
+    from polyclinic.data.parts import PreparedSites
     from polyclinic.data.source import Source
 
 app = typer.Typer(help="Sources of images, and how a study spreads them over sites.", no_args_is_help=True)
@@ -101,7 +101,7 @@ def summary(kind: type[Source]) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
-def counts_table(parts: Parts, title: str) -> Table:
+def counts_table(parts: PreparedSites, title: str) -> Table:
     """Images of each split and, of the training images, of each class (or the spread of their values)."""
     from rich.table import Table
 
@@ -126,7 +126,7 @@ def _columns(info: dict[str, Any]) -> list[str]:
     return classes if len(classes) <= MOST_CLASSES else [f"classes of {len(classes)}"]
 
 
-def _what_is_there(parts: Parts, site: str) -> list[str]:
+def _what_is_there(parts: PreparedSites, site: str) -> list[str]:
     import numpy as np
 
     from polyclinic.data.parts import open_site
@@ -150,7 +150,7 @@ def _sentence(info: dict[str, Any]) -> str:
     return f"mean pairwise KS of the training labels: {info['mean_ks']:.3f}; digests: {digests}"
 
 
-def draw_sites(parts: Parts, title: str, target: Path) -> None:
+def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     """The picture of the sites, with a few training images of each taken evenly over its labels."""
     import numpy as np
 

@@ -15,7 +15,7 @@ from polyclinic.data.datasets import SOURCES
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.partitions.iid import Iid
-from polyclinic.data.parts import Part, SiteData, open_site, prepare
+from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.messages import sentences
@@ -91,7 +91,7 @@ def _as_numbered(data: SiteData, classes: list[str], wanted: AtSites, file: Path
         raise BadInput(f"{file}: '{unknown[0]}' is none of the study's classes, {known}; rename it or leave it out")
     numbers = np.array([wanted.classes.index(name) for name in classes])
 
-    def renumbered(part: Part) -> Part:
+    def renumbered(part: ImageSet) -> ImageSet:
         return dataclasses.replace(part, labels=numbers[part.labels])
 
     return SiteData(data.name, renumbered(data.train), renumbered(data.validation), renumbered(data.test))

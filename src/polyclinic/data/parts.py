@@ -44,8 +44,8 @@ Change = Callable[[np.ndarray, int], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One split of one site, memory-mapped and read-only.
+class ImageSet:
+    """The images of one split of one site, memory-mapped and read-only.
 
     images uint8 [N, C, H, W]; labels int64 or float32 [N]; masks uint8 [N, H, W] or None;
     cases int64 [N], equal for images of one patient, or None; subgroup str [N] or None
@@ -66,18 +66,18 @@ class SiteData:
     """What one site holds."""
 
     name: str
-    train: Part
-    validation: Part
-    test: Part
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
 
     def without_test(self) -> SiteData:
         """The same, but for the test images: none."""
-        return replace(self, test=Part(self.train.images[:0], self.train.labels[:0]))
+        return replace(self, test=ImageSet(self.train.images[:0], self.train.labels[:0]))
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Where the sites' parts lie, and what is known of them without looking at an image.
+class PreparedSites:
+    """Where the images of all sites lie, and what is known of them without looking at one.
 
     info: source, channels, size, classes, unit, label_range, has_masks, counts[site][split],
     class_counts[site][split] (a list, by class), digests[split] (sha256), mean_ks
@@ -88,7 +88,9 @@ class Parts:
     info: dict[str, Any]
 
 
-def prepare(data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None) -> Parts:
+def prepare(
+    data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None
+) -> PreparedSites:
     """The parts of every site, from the cache where the same settings, files and code were there before."""
     folder = cache_folder(cache) / "parts" / _name_of(data, sites)
     if not (folder / "info.json").is_file():
@@ -96,7 +98,7 @@ def prepare(data: Source, sites: Sites, *, cache: Path | None = None, progress: 
             if not (folder / "info.json").is_file():  # nobody else has made it meanwhile
                 _write(folder, data, sites, cache, progress)
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
-    return Parts(folder, tuple(info["counts"]), info)
+    return PreparedSites(folder, tuple(info["counts"]), info)
 
 
 def open_site(folder: Path, site: str) -> SiteData:
@@ -107,9 +109,9 @@ def open_site(folder: Path, site: str) -> SiteData:
     return SiteData(site, *(_open_part(Path(folder) / site / name) for name in SPLITS))
 
 
-def _open_part(folder: Path) -> Part:
-    files = {field.name: folder / f"{field.name}.npy" for field in fields(Part)}
-    return Part(
+def _open_part(folder: Path) -> ImageSet:
+    files = {field.name: folder / f"{field.name}.npy" for field in fields(ImageSet)}
+    return ImageSet(
         **{name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items() if file.exists()}
     )
 
@@ -194,7 +196,7 @@ def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change = lam
 
 
 def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
-    """The facts of `Parts.info`, in plain values."""
+    """The facts of `PreparedSites.info`, in plain values."""
     train_labels = {site: np.asarray(dataset.labels[parts["train"]]) for site, parts in where.items()}
     return {
         "source": source,

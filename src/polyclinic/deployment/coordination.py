@@ -19,7 +19,7 @@ import torch
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins
-from polyclinic.data.parts import Parts
+from polyclinic.data.parts import PreparedSites
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput
@@ -109,7 +109,7 @@ class Coordination:
             check_same(load_run_study(self.folder), study, self.folder)
         names = study.sites.site_names()
         torch.set_num_threads(study.engine.threads)
-        assembly = Assembly(study, Parts(self.folder, names, study.data.info(names)), self.folder)
+        assembly = Assembly(study, PreparedSites(self.folder, names, study.data.info(names)), self.folder)
         sites = {site: self.reach.sends.get(site) for site in names}
         patience = Patience(study.engine.deadline, study.engine.silence)
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)

@@ -21,7 +21,7 @@ from polyclinic import __version__
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins, own_data, own_source
-from polyclinic.data.parts import Parts
+from polyclinic.data.parts import PreparedSites
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay
@@ -82,7 +82,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     names = study.sites.site_names()
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
-    parts = Parts(kit, names, study.data.info(names))
+    parts = PreparedSites(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / worker_spec["run"], policy, lambda _: data)
     assembly.folder.mkdir(parents=True, exist_ok=True)
     write_run_format(assembly.folder)
@@ -98,7 +98,7 @@ def write_model(assembly: Assembly, site: str, weights: Mapping[str, Tensor], pr
     site's were prepared."""
     study = assembly.study
     backbones = {"": study.model.backbones.get(site, study.model.backbone)}
-    card = card_of(study, assembly.parts.info, backbones, digest_of_weights(weights))
+    card = card_of(study, assembly.prepared.info, backbones, digest_of_weights(weights))
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     content = model_file(tensors, card.model_copy(update=dict(preparation)))
     atomic_write(assembly.folder / "model.safetensors", content)

@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.parts import Parts, prepare
+from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.policy import Policy
@@ -69,7 +69,7 @@ def check_names(names: tuple[str, ...]) -> None:
             raise BadInput(f"sites.names: '{name}' cannot be deployed; use letters, digits, '-' and '_'")
 
 
-def as_sent(study: Study, parts: Parts, names: tuple[str, ...]) -> Study:
+def as_sent(study: Study, parts: PreparedSites, names: tuple[str, ...]) -> Study:
     """The study as sites get it: their images have a name, and what must be known of them, but no place."""
     info, data = parts.info, study.data
     table = {
@@ -122,7 +122,7 @@ def _builders() -> list[dict[str, Any]]:
     ]
 
 
-def _write_site(kit: Path, name: str, data: Any, parts: Parts | None) -> None:
+def _write_site(kit: Path, name: str, data: Any, parts: PreparedSites | None) -> None:
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     # NVFlare would send a site's error log to the server, and patients' file names with it

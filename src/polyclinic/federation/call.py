@@ -30,9 +30,9 @@ class Call:
     to: str = COORDINATOR
 
     def to_bytes(self) -> bytes:
-        return b"".join(self.parts())
+        return b"".join(self.chunks())
 
-    def parts(self) -> list[bytes]:
+    def chunks(self) -> list[bytes]:
         """The bytes of the call before they are joined: those of a parcel are the same for all who receive it."""
         header = {
             "site": self.site,
@@ -42,7 +42,7 @@ class Call:
             "to": self.to,
             "parcels": list(self.parcels),
         }
-        return pack_parts(header, [p.encoded for p in self.parcels.values()])
+        return pack_chunks(header, [p.encoded for p in self.parcels.values()])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Call:
@@ -105,10 +105,10 @@ class Failure:
 
 def pack(header: Mapping[str, Any], blobs: list[bytes]) -> bytes:
     """One byte string: length of the header, header with the blobs' lengths, blobs."""
-    return b"".join(pack_parts(header, blobs))
+    return b"".join(pack_chunks(header, blobs))
 
 
-def pack_parts(header: Mapping[str, Any], blobs: list[bytes]) -> list[bytes]:
+def pack_chunks(header: Mapping[str, Any], blobs: list[bytes]) -> list[bytes]:
     """What `pack` joins."""
     text = json.dumps({"header": dict(header), "lengths": [len(b) for b in blobs]}).encode()
     return [len(text).to_bytes(8, "little"), text, *blobs]

@@ -32,7 +32,7 @@ class Centralized(Method):
     local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", private_parts=())
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=())
 
     def privacy_obstacle(self) -> str | None:
         return (

@@ -21,7 +21,7 @@ from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
 
 
 class FedAvgShare(FedAvg):
@@ -65,7 +65,7 @@ class FedAvgShare(FedAvg):
         return local_training.train(site, weights, steps=self.steps_at(site, part), part=part, replayed=replayed)
 
     @staticmethod
-    def _union(site: Site) -> Part:
+    def _union(site: Site) -> ImageSet:
         """The site's own training images and what the others shared."""
         shared = site.state.group("shared")
         return pooling.union(site.data.train, pooling.pooled_images(shared)) if shared else site.data.train

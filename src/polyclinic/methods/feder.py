@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.communication import SENT
@@ -205,7 +205,7 @@ class FedER(LocalWork, PeerMethod):
         real = steps * each if self.trains_on_real_images else 0
         return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + synthetic) - real}
 
-    def batches(self, site: Site, own: Part, buffer: Tensors | None) -> Iterator[Batch]:
+    def batches(self, site: Site, own: ImageSet, buffer: Tensors | None) -> Iterator[Batch]:
         real = site.trainer.batches(own, site.rng("batches"))
         each = self.synthetic_images(min(site.trainer.optimizer.batch_size, len(own)))
         if buffer is None or each == 0:
@@ -224,7 +224,7 @@ class FedER(LocalWork, PeerMethod):
         """Synthetic images of the buffer that join a mini-batch of `real` images (lambda of Eq. 5)."""
         return round(real * (1 - self.real_share) / self.real_share)
 
-    def own_images(self, site: Site) -> Part:
+    def own_images(self, site: Site) -> ImageSet:
         """What the site trains on as its own: real images, or its own buffer."""
         return (
             site.data.train

@@ -38,7 +38,7 @@ class FedReplay(Method):
     latents: Literal["fp32", "fp16", "int8"] = Field("fp32", description="how latents travel")
 
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", private_parts=("encoder",), needs_cut=True)
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=("encoder",), needs_cut=True)
 
     def run(self, federation: Federation) -> Weights:
         trainer = federation.trainer

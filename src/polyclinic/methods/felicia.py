@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
@@ -106,7 +106,7 @@ class Felicia(Method):
 
     summary: ClassVar[str] = "sites' GANs, joined by a central discriminator that sees synthetic images only"
     traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"), private_parts=("generator",), tunes_generator=False
+        tasks=("classification", "regression"), private_networks=("generator",), tunes_generator=False
     )
 
     # --- the coordinator --------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Felicia(Method):
         """The additive sums of a network's metrics on the site's test images, in all and by sub-group."""
         return utility.test_sums(site, weights)
 
-    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
+    def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; before the first evaluation of its images a site has no network to score."""
         if own != "none" and not site.state.group("local"):
             return {}

@@ -28,7 +28,7 @@ class SplitNN(LocalWork, Method):
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
     traits: ClassVar[Traits] = Traits(
-        serial=True, batch_norm="average", private_parts=(), takes_replay=True, needs_cut=True
+        serial=True, batch_norm="average", private_networks=(), takes_replay=True, needs_cut=True
     )
 
     def privacy_obstacle(self) -> str | None:

@@ -16,7 +16,7 @@ from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.traits import Traits
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
     from polyclinic.models import Backbone
 
 
@@ -41,7 +41,7 @@ class Standalone(LocalWork, Method):
     def train(self, site: Site) -> None:
         local_training.train(site, {}, steps=self.steps_at(site))
 
-    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
+    def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; a site alone also selects its best round alone, by its validation images."""
         sums = super().score(site, part, weights, own)
         if part is site.data.validation and own == "current":

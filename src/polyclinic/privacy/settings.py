@@ -15,13 +15,13 @@ from polyclinic.privacy.obstacles import obstacles
 from polyclinic.settings import Settings
 
 #: what a site can train with differential privacy
-Part = Literal["classifier", "encoder", "generator", "prior"]
+PrivateNetwork = Literal["classifier", "encoder", "generator", "prior"]
 
 
 class Privacy(Settings):
     """Differential privacy of the sites' training images. The classifier stands for the network of any task."""
 
-    on: tuple[Part, ...] = Field(
+    on: tuple[PrivateNetwork, ...] = Field(
         ("classifier",),
         min_length=1,
         description="what sites train with it: classifier (the network of any task), encoder, generator, prior",
@@ -42,7 +42,7 @@ class Privacy(Settings):
 
     @field_validator("on")
     @classmethod
-    def _once_each(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
+    def _once_each(cls, value: tuple[PrivateNetwork, ...]) -> tuple[PrivateNetwork, ...]:
         if len(set(value)) < len(value):
             raise ValueError("must name each part once")
         return value

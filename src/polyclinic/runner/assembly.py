@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import plugins
-from polyclinic.data.parts import Parts, SiteData, open_site
+from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.federation import Faults, FederationSpec
 from polyclinic.federation.host import HostSpec, SiteHost
@@ -34,18 +34,18 @@ from polyclinic.training.optimizer import Optimizer
 class Assembly:
     """Builds everything one run consists of. `folder` is the run folder.
 
-    `policy` and `open_data` are a deployed site's own; simulated sites take them from the study and the parts.
+    `policy` and `open_data` are a deployed site's own; simulated sites take them from the study and the prepared data.
     """
 
     study: Study
-    parts: Parts
+    prepared: PreparedSites
     folder: Path
     policy: Policy | None = None
     open_data: Callable[[str], SiteData] | None = None
 
     @cached_property
     def target(self) -> Target:
-        info = self.parts.info
+        info = self.prepared.info
         bounds = tuple(info["label_range"]) if info["label_range"] else None
         return Target(tuple(info["classes"]), info["unit"], bounds)
 
@@ -68,13 +68,13 @@ class Assembly:
         model, optimizer = self.study.model, self.study.optimizer
         named = {"model.backbones": [*model.backbones], "optimizer.batch_sizes": [*optimizer.batch_sizes]}
         for setting, sites in named.items():
-            unknown = [site for site in sites if site not in self.parts.names]
+            unknown = [site for site in sites if site not in self.prepared.names]
             if unknown:
-                known = ", ".join(self.parts.names)
+                known = ", ".join(self.prepared.names)
                 raise BadInput(f"{setting}: there is no site '{unknown[0]}'; the sites are {known}")
 
     def build_model(self, backbone: str | None = None) -> Backbone:
-        info, model = self.parts.info, self.study.model
+        info, model = self.prepared.info, self.study.model
         return build(
             backbone or model.backbone,
             channels=info["channels"],
@@ -128,7 +128,7 @@ class Assembly:
         """What the coordinator works with; `trainer` is its own."""
         study = self.study
         return FederationSpec(
-            sites=self.parts.names,
+            sites=self.prepared.names,
             seed=study.seed,
             folder=self.folder,
             initial_weights=self.initial_weights,
@@ -143,7 +143,7 @@ class Assembly:
 
     def open_images(self, site: str) -> SiteData:
         """A site's images; without those for testing where the study is not to be tested."""
-        data = self.open_data(site) if self.open_data else open_site(self.parts.folder, site)
+        data = self.open_data(site) if self.open_data else open_site(self.prepared.folder, site)
         return data if self.study.evaluation.final == "test" else data.without_test()
 
     def host(self) -> SiteHost:
@@ -187,7 +187,7 @@ class Assembly:
         """What another process needs to build the same assembly: JSON, for `assemble_from`."""
         spec: dict[str, Any] = {
             "study": self.study.as_tables(),
-            "parts": str(self.parts.folder),
+            "parts": str(self.prepared.folder),
             "folder": str(self.folder),
         }
         if self.study.plugins:  # found where they were found here, and refused if they have changed since
@@ -206,7 +206,7 @@ def assemble_from(worker_spec: str) -> Assembly:
             "every machine of the cluster sees them"
         )
     info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
-    parts = Parts(folder, tuple(info["counts"]), info)
+    parts = PreparedSites(folder, tuple(info["counts"]), info)
     sys.path += [place for place in spec.get("modules", []) if place not in sys.path]
     plugins.load(spec["study"].get("plugins", []), spec.get("digests"))
     return Assembly(parse_study(spec["study"]), parts, Path(spec["folder"]))

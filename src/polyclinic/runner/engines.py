@@ -23,7 +23,7 @@ def in_process_engine(assembly: Assembly) -> Engine:
     stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)
     return InProcess(
         assembly.host(),
-        assembly.parts.names,
+        assembly.prepared.names,
         start_worker,
         workers=settings.workers,
         threads=settings.threads,
@@ -39,7 +39,7 @@ def ray_engine(assembly: Assembly) -> Engine:
     """Sites in actors of Ray."""
     settings = assembly.study.engine
     return Ray(
-        assembly.parts.names,
+        assembly.prepared.names,
         host_from,
         assembly.worker_spec,
         assembly.folder,

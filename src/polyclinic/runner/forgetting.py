@@ -40,12 +40,12 @@ def _why_none(serial: bool, method: str, folder: Path) -> str:
 
 def _matrix(assembly: Assembly, handovers: Path, split: str) -> dict[str, dict[str, float]]:
     trainer, task = assembly.trainer(), assembly.study.task
-    table: dict[str, dict[str, float]] = {site: {} for site in assembly.parts.names}
+    table: dict[str, dict[str, float]] = {site: {} for site in assembly.prepared.names}
     for file in sorted(handovers.glob("*.safetensors")):
         trained_last = file.stem.split("-", 1)[1]
         trainer.load({**trainer.initial_local, **load_file(file)})
         for site in table:
-            part = getattr(open_site(assembly.parts.folder, site), split)
+            part = getattr(open_site(assembly.prepared.folder, site), split)
             if len(part):
                 table[site][trained_last] = task.finish(trainer.evaluate(part))[task.metric]
     return table

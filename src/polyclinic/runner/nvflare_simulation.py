@@ -30,11 +30,11 @@ from polyclinic.runner.recorder import Display
 
 def run_simulated(assembly: Assembly, display: Display) -> dict[str, Any]:
     """Run a study in the simulator: what `result.json` will hold."""
-    names = site_names(assembly.parts.names)
+    names = site_names(assembly.prepared.names)
     workspace, outcome = assembly.folder / ".nvflare", assembly.folder / ".outcome.json"
     outcome.unlink(missing_ok=True)
     follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
-    display.started(assembly.study, assembly.parts.names, follow.shown + 1)
+    display.started(assembly.study, assembly.prepared.names, follow.shown + 1)
     with tempfile.TemporaryDirectory() as scratch:
         job_spec = {"assembly": assembly.worker_spec, "names": names, "run": os.getpid()}
         job = write_job(Path(scratch), "polyclinic", spec=job_spec, least=len(names))

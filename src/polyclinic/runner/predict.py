@@ -76,7 +76,7 @@ def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str
 
 
 def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], weights_sha256: str) -> Card:
-    """The card of a model trained by `study` on data with these facts (`Parts.info`)."""
+    """The card of a model trained by `study` on data with these facts (`PreparedSites.info`)."""
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
     return Card(
         backbones=backbones,

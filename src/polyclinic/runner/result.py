@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic import __version__
-from polyclinic.data.parts import Parts
+from polyclinic.data.parts import PreparedSites
 from polyclinic.federation.federation import Federation
 from polyclinic.privacy.record import summary
 from polyclinic.runner.assembly import device_of
@@ -43,7 +43,7 @@ class Result:
 
 def result_of(
     study: Study,
-    parts: Parts,
+    parts: PreparedSites,
     federation: Federation,
     recorder: Recorder,
     models: Models,

@@ -135,7 +135,7 @@ def _carry_out(assembly: Assembly, display: Display) -> dict[str, Any]:
 
 def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, Any]:
     """Run a study with an engine: writes the run folder but for `result.json`, whose content it returns."""
-    study, folder, parts = assembly.study, assembly.folder, assembly.parts
+    study, folder, parts = assembly.study, assembly.folder, assembly.prepared
     trainer = assembly.trainer()
     recorder = Recorder(study, folder, has_local=bool(trainer.local_names), display=display)
     federation = Federation(assembly.federation_spec(trainer), engine, recorder)

@@ -99,7 +99,7 @@ def check_privacy(study: Study) -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:
         return
-    parts = [*study.method.traits.private_parts]
+    parts = [*study.method.traits.private_networks]
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
     network = _network(study)

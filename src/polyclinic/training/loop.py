@@ -23,7 +23,7 @@ from polyclinic.training.augmentation import augment
 from polyclinic.training.graphs import GraphedGradients
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy
     from polyclinic.tasks import Target, Task
@@ -99,11 +99,11 @@ class Trainer:
 
     # --- batches ----------------------------------------------------------------------------------
 
-    def steps_in(self, part: Part) -> int:
+    def steps_in(self, part: ImageSet) -> int:
         """Mini-batches in one pass: floor(|D| / b), at least one."""
         return max(1, len(part) // self.optimizer.batch_size)
 
-    def batches(self, part: Part, rng: torch.Generator) -> Iterator[Batch]:
+    def batches(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Endless shuffled mini-batches, on the device.
 
         Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it.
@@ -114,13 +114,13 @@ class Trainer:
             for index in order[: len(part) // size * size].split(size):
                 yield self.batch(part, index, rng)
 
-    def one_pass(self, part: Part, rng: torch.Generator) -> Iterator[Batch]:
+    def one_pass(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Every image once, shuffled, in floor(|D| / b) batches of nearly the same size."""
         order = torch.randperm(len(part), generator=rng)
         for index in order.tensor_split(self.steps_in(part)):
             yield self.batch(part, index, rng)
 
-    def batch(self, part: Part, index: Tensor, rng: torch.Generator) -> Batch:
+    def batch(self, part: ImageSet, index: Tensor, rng: torch.Generator) -> Batch:
         """The images at `index`, augmented, with their targets, on the device."""
         if self._noted is not None:
             self._noted.append(index)
@@ -137,13 +137,13 @@ class Trainer:
         finally:
             self._noted = before
 
-    def in_order(self, part: Part) -> Iterator[Batch]:
+    def in_order(self, part: ImageSet) -> Iterator[Batch]:
         """All images once, in order, in large batches."""
         for start in range(0, len(part), EVALUATION_BATCH):
             images, labels, masks = self._fetch(part, np.arange(start, min(start + EVALUATION_BATCH, len(part))))
             yield images, self.task.targets(labels, masks)
 
-    def _fetch(self, part: Part, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _fetch(self, part: ImageSet, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images in [0, 1], labels, and masks where the task needs them, on the device."""
         images = self._to_device(part.images[index]).float().div_(255)
         if self.channels_last:
@@ -207,7 +207,7 @@ class Trainer:
         return self.task.loss(output.float(), targets, self.target, weights)
 
     @torch.no_grad()
-    def evaluate(self, part: Part) -> dict[str, Tensor]:
+    def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
         self.model.eval()
         observed, targets = [], []

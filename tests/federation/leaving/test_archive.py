@@ -73,7 +73,7 @@ def test_received_weights_and_used_images_explain_the_update(tiny, undisturbed):
     result = undisturbed(study)
     (release,) = kept(result.folder)
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
-    part = open_site(assembly.parts.folder, "site-1").train
+    part = open_site(assembly.prepared.folder, "site-1").train
     trainer = assembly.trainer()
     model = trainer.load(release.received("weights")).train()
     (index,) = release.used

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.parts import Part, SiteData
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.host import cohort
 from polyclinic.federation.leaving.budget import Spent
 from polyclinic.federation.leaving.gate import Gate, GateRefused
@@ -138,7 +138,7 @@ def test_too_small_a_cohort_keeps_everything_back(tmp_path):
 
 def test_a_cohort_is_patients_not_images():
     images, labels = np.zeros((5, 1, 8, 8), np.uint8), np.zeros(5, np.int64)
-    known, unknown = Part(images, labels, cases=np.array([1, 1, 2, 2, 2])), Part(images, labels)
+    known, unknown = ImageSet(images, labels, cases=np.array([1, 1, 2, 2, 2])), ImageSet(images, labels)
     data = SiteData("north", known, unknown, known)
     assert (cohort(data, "train"), cohort(data, "validation")) == (2, 5)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.parts import Part, SiteData
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation, FederationSpec
@@ -73,7 +73,7 @@ class Wire:
 
 def data_of(name):
     images = np.random.default_rng(1).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
-    return SiteData(name, *(Part(some, np.zeros(4, dtype=np.int64)) for some in images))
+    return SiteData(name, *(ImageSet(some, np.zeros(4, dtype=np.int64)) for some in images))
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class AtSites(Source):
         )
 
     def info(self, sites: tuple[str, ...]) -> dict:
-        """The facts that stand for `Parts.info` where nobody but the sites can count."""
+        """The facts that stand for `PreparedSites.info` where nobody but the sites can count."""
         return {
             "source": self.source,
             "channels": self.channels,

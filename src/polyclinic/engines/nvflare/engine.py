@@ -112,10 +112,10 @@ class NVFlare:
             "durable": self._durable.pop(call.site, None),
             "deadline": self._patience.deadline,
         }
-        parts = call.parts()
-        if sum(map(len, parts)) <= PIECE:
-            return self._message(call.site, "run", header, [b"".join(parts)])
-        for index, piece in enumerate(pieces(parts)):
+        chunks = call.chunks()
+        if sum(map(len, chunks)) <= PIECE:
+            return self._message(call.site, "run", header, [b"".join(chunks)])
+        for index, piece in enumerate(pieces(chunks)):
             with self._large:
                 self._message(call.site, "piece", {"call": name, "index": index}, [piece])
             header["pieces"] = index + 1

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
     from polyclinic.federation.call import Call
     from polyclinic.federation.leaving.parcel import Parcel
     from polyclinic.federation.site import Site
@@ -49,7 +49,7 @@ def _images_of(site: Site) -> str:
     return str(site.cache[NAME])
 
 
-def _digest(part: Part) -> str:
+def _digest(part: ImageSet) -> str:
     found = hashlib.blake2b(digest_size=32)
     for array in (part.images, part.labels, part.masks):
         if array is not None:

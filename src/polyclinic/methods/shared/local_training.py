@@ -15,7 +15,7 @@ from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_opti
 from polyclinic.training import private
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
     from polyclinic.training.replayed import ReplayedBatches
 
 
@@ -32,7 +32,7 @@ def train(
     weights: Weights,
     *,
     steps: int | None = None,
-    part: Part | None = None,
+    part: ImageSet | None = None,
     class_weights: Tensor | None = None,
     correct: Callable[[nn.Module], None] | None = None,
     replayed: ReplayedBatches | None = None,

@@ -10,7 +10,7 @@ from polyclinic.federation.site import Site
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
 
 
 class LocalWork(Settings):
@@ -32,7 +32,7 @@ class LocalWork(Settings):
             raise ValueError("local_steps and local_epochs both say how long a site trains; give one of them")
         return self
 
-    def steps_at(self, site: Site, part: Part | None = None) -> int:
+    def steps_at(self, site: Site, part: ImageSet | None = None) -> int:
         """Steps of a site in a round, on its training images or on `part`."""
         if self.local_steps is not None:
             return self.local_steps

@@ -20,7 +20,7 @@ from polyclinic.settings import Settings
 from polyclinic.training import private
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
     from polyclinic.models import Backbone
     from polyclinic.training.replayed import ReplayedBatches
 
@@ -82,7 +82,7 @@ class Method(Settings):
         sums = self.score(site, getattr(site.data, split), weights or {}, own)
         return Parcel("metrics", sums, privacy=private.record_of_scores(site, split)) if sums else None
 
-    def score(self, site: Site, part: Part, weights: Weights, own: Own) -> dict[str, Tensor]:
+    def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over a part of the site's images; empty if there is nothing to score."""
         if len(part) == 0:
             return {}

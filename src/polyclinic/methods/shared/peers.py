@@ -21,12 +21,12 @@ from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import Part
+    from polyclinic.data.parts import ImageSet
     from polyclinic.models import Backbone
 
 
 class PeerMethod(Method):
-    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_parts=())
+    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_networks=())
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """All of them: each site has a model of its own."""
@@ -60,7 +60,7 @@ class PeerMethod(Method):
 
 
 @torch.no_grad()
-def together(site: Site, part: Part, models: list[Weights]) -> dict[str, Tensor]:
+def together(site: Site, part: ImageSet, models: list[Weights]) -> dict[str, Tensor]:
     """Additive sums of the task's metrics for the ensemble: the mean of probabilities, or of predicted values."""
     outputs = [_outputs(site, part, weights) for weights in models]
     trainer = site.trainer
@@ -72,7 +72,7 @@ def together(site: Site, part: Part, models: list[Weights]) -> dict[str, Tensor]
     return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
 
 
-def _outputs(site: Site, part: Part, weights: Weights) -> Tensor:
+def _outputs(site: Site, part: ImageSet, weights: Weights) -> Tensor:
     trainer = site.trainer_for(weights)
     trainer.load(weights).eval()
     return torch.cat([trainer.forward(images).float().cpu() for images, _ in trainer.in_order(part)])

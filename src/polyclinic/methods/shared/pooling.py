@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
 
 
-def release(part: Part, index: np.ndarray | slice = slice(None)) -> tuple[Parcel, ...]:
+def release(part: ImageSet, index: np.ndarray | slice = slice(None)) -> tuple[Parcel, ...]:
     """The chosen images, labels and (where there are any) masks of a part, as parcels."""
     parcels = [
         Parcel("real-images", {"images": torch.from_numpy(np.array(part.images[index]))}),
@@ -40,12 +40,12 @@ def parcels_of(pooled: Mapping[str, Tensor]) -> dict[str, Any]:
     return {keywords[name]: {name: tensor} for name, tensor in pooled.items()}
 
 
-def pooled_images(pooled: Mapping[str, Tensor]) -> Part:
+def pooled_images(pooled: Mapping[str, Tensor]) -> ImageSet:
     """Pooled tensors as a part that a trainer can train on."""
-    return Part(**{name: tensor.numpy() for name, tensor in pooled.items()})
+    return ImageSet(**{name: tensor.numpy() for name, tensor in pooled.items()})
 
 
-def union(a: Part, b: Part) -> Part:
+def union(a: ImageSet, b: ImageSet) -> ImageSet:
     """The images of both parts, those of `a` first."""
     names = [n for n in ("images", "labels", "masks") if getattr(a, n) is not None]
-    return Part(**{name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in names})
+    return ImageSet(**{name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in names})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyclinic.data.cache import code_digest
 from polyclinic.data.contact_sheet import contact_sheet
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation
@@ -157,9 +157,9 @@ def own_parcel(site: Site) -> Parcel:
     return site.cache["buffer"]
 
 
-def buffer_images(buffer: Tensors) -> Part:
+def buffer_images(buffer: Tensors) -> ImageSet:
     """A buffer as something that a trainer can train on."""
-    return Part(buffer["images"].numpy(), buffer["labels"].numpy())
+    return ImageSet(buffer["images"].numpy(), buffer["labels"].numpy())
 
 
 def _draw_sheet(site: Site, buffer: Tensors) -> None:

@@ -22,7 +22,7 @@ class Traits:
     #: what its sites can train with differential privacy (`privacy.on`), besides a generator that they replay:
     #: classifier (the network of any task), encoder, generator. A site does not release weights or gradients that were
     #: trained without, where the study wants them private (`federation/host.py`)
-    private_parts: tuple[str, ...] = ("classifier",)
+    private_networks: tuple[str, ...] = ("classifier",)
     #: its sites train on `replayed=self.replayed(site)`, so that a table [replay] can join replayed images
     takes_replay: bool = False
     #: sites may have different networks (`model.backbones`)

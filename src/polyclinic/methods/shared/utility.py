@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.contact_sheet import contact_sheet
-from polyclinic.data.parts import Part
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
@@ -57,14 +57,14 @@ class TrainedNetwork:
 # --- at a site --------------------------------------------------------------------------------------------
 
 
-def sample_part(site: Site, model: GeneratorModel, count: int | None) -> Part:
+def sample_part(site: Site, model: GeneratorModel, count: int | None) -> ImageSet:
     """`count` synthetic images, or as many as real ones, with labels drawn alike from the classes that the site has."""
     real = site.data.train
     labels = uniform_labels(count or len(real), real.labels, site.trainer.target, site.rng("synthetic labels"))
-    return Part(model.sample(labels, site.rng("synthetic")).numpy(), labels.numpy())
+    return ImageSet(model.sample(labels, site.rng("synthetic")).numpy(), labels.numpy())
 
 
-def evaluate(site: Site, synthetic: Part, selection: Selection) -> Parcel:
+def evaluate(site: Site, synthetic: ImageSet, selection: Selection) -> Parcel:
     """Train a network on each training set and keep the one to release; scores and coverage of synthetic images."""
     networks = train_and_keep(site, synthetic, selection)
     chosen = selection.release or choose_by_validation(networks, selection.margin)
@@ -79,7 +79,7 @@ def evaluate(site: Site, synthetic: Part, selection: Selection) -> Parcel:
     return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in finite.items()})
 
 
-def train_and_keep(site: Site, synthetic: Part, selection: Selection) -> dict[str, TrainedNetwork]:
+def train_and_keep(site: Site, synthetic: ImageSet, selection: Selection) -> dict[str, TrainedNetwork]:
     """Networks for all training sets; of each, the one of this or an earlier round that validation scores best."""
     before = {name: kept for name in TRAINING_SETS if (kept := _kept(site.state, name)) is not None}
     known = {name: network for name, network in before.items() if name == "real"}
@@ -92,7 +92,7 @@ def train_and_keep(site: Site, synthetic: Part, selection: Selection) -> dict[st
 
 
 def train_networks(
-    site: Site, synthetic: Part, steps: int, known: Mapping[str, TrainedNetwork]
+    site: Site, synthetic: ImageSet, steps: int, known: Mapping[str, TrainedNetwork]
 ) -> dict[str, TrainedNetwork]:
     """A network for each training set, all from the same weights and seed; those in `known` are not trained again."""
     real, seed = site.data.train, int(torch.randint(2**62, (), generator=site.lasting_rng("learners")))
@@ -109,8 +109,8 @@ def train_networks(
 def train_network(
     trainer: TrainerLike,
     optimizer: torch.optim.Optimizer,
-    train: Part,
-    validation: Part,
+    train: ImageSet,
+    validation: ImageSet,
     steps: int,
     rng: torch.Generator,
 ) -> TrainedNetwork:
@@ -131,7 +131,7 @@ def choose_by_validation(networks: Mapping[str, TrainedNetwork], margin: float =
     return "augmented" if networks["augmented"].score > networks["real"].score + margin else "real"
 
 
-def score(trainer: TrainerLike, part: Part) -> float:
+def score(trainer: TrainerLike, part: ImageSet) -> float:
     """The task's own metric of the network as it stands, signed so that more is better; ties go by the loss."""
     metrics = trainer.task.finish(trainer.evaluate(part))
     value = metrics.get("auc", metrics.get(trainer.task.metric, float("nan")))
@@ -158,7 +158,7 @@ def test_sums(site: Site, weights: Weights) -> Parcel | None:
     return Parcel("metrics", sums)
 
 
-def measure_coverage(site: Site, synthetic: Part) -> dict[str, float]:
+def measure_coverage(site: Site, synthetic: ImageSet) -> dict[str, float]:
     """Precision, recall, density and coverage of synthetic images against the site's held-out real ones."""
     held_out = [part.images[:COVERED] for part in (site.data.validation, site.data.test) if len(part)]
     if not held_out or min(sum(map(len, held_out)), len(synthetic)) <= NEIGHBOURS:
@@ -168,7 +168,7 @@ def measure_coverage(site: Site, synthetic: Part) -> dict[str, float]:
     return precision_recall(real, components.project(torch.from_numpy(synthetic.images[:COVERED])))
 
 
-def draw_sheet(site: Site, synthetic: Part) -> None:
+def draw_sheet(site: Site, synthetic: ImageSet) -> None:
     """Real and synthetic images of each class, in the site's own folder."""
     rows: dict[str, Tensor] = {}
     names = site.trainer.target.classes or ("",)
@@ -180,14 +180,14 @@ def draw_sheet(site: Site, synthetic: Part) -> None:
     contact_sheet(rows, site.folder / "samples.png")
 
 
-def subset(part: Part, index: np.ndarray) -> Part:
+def subset(part: ImageSet, index: np.ndarray) -> ImageSet:
     """Some of the images of a part, with what is known of each."""
     known = {name: getattr(part, name) for name in ("masks", "cases", "subgroup")}
     chosen = {name: None if array is None else array[index] for name, array in known.items()}
     return replace(part, images=part.images[index], labels=part.labels[index], **chosen)
 
 
-def join(a: Part, b: Part) -> Part:
+def join(a: ImageSet, b: ImageSet) -> ImageSet:
     """The images of two parts; masks and sub-groups, which synthetic images do not have, are dropped."""
     images, labels = (np.concatenate([getattr(part, name) for part in (a, b)]) for name in ("images", "labels"))
     return replace(a, images=images, labels=labels.astype(a.labels.dtype), masks=None, cases=None, subgroup=None)
