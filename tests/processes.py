@@ -114,12 +114,12 @@ def _run_program(arguments: list[str], output: DupFd) -> None:
 
 
 class ForkedWorker(WorkerProcess):
-    """A worker process of the engine that starts at once; `command` ends with the worker's order."""
+    """A worker process of the engine that starts at once and gets its spec as an argument."""
 
-    def __init__(self, command: list[str], *, threads: int) -> None:
+    def __init__(self, command: list[str], *, threads: int, spec: str = "") -> None:
         read_calls, write_calls = os.pipe()
         read_answers, write_answers = os.pipe()
-        process = start(_serve, command[-1], threads, DupFd(read_calls), DupFd(write_answers))
+        process = start(_serve, spec, threads, DupFd(read_calls), DupFd(write_answers))
         os.close(read_calls)
         os.close(write_answers)
         self._process = _Handle(process, write_calls, read_answers)  # type: ignore[assignment]

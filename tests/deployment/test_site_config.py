@@ -13,12 +13,12 @@ from polyclinic import plugins
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
 from polyclinic.deployment.admin import Submission
-from polyclinic.deployment.deployed_site import deployed_host, discreet, relay_of
-from polyclinic.deployment.programs import refuse_at_a_kit
+from polyclinic.deployment.deployed_site import FAILED, deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.suspension import Suspended
 from polyclinic.runner.predict import load_predictor
 from polyclinic.study import Study
 
@@ -103,7 +103,7 @@ def test_the_finished_model_is_the_sites_to_use(kit, method):
     ("policy", "reason"),
     [
         ('kinds = ["metrics"]', "the site's policy does not let this kind out"),
-        ("min_cohort = 1000", "patients are behind it, and the site's policy wants 1000"),
+        ("min_cohort = 1000", "fewer patients are behind it than the 1000 that the site's policy wants"),
         ("max_bytes = 1000", "bytes would have left this site, and its policy allows 1000"),
         ("max_epsilon = 1.0", "differential privacy does not cover this"),
     ],
@@ -158,9 +158,10 @@ def test_mistakes_in_a_sites_files_are_named(kit, file, text, words):
 def test_a_site_tells_the_coordinator_what_its_gate_refused_and_nothing_about_its_files(kit):
     tell = discreet(str(kit))
     assert tell(GateRefused("the policy says no")) == "the policy says no"
-    told = tell(FileNotFoundError("/data/thorax/patient_0815.dcm"))
-    assert told == "FileNotFoundError at the site; the reason is in failures.log of its kit"
+    secret = [FileNotFoundError("/data/thorax/patient_0815.dcm"), GateRefusedData("NaN"), Suspended("until released")]
+    assert {tell(error) for error in secret} == {FAILED}
     assert "patient_0815" in (kit / "failures.log").read_text()
+    assert (kit / "failures.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_class_that_nobody_knows_is_named(kit):
@@ -244,15 +245,6 @@ def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path)
     assert host.spec.method.name == "mine"
     assert mark.read_text() == "x"
     assert "plugins" not in (host.spec.folder / "study.toml").read_text()  # no command at the site may load them later
-
-
-def test_a_deployed_site_takes_no_simulated_study(kit):
-    """Its policy and its plug-ins would be those of the study."""
-    with pytest.raises(BadInput, match="this site is deployed and takes part in deployed studies only"):
-        refuse_at_a_kit(kit)
-    (kit / "local" / "site.toml").unlink()
-    with pytest.raises(BadInput, match="takes part in deployed studies only"):
-        refuse_at_a_kit(kit)
 
 
 def test_what_is_sent_names_plugins_without_their_place(tmp_path):

@@ -162,6 +162,19 @@ def test_no_row_can_move_the_weights_further_than_the_clipping_norm():
         assert float((with_row - without).norm()) <= 0.5 + 1e-5
 
 
+def test_a_row_without_a_finite_gradient_counts_as_one_without_any():
+    """It has no length that could be clipped; the other rows count as if it were not there."""
+    model, twin = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    twin.load_state_dict(model.state_dict())
+    rows = torch.tensor([[1.0, 2.0], [math.inf, 0.0], [math.nan, 1.0], [3.0, -1.0]])
+    for network, batch in ((model, rows), (twin, rows[[0, 3]])):
+        optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+        settings = {"noise": 0.0, "clip": 1.0, "expected": 4.0, "draw": silent}
+        dp_sgd.descend(network, lambda x, net=network: net(x)[:, 0], iter([(batch,)]), 1, optimizer, **settings)
+    assert torch.equal(model.weight, twin.weight)
+    assert bool(model.weight.isfinite().all())
+
+
 def test_clipping_is_over_all_weights_of_a_row_together():
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     row = torch.randn(1, 4) * 100

@@ -12,6 +12,10 @@ from polyclinic.errors import BadInput
 SAFE = re.compile(r"\w(?:[\w .+()-]{0,98}[\w+)-])?")
 
 
+#: who asks the sites; a site of this name would get what is meant for the coordinator
+COORDINATOR = "coordinator"
+
+
 def refuse_unsafe_name(name: str) -> None:
     """Letters, digits, _ and, inside the name, also space . + - ( ); nothing a path could be made of."""
     if not SAFE.fullmatch(name):
@@ -26,9 +30,16 @@ def check_site_names(names: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         refuse_unsafe_name(name)
+        refuse_coordinator(name)
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             raise BadInput(f"sites: '{other}' and '{name}' differ by upper case only; rename one of them")
+
+
+def refuse_coordinator(name: str) -> None:
+    """BadInput for a site that is called as the coordinator is."""
+    if name.casefold() == COORDINATOR:
+        raise BadInput("sites: a site cannot be called 'coordinator', as the one who asks the sites is; rename it")
 
 
 def safe_name(text: str) -> str:

@@ -6,10 +6,11 @@ own business.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,53 +26,85 @@ from polyclinic.data.parts import PreparedSites
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.worker_process import WorkerProcess, python_command, reason_of
+from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, reason_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.files import atomic_write
+from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspensions
+from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.folder_lock import ENDS_WITHIN
 from polyclinic.runner.predict import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
-from polyclinic.study import parse_study
+from polyclinic.study import Study, load_run_study, parse_study
+
+#: what the coordinator hears of every failure whose reason stays at the site
+FAILED = "the site could not do this; its own people find the reason in failures.log of its kit"
+
+
+class OtherVersion(BadInput):
+    """Site and coordinator have different versions of the package."""
 
 
 def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
     """The relay of a deployed site; BadInput if the site cannot take part."""
     if job_spec["version"] != __version__:
-        raise BadInput(
+        raise OtherVersion(
             f"this site has polyclinic {__version__} and the coordinator {job_spec['version']}; "
             "install the same version on both"
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
     threads = int(job_spec["study"]["engine"]["threads"])
     worker_spec = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
-    command = python_command("polyclinic.deployment.worker", worker_spec)
-    return Relay(site, lambda: WorkerProcess(command, threads=threads))
+    command = python_command("polyclinic.deployment.worker")
+    start_worker = lambda: WorkerProcess(command, threads=threads, spec=worker_spec)  # noqa: E731
+    return Relay(site, start_worker, discreet(str(kit)))
 
 
 def discreet(kit: str) -> Callable[[BaseException], str]:
-    """What a deployed site tells of its failures: what its gate refused, in the gate's words, and nothing else.
+    """What a deployed site tells the coordinator of its failures: what its policy refuses or what does not fit the
+    study, in these words, and otherwise one sentence that is always the same.
 
-    Any other reason may name files or patients; it is written to `failures.log` in the site's kit.
+    Any other reason may name files or patients, or depend on images. The site's own people find all of them in
+    `failures.log` of the kit.
     """
 
     def tell(error: BaseException) -> str:
-        if isinstance(error, GateRefused | ParcelRejected):
-            return reason_of(error)
-        with (Path(kit) / "failures.log").open("a", encoding="utf-8") as file:
+        with open(Path(kit) / "failures.log", "a", encoding="utf-8", opener=_private) as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason_of(error)}\n")
-        return f"{type(error).__name__} at the site; the reason is in failures.log of its kit"
+        told = isinstance(error, GateRefused | ParcelRejected | OtherVersion | WorkerGone)
+        return reason_of(error) if told and not isinstance(error, DataDependentRefusal) else FAILED
 
     return tell
 
 
+def _private(path: str, flags: int) -> int:
+    """Opens a file that no other user of the machine may read."""
+    return os.open(path, flags, 0o600)
+
+
+@contextlib.contextmanager
+def held_run(worker_spec: dict[str, Any], wait: float = ENDS_WITHIN) -> Iterator[None]:
+    """Hold a run of this site: two processes with one ledger would each count only what they release themselves.
+
+    A process that was killed takes a moment to end, for which the next one waits.
+    """
+    refuse_unsafe_name(worker_spec["run"])
+    runs = Path(worker_spec["kit"]) / "runs"
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with lock(runs / f".{worker_spec['run']}.lock", wait=wait):
+            yield
+    except TimeoutError:
+        raise BadInput(f"another process of this site works on run '{worker_spec['run']}'; stop that one") from None
+
+
 def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     """In the child process: the host of this one site."""
-    kit, site = Path(worker_spec["kit"]), worker_spec["site"]
-    refuse_unsafe_name(worker_spec["run"])
+    kit, site, run = Path(worker_spec["kit"]), worker_spec["site"], worker_spec["run"]
+    refuse_unsafe_name(run)
     load_site_plugins(kit / "local" / "site.toml")
     study = parse_study(worker_spec["study"])
     torch.set_num_threads(study.engine.threads)
@@ -83,14 +116,31 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     parts = PreparedSites(kit, names, study.data.info(names))
-    assembly = Assembly(study, parts, kit / "runs" / worker_spec["run"], policy, lambda _: data)
+    assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data)
+    refuse_other_study(assembly.folder, study)
     assembly.folder.mkdir(parents=True, exist_ok=True)
     write_run_format(assembly.folder)
     # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
     atomic_write(assembly.folder / "study.toml", study.model_copy(update={"plugins": ()}).to_toml())
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
-    spec = replace(assembly.host_spec(), keep_model=lambda weights: write_model(assembly, site, weights, preparation))
-    return SiteHost(spec)
+    own = {
+        "only": site,
+        "suspensions": Suspensions(kit),
+        "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
+    }
+    return SiteHost(replace(assembly.host_spec(), **own))
+
+
+def refuse_other_study(folder: Path, study: Study) -> None:
+    """BadInput if the run of this name was begun with another study: what that one kept here might leave by this one.
+
+    The site compares by itself, whatever the coordinator says about a resumed run."""
+    if not (folder / "study.toml").exists():
+        return
+    before, now = load_run_study(folder).as_tables(), study.as_tables()
+    for table in before | now:
+        if table not in ("format", "engine", "plugins") and before.get(table) != now.get(table):
+            raise BadInput(f"{table}: differs from the study that run '{folder.name}' was begun with at this site")
 
 
 def write_model(assembly: Assembly, site: str, weights: Mapping[str, Tensor], preparation: Mapping[str, Any]) -> None:

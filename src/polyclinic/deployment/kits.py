@@ -22,6 +22,7 @@ from typing import Any
 import tomli_w
 
 from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.names import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
@@ -65,6 +66,7 @@ def check_names(names: tuple[str, ...]) -> None:
     if not names:
         raise BadInput("sites.names: a deployed study names its sites")
     for name in names:
+        refuse_coordinator(name)
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name == "server":
             raise BadInput(f"sites.names: '{name}' cannot be deployed; use letters, digits, '-' and '_'")
 

@@ -19,6 +19,7 @@ from polyclinic.engines.nvflare.engine import Send
 from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, decode_property
 from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
+from polyclinic.engines.nvflare.simulator import TOKEN, is_simulated
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput
 
@@ -33,6 +34,7 @@ class Coordinator:
         job_spec = decode_property(collab.get_app_prop(SPEC))
         sends = {proxy.name: sender(proxy) for proxy in collab.clients}
         if "assembly" in job_spec:
+            refuse_unless_simulated(job_spec)
             from polyclinic.runner.nvflare_simulation import coordinate_simulation
 
             coordinate_simulation(job_spec, sends)
@@ -65,19 +67,25 @@ class SiteProgram:
 
     @collab.init
     def start(self) -> None:
-        """A site that cannot take part says why when it is called: the others need not stop for it."""
+        """A site that cannot take part says so when it is called: the others need not stop for it."""
+        kit = Path(collab.workspace.get_root_dir())
         try:
-            self._relay = relay_for(decode_property(collab.get_app_prop(SPEC)), collab.site_name)
+            self._relay = relay_for(decode_property(collab.get_app_prop(SPEC)), collab.site_name, kit)
         except Exception as error:
             log.exception("this site cannot take part")
-            self._refusal = reason_of(error)
+            self._refusal = refusal_at(kit, error)
 
     @collab.publish
     def call(self, what: str, payload: bytes) -> bytes:
         """See `engines.nvflare.wire`."""
         if collab.caller != "server":
             raise PermissionError(f"'{collab.caller}' is not the coordinator")
-        return self._relay.handle(what, payload) if self._relay else refusal(self._refusal)
+        if self._relay is None:
+            return refusal(self._refusal)
+        try:
+            return self._relay.handle(what, payload)
+        except Exception as error:  # NVFlare would send its traceback, with this machine's paths
+            return refusal(self._relay.tell(error))
 
     @collab.final
     def stop(self) -> None:
@@ -85,22 +93,30 @@ class SiteProgram:
             self._relay.close()
 
 
-def relay_for(job_spec: dict[str, Any], name: str) -> Relay:
-    folder = Path(collab.workspace.get_root_dir())
+def relay_for(job_spec: dict[str, Any], name: str, kit: Path) -> Relay:
+    """The relay of a site: a simulated one where the simulator started this process, else a deployed one."""
     if "assembly" in job_spec:
+        refuse_unless_simulated(job_spec)
         from polyclinic.runner.nvflare_simulation import relay_of_simulated_site
 
-        refuse_at_a_kit(folder)
         return relay_of_simulated_site(job_spec, name)
     from polyclinic.deployment.deployed_site import relay_of
 
-    return relay_of(job_spec, name, folder)
+    return relay_of(job_spec, name, kit)
 
 
-def refuse_at_a_kit(folder: Path) -> None:
-    """A deployed site takes no simulated study, whose policy and plug-ins would be the sender's."""
-    if any((folder / "local" / name).exists() for name in ("site.toml", "policy.toml")):
-        raise BadInput("this site is deployed and takes part in deployed studies only; send it with deploy submit")
+def refuse_unless_simulated(job_spec: dict[str, Any]) -> None:
+    """BadInput unless this process is one of the simulation that sends the order: a simulated study's policy, folders
+    and plug-ins are the sender's."""
+    if not is_simulated(str(job_spec.get("token", ""))):
+        raise BadInput("this is no simulation and takes part in deployed studies only; send it with deploy submit")
+
+
+def refusal_at(kit: Path, error: Exception) -> str:
+    """What a site that cannot take part tells the coordinator; a simulated one has nothing to hide."""
+    from polyclinic.deployment.deployed_site import discreet
+
+    return reason_of(error) if TOKEN in os.environ else discreet(str(kit))(error)
 
 
 def sender(proxy: Any) -> Send:

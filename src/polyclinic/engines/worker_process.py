@@ -50,10 +50,14 @@ class WorkerGone(Exception):  # noqa: N818
 class WorkerProcess:
     """Starts `command` and speaks to it. Not for use by two threads at once."""
 
+    #: what the worker is told before its first message
+    _spec: str = ""
     #: the thread of the exchange that is under way, or was the last
     _exchanging: threading.Thread | None = None
 
-    def __init__(self, command: list[str], *, threads: int) -> None:
+    def __init__(self, command: list[str], *, threads: int, spec: str = "") -> None:
+        """`spec` is what the worker reads with `read_spec`: not an argument, which all users of a machine can see."""
+        self._spec = spec
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # a session (on Windows: a process group) of its own, so that Ctrl-C reaches the coordinator alone, which then
         # ends its workers
@@ -124,6 +128,9 @@ class WorkerProcess:
         assert self._process.stdin
         assert self._process.stdout
         try:
+            if self._spec:
+                write_frame(self._process.stdin, self._spec.encode())
+                self._spec = ""
             write_frame(self._process.stdin, message)
             return read_frame(self._process.stdout)
         except OSError:  # a broken pipe
@@ -162,6 +169,11 @@ def _read(pipe: IO[bytes], count: int) -> bytes | None:
 
 
 # --- inside the worker --------------------------------------------------------------------------------
+
+
+def read_spec() -> str:
+    """In a worker: the `spec` that its `WorkerProcess` was given. Call it once, before `serve`."""
+    return (read_frame(sys.stdin.buffer) or b"").decode()
 
 
 def serve(host: SiteHost | Callable[[], SiteHost], tell: Callable[[BaseException], str] = reason_of) -> None:
@@ -207,10 +219,10 @@ def _messages(calls: IO[bytes]) -> queue.SimpleQueue[bytes]:
 
 
 def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes], tell: Callable[[BaseException], str]) -> bytes:
-    if header["do"] == "restore":
-        host.restore({name: SitePosition(*position) for name, position in header["positions"].items()})
-        return pack({}, [])
     try:
+        if header["do"] == "restore":
+            host.restore({name: SitePosition(*position) for name, position in header["positions"].items()})
+            return pack({}, [])
         if header["durable"]:
             host.drop_old_versions({name: SitePosition(*position) for name, position in header["durable"].items()})
         call = Call.from_bytes(blobs[0])

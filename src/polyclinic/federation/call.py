@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from polyclinic.data.names import COORDINATOR
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode
-
-COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True)

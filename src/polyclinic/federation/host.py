@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.archive import ParcelArchive
-from polyclinic.federation.leaving.gate import Gate
+from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended, Suspensions
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
@@ -76,6 +78,10 @@ class HostSpec:
     result_settings_json: str = ""
     #: puts a finished model where a deployed site's people find it
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
+    #: the one site that a deployed host serves; None where all sites of a simulation live in one folder
+    only: str | None = None
+    #: where a deployed site's studies are stopped until a person there has looked
+    suspensions: Suspensions | None = None
 
 
 class SiteHost:
@@ -116,16 +122,31 @@ class SiteHost:
         """
         work, declared = self._operation(calls[0].operation)
         group = [call.site for call in calls]
-        answers: dict[str, Any] = {call.site: _caught(self._begin, call, declared, group) for call in calls}
+        answers: dict[str, Any] = {call.site: self._caught(self._begin, call, declared, group) for call in calls}
         turns = [turn for turn in answers.values() if isinstance(turn, Turn)]
-        released = _caught(self._work, work, declared, turns) if turns else []
+        released = self._caught(self._work, work, declared, turns) if turns else []
         for place, turn in enumerate(turns):
             failed = isinstance(released, Exception)
-            answers[turn.call.site] = released if failed else _caught(self._finish, turn, declared, released[place])
+            answers[turn.call.site] = (
+                released if failed else self._caught(self._finish, turn, declared, released[place])
+            )
         return list(answers.values())
+
+    def _caught(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the function returns, or the exception that it raises; one that may depend on a deployed site's images
+        suspends the study."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            if self.spec.suspensions and may_depend_on_images(error, working=function != self._begin):
+                self.spec.suspensions.suspend(self.spec.folder.name, f"{type(error).__name__}: {error}")
+            return error
 
     def _begin(self, call: Call, declared: Operation, group: Sequence[str]) -> Turn:
         """Open the site, and what came for it."""
+        self._refuse_other_names([call.site])
+        if self.spec.suspensions:
+            self.spec.suspensions.refuse_while_any()
         site = self._site(call.site, group)
         site.round = call.round
         parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
@@ -215,6 +236,9 @@ class SiteHost:
 
     def restore(self, positions: Mapping[str, SitePosition]) -> None:
         """Forget what happened after the given positions."""
+        self._refuse_other_names(positions)
+        for position in positions.values():
+            SitePosition(*position).check()
         self._sites.clear()
         self._gates.clear()
         self._ledgers.clear()
@@ -222,10 +246,17 @@ class SiteHost:
 
     def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
         """Delete states that a durable checkpoint no longer needs."""
+        self._refuse_other_names(names)
         for name, position in names.items():
             for path in (self.spec.folder / "sites" / name).glob("state-*.safetensors"):
                 if path != state_path(self.spec.folder, name, position.version):
                     path.unlink()
+
+    def _refuse_other_names(self, names: Iterable[str]) -> None:
+        """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
+        for name in names:
+            if self.spec.only not in (None, name):
+                raise ParcelRejected(f"this host serves site '{self.spec.only}' only")
 
     def _site(self, name: str, group: Sequence[str] = ()) -> Site:
         if name not in self._sites:
@@ -250,14 +281,16 @@ class SiteHost:
 
     def _open(self, name: str) -> Site:
         spec = self.spec
+        refuse_unsafe_name(name)
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)
         if name not in self._ledgers:
             self._ledgers[name] = Ledger(spec.folder / "ledger" / f"{name}.jsonl")
             self._ledgers[name].expect_repeats_after(position.lines)
+        runs = spec.folder.parent if spec.policy.deployed else None  # a site's runs lie side by side
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
-        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, self._earlier_ledgers(name))
+        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, runs)
         folder = spec.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if spec.policy.deployed else ""
@@ -275,16 +308,6 @@ class SiteHost:
             secret=secret,
             keep_model=spec.keep_model,
         )
-
-    def _earlier_ledgers(self, name: str) -> list[Path]:
-        """Ledgers of a deployed site's other runs, which lie side by side; a simulated site has none."""
-        if not self.spec.policy.deployed:
-            return []
-        return [
-            path
-            for path in sorted(self.spec.folder.parent.glob(f"*/ledger/{name}.jsonl"))
-            if self.spec.folder not in path.parents
-        ]
 
     def _save(self, site: Site) -> None:
         lines = self._ledgers[site.name].confirmed
@@ -331,12 +354,16 @@ def _parcels(released: Any) -> tuple[Parcel, ...]:
     return (released,) if isinstance(released, Parcel) else tuple(released)
 
 
-def _caught(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, or the exception that it raises."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        return error
+def may_depend_on_images(error: Exception, *, working: bool) -> bool:
+    """Whether the coordinator could learn something about a site's images from the mere fact of this failure.
+
+    Before the work (`working` is false) nothing has looked at them, unless a check says so. In the work, everything
+    may have, but for what the site's policy refuses, what does not fit the study, and a machine that is full.
+    """
+    if isinstance(error, DataDependentRefusal):
+        return True
+    unrelated = (GateRefused, ParcelRejected, Suspended, OSError, MemoryError, torch.OutOfMemoryError)
+    return working and not isinstance(error, unrelated)
 
 
 class Turn:

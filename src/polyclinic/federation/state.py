@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.files import read_tensors
 
 
@@ -16,6 +17,11 @@ class SitePosition(NamedTuple):
 
     version: int = 0
     lines: int = 0
+
+    def check(self) -> None:
+        """ParcelRejected unless both are whole numbers: a position comes from the coordinator, and names a file."""
+        if not all(type(number) is int and number >= 0 for number in self):
+            raise ParcelRejected("a position of a site is two whole numbers, and something else came")
 
 
 class SiteState(MutableMapping[str, Tensor]):

@@ -185,10 +185,20 @@ def _clip_and_add(noisy: NoisyOptimizer, rows: int, *, last: bool) -> None:
     for parameter in noisy.params:
         if parameter.grad_sample is None:  # it took no part in the loss, or the piece is empty
             parameter.grad_sample = parameter.new_zeros((rows, *parameter.shape))
+    _drop_non_finite(noisy)
     noisy.signal_skip_step(not last)
     noisy.pre_step()
     if not last:
         noisy.zero_grad(set_to_none=True)
+
+
+def _drop_non_finite(noisy: NoisyOptimizer) -> None:
+    """An image whose gradient is not finite counts as one without a gradient: NaN has no length to clip, and a parcel
+    that is refused for it would tell that the image is there. Nothing counts such images, for the same reason."""
+    finite = torch.stack([one.grad_sample.flatten(1).isfinite().all(1) for one in noisy.params]).all(0)
+    if not bool(finite.all()):
+        for parameter in noisy.params:
+            parameter.grad_sample[~finite] = 0.0
 
 
 def _rows_at_a_time(noisy: NoisyOptimizer) -> int:

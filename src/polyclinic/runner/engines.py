@@ -17,7 +17,9 @@ def in_process_engine(assembly: Assembly) -> Engine:
     settings = assembly.study.engine
 
     def start_worker() -> WorkerProcess:
-        return WorkerProcess(python_command("polyclinic.runner.worker", assembly.worker_spec), threads=settings.threads)
+        return WorkerProcess(
+            python_command("polyclinic.runner.worker"), threads=settings.threads, spec=assembly.worker_spec
+        )
 
     on_cpu = device_of(settings.device) == "cpu"
     stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)

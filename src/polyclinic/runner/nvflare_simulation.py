@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -36,9 +37,10 @@ def run_simulated(assembly: Assembly, display: Display) -> dict[str, Any]:
     follow = Follower(assembly.folder / "history.jsonl", assembly.study.method.rounds, display)
     display.started(assembly.study, assembly.prepared.names, follow.shown + 1)
     with tempfile.TemporaryDirectory() as scratch:
-        job_spec = {"assembly": assembly.worker_spec, "names": names, "run": os.getpid()}
+        token = secrets.token_hex(16)
+        job_spec = {"assembly": assembly.worker_spec, "names": names, "run": os.getpid(), "token": token}
         job = write_job(Path(scratch), "polyclinic", spec=job_spec, least=len(names))
-        simulate(job, workspace, list(names), watch=follow.look)
+        simulate(job, workspace, list(names), watch=follow.look, token=token)
     if not outcome.exists():
         raise WorkFailed(f"the simulation ended without a result; see {workspace}.log and {workspace}")
     values = Outcome.read(outcome).result()
@@ -93,5 +95,5 @@ def relay_of_simulated_site(job_spec: dict[str, Any], name: str) -> Relay:
     """The relay of a simulated site."""
     end_with(os.getppid())
     threads = json.loads(job_spec["assembly"])["study"]["engine"]["threads"]
-    command = python_command("polyclinic.runner.worker", job_spec["assembly"])
-    return Relay(job_spec["names"][name], lambda: WorkerProcess(command, threads=threads))
+    command, spec = python_command("polyclinic.runner.worker"), job_spec["assembly"]
+    return Relay(job_spec["names"][name], lambda: WorkerProcess(command, threads=threads, spec=spec))

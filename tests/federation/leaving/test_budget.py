@@ -23,8 +23,8 @@ def gate_of(folder, run="a", earlier=(), resume_after=None, **policy):
     ledger = Ledger(folder / run / "ledger" / "north.jsonl")
     if resume_after is not None:
         ledger.expect_repeats_after(resume_after)
-    paths = [folder / other / "ledger" / "north.jsonl" for other in earlier]
-    return Gate("north", Policy(kinds=tuple(KINDS), **policy), ledger, RawImages(IMAGES), paths)
+    runs = folder if earlier else None
+    return Gate("north", Policy(kinds=tuple(KINDS), **policy), ledger, RawImages(IMAGES), runs)
 
 
 def weights(value=1.0, size=10, privacy=None):
@@ -105,7 +105,7 @@ def test_a_run_that_was_put_back_does_not_get_its_epsilon_back(tmp_path):
     assert "epsilon 3.5 would be spent" in refusal(gate, weights(2.0, privacy=record(1.5, 10)))
     spent = Spent()
     for epsilon, steps in ((2.0, 20), (1.0, 10), (1.8, 15), (0.5, 5)):
-        spent.add(1, record(epsilon, steps))
+        spent.add("weights", 1, record(epsilon, steps), epsilon)
     assert spent.epsilon == pytest.approx(2.0 + 1.8 + 0.5)
 
 
@@ -132,7 +132,7 @@ def test_with_an_epsilon_budget_only_what_is_covered_leaves(tmp_path):
 
 def test_too_small_a_cohort_keeps_everything_back(tmp_path):
     gate = gate_of(tmp_path, min_cohort=10)
-    assert "9 patients are behind it, and the site's policy wants 10" in refusal(gate, weights(), cohort=9)
+    assert "fewer patients are behind it than the 10 that the site's policy wants" in refusal(gate, weights(), cohort=9)
     release(gate, weights(), cohort=10)
 
 

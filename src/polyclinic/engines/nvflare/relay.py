@@ -22,8 +22,15 @@ Answer = tuple[dict[str, Any], bytes]
 class Relay:
     """`handle` may be called by several threads; the coordinator has one call at a time at a site."""
 
-    def __init__(self, site: str, start_worker: Callable[[], WorkerProcess]) -> None:
+    def __init__(
+        self,
+        site: str,
+        start_worker: Callable[[], WorkerProcess],
+        tell: Callable[[BaseException], str] = reason_of,
+    ) -> None:
+        """`tell` says what went wrong in words that may leave this process."""
         self.site = site
+        self.tell = tell
         self.start_worker = start_worker
         self._worker: WorkerProcess | None = None
         self._position = SitePosition()
@@ -76,7 +83,7 @@ class Relay:
                 self._position = SitePosition(*task.answer[0]["position"])
         except Exception as error:
             self._end_worker()
-            task.answer = ({"failed": reason_of(error), "position": None}, b"")
+            task.answer = ({"failed": self.tell(error), "position": None}, b"")
         finally:
             task.done.set()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +17,9 @@ from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.engines.nvflare.process_tree import end_tree
 from polyclinic.errors import BadInput, WorkFailed
 
+#: the variable in the environment of the simulator's processes that tells them whose simulation they are
+TOKEN = "POLYCLINIC_SIMULATION_TOKEN"
+
 
 def site_names(sites: tuple[str, ...]) -> dict[str, str]:
     """The sites by the names that NVFlare can take for them: letters, digits, '-' and '_'."""
@@ -24,8 +29,10 @@ def site_names(sites: tuple[str, ...]) -> dict[str, str]:
     return names
 
 
-def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[], None]) -> None:
+def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[], None], token: str) -> None:
     """Run a job to its end; `watch` is called now and then. WorkFailed if the simulator fails.
+
+    `token` is what the simulator's processes find in their environment (`is_simulated`).
 
     The simulator's own folder is `workspace`; it is gone afterwards unless something went wrong.
     """
@@ -36,7 +43,12 @@ def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[]
     command += ["-c", ",".join(sites), "-t", str(len(sites)), "-m", str(len(sites))]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, TOKEN: token},
         )
         try:
             while process.poll() is None:
@@ -48,6 +60,14 @@ def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[]
     if process.returncode:
         raise WorkFailed(f"NVFlare's simulator failed with exit code {process.returncode}; see {log} and {workspace}")
     watch()
+
+
+def is_simulated(token: str) -> bool:
+    """Whether this process was started by the simulator of the run that sends this token.
+
+    A deployed site's process has no token, whatever an order says.
+    """
+    return bool(token) and hmac.compare_digest(os.environ.get(TOKEN, ""), token)
 
 
 def _allow_our_classes(workspace: Path) -> None:

@@ -1,17 +1,25 @@
-"""A site's budget of bytes and epsilon over all its runs, counted from its ledgers."""
+"""A site's budget of bytes, epsilon and scores over all its runs, counted from its ledgers."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.privacy_coverage import PUBLIC
+from polyclinic.files import lock
+
+#: held while a budget is checked and charged, by one run of the site at a time
+LOCK = ".budget.lock"
+#: the kind of parcel that scores leave in
+SCORES = "metrics"
 
 
 class OverBudget(Exception):  # noqa: N818
@@ -28,6 +36,7 @@ class Spent:
     """
 
     bytes: int = 0
+    scores: int = 0
     closed: float = 0.0
     open: float = 0.0
     steps: int = 0
@@ -37,13 +46,14 @@ class Spent:
     def epsilon(self) -> float:
         return self.closed + self.open
 
-    def add(self, size: int, record: Mapping[str, Any] | None) -> None:
+    def add(self, kind: str, size: int, record: Mapping[str, Any] | None, epsilon: float = 0.0) -> None:
+        """One parcel; `epsilon` is what the site says its record costs."""
         self.bytes += size
+        self.scores += kind == SCORES
         if record is None:
             return
         if not self._follows(record):
             self.closed, self.open = self.closed + self.open, 0.0
-        epsilon = math.inf if record["epsilon"] is None else record["epsilon"]
         self.open, self.steps, self.trained = max(self.open, epsilon), record["steps"], record.get("trained", 0)
 
     def _follows(self, record: Mapping[str, Any]) -> bool:
@@ -51,48 +61,81 @@ class Spent:
         named = self.trained in (None, record.get("trained", 0), record.get("after", 0))
         return named and record["steps"] >= self.steps
 
-    @classmethod
-    def of(cls, ledger: Path) -> Spent:
-        spent = cls()
-        for line in verify(ledger) if ledger.exists() else []:
-            spent.add(line["bytes"], line["privacy"])
-        return spent
-
 
 class Budget:
-    """The most bytes and epsilon that may leave a site in all; None for no limit."""
+    """What may leave a site in all, as its policy says. The runs of a deployed site lie side by side and share it."""
 
-    def __init__(
-        self, ledger: Path, earlier: Sequence[Path] = (), *, bytes: int | None = None, epsilon: float | None = None
-    ) -> None:
-        """`ledger` is that of this run; `earlier` are those of the site's other runs."""
-        self._bytes, self._epsilon = bytes, epsilon
-        self._limited = bytes is not None or epsilon is not None
-        self._here = Spent.of(ledger) if self._limited else Spent()
-        self._earlier = [Spent.of(path) for path in earlier] if self._limited else []
+    def __init__(self, policy: Policy, ledger: Path, runs: Path | None = None) -> None:
+        """`ledger` is that of this run; `runs` is the folder with all runs of a deployed site."""
+        self._policy, self._ledger, self._runs = policy, ledger, runs
+        self._limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
+        self._here = self._spent(ledger) if self._limited else Spent()
+        self._known: dict[Path, tuple[tuple[int, int], Spent]] = {}  # other runs' ledgers, by size and time
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While a budget is checked and charged: no other run of the site may spend meanwhile."""
+        if self._runs is None:
+            yield
+            return
+        with lock(self._runs / LOCK):
+            yield
 
     def check(self, parcels: Sequence[Parcel]) -> None:
         """OverBudget unless these parcels, none of which has left before, may leave together."""
-        if not self._limited:
+        if not self._limited or not parcels:
             return
-        after = copy.copy(self._here)
+        policy, after = self._policy, copy.copy(self._here)
         for parcel in parcels:
-            after.add(len(parcel.encoded), parcel.privacy)
-        size = after.bytes + sum(run.bytes for run in self._earlier)
-        if self._bytes is not None and size > self._bytes:
-            raise OverBudget(f"{size} bytes would have left this site, and its policy allows {self._bytes}")
-        if self._epsilon is not None:
-            self._check_epsilon(parcels, after.epsilon + sum(run.epsilon for run in self._earlier))
+            after.add(parcel.kind, len(parcel.encoded), parcel.privacy, self._price(parcel.privacy))
+        others = self._other_runs()
+        size = after.bytes + sum(run.bytes for run in others)
+        if policy.max_bytes is not None and size > policy.max_bytes:
+            raise OverBudget(f"{size} bytes would have left this site, and its policy allows {policy.max_bytes}")
+        if policy.max_epsilon is not None:
+            self._check_epsilon(parcels, after.epsilon + sum(run.epsilon for run in others), policy.max_epsilon)
+        self._check_scores(after.scores + sum(run.scores for run in others))
 
-    def _check_epsilon(self, parcels: Sequence[Parcel], total: float) -> None:
+    def check_scores(self, more: int = 1) -> None:
+        """OverBudget if the site may not release so many scores more: asked before the work, whose answer it is."""
+        if self._policy.max_scores is not None:
+            self._check_scores(self._here.scores + sum(run.scores for run in self._other_runs()) + more)
+
+    def spend(self, kind: str, size: int, record: Mapping[str, Any] | None) -> None:
+        """A parcel of this size is about to leave."""
+        self._here.add(kind, size, record, self._price(record))
+
+    def _check_epsilon(self, parcels: Sequence[Parcel], total: float, most: float) -> None:
         if any(parcel.privacy is None and _tells_something(parcel) for parcel in parcels):
             raise OverBudget("the site's policy has an epsilon budget, and differential privacy does not cover this")
-        if total > self._epsilon:  # type: ignore[operator]
-            raise OverBudget(f"epsilon {total:.4g} would be spent, and the site's policy allows {self._epsilon:g}")
+        if total > most:
+            raise OverBudget(f"epsilon {total:.4g} would be spent, and the site's policy allows {most:g}")
 
-    def spend(self, size: int, record: Mapping[str, Any] | None) -> None:
-        """A parcel of this size has left."""
-        self._here.add(size, record)
+    def _check_scores(self, total: int) -> None:
+        most = self._policy.max_scores
+        if most is not None and total > most:
+            raise OverBudget(f"{total} scores would have left this site, and its policy allows {most} (max_scores)")
+
+    def _price(self, record: Mapping[str, Any] | None) -> float:
+        """What a record costs, at the policy's own delta."""
+        if record is None or self._policy.max_epsilon is None:
+            return 0.0
+        return math.inf if record["epsilon"] is None else record["epsilon"]
+
+    def _spent(self, ledger: Path) -> Spent:
+        spent = Spent()
+        for line in verify(ledger) if ledger.exists() else []:
+            spent.add(line["kind"], line["bytes"], line["privacy"], self._price(line["privacy"]))
+        return spent
+
+    def _other_runs(self) -> list[Spent]:
+        """What the site's other ledgers say, under whatever name they were written; read again where they grew."""
+        paths = [] if self._runs is None else sorted(self._runs.glob("*/ledger/*.jsonl"))
+        for path in [path for path in paths if path != self._ledger]:
+            stat = path.stat()
+            if self._known.get(path, (None,))[0] != (stat.st_size, stat.st_mtime_ns):
+                self._known[path] = ((stat.st_size, stat.st_mtime_ns), self._spent(path))
+        return [spent for _, spent in self._known.values()]
 
 
 def _tells_something(parcel: Parcel) -> bool:

@@ -19,24 +19,29 @@ from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.leaving.suspension import DataDependentRefusal
 
 
 class GateRefused(Exception):  # noqa: N818
     """A parcel that may not leave. Says which site, operation and kind, and why."""
 
 
+class GateRefusedData(GateRefused, DataDependentRefusal):
+    """A parcel that may not leave because of the numbers in it, which depend on the site's images."""
+
+
 class Gate:
     """Guards one site: `release` returns the parcel once it may leave, with its line in the ledger."""
 
     def __init__(
-        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, earlier: Sequence[Path] = ()
+        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, runs: Path | None = None
     ) -> None:
-        """`earlier`: ledgers of the site's other runs, which count in its budgets."""
+        """`runs`: the folder with all runs of a deployed site, whose ledgers count in its budgets."""
         self.site = site
         self.policy = policy
         self.ledger = ledger
         self.raw_images = raw_images
-        self.budget = Budget(ledger.path, earlier, bytes=policy.max_bytes, epsilon=policy.max_epsilon)
+        self.budget = Budget(policy, ledger.path, runs)
 
     def release(
         self,
@@ -64,25 +69,31 @@ class Gate:
                 self._check_raw(parcel)
                 check_encodes(parcel)
             except GateRefused as refusal:
-                raise GateRefused(f"site '{self.site}' kept back {parcel.kind} of '{operation}': {refusal}") from None
-        try:
-            self.budget.check([p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)])
-        except OverBudget as refusal:
-            raise GateRefused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
+                kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
+                raise type(refusal)(f"{kept}: {refusal}") from None
         leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
-        for parcel, sent in zip(parcels, leaving, strict=True):
-            if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
-                self.budget.spend(len(sent.encoded), parcel.privacy)
-            self.ledger.append(
-                round=round,
-                operation=operation,
-                kind=parcel.kind,
-                bytes=len(sent.encoded),
-                digest=parcel.digest,
-                to=to,
-                privacy=None if parcel.privacy is None else dict(parcel.privacy),
-            )
+        with self.budget.locked():  # no other run of this site may spend between the check and the charge
+            try:
+                self.budget.check([p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)])
+            except OverBudget as refusal:
+                raise GateRefused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
+            for parcel, sent in zip(parcels, leaving, strict=True):
+                self._write_down(parcel, len(sent.encoded), round, operation, to)
         return leaving
+
+    def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
+        """Charge the budgets and write the line, before a byte leaves."""
+        if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
+            self.budget.spend(parcel.kind, size, parcel.privacy)
+        self.ledger.append(
+            round=round,
+            operation=operation,
+            kind=parcel.kind,
+            bytes=size,
+            digest=parcel.digest,
+            to=to,
+            privacy=None if parcel.privacy is None else dict(parcel.privacy),
+        )
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
         if simulation_only and self.policy.deployed:
@@ -93,25 +104,26 @@ class Gate:
 
     def _check_cohort(self, cohort: int | None) -> None:
         if cohort is not None and cohort < self.policy.min_cohort:
-            raise GateRefused(f"{cohort} patients are behind it, and the site's policy wants {self.policy.min_cohort}")
+            wanted = self.policy.min_cohort
+            raise GateRefused(f"fewer patients are behind it than the {wanted} that the site's policy wants")
 
     def _check_raw(self, parcel: Parcel) -> None:
         if parcel.kind == "real-images":
             return
         for name, tensor in parcel.tensors.items():
             if self.raw_images.found_in(tensor):
-                raise GateRefused(f"tensor '{name}' holds images of the site itself")
+                raise GateRefusedData(f"tensor '{name}' holds images of the site itself")
 
 
 def check_finite(parcel: Parcel) -> None:
-    """GateRefused if any tensor or number of the parcel is NaN or infinite."""
+    """GateRefusedData if any tensor or number of the parcel is NaN or infinite."""
     for name, tensor in parcel.tensors.items():
         if not _is_finite(tensor):
-            raise GateRefused(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
+            raise GateRefusedData(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
     for name, value in parcel.metadata.items():
         for number in _floats(value):
             if not math.isfinite(number):
-                raise GateRefused(f"'{name}' is {number}; lower optimizer.lr or check the images")
+                raise GateRefusedData(f"'{name}' is {number}; lower optimizer.lr or check the images")
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
+from polyclinic.privacy.epsilon import Accountant
 from polyclinic.settings import Settings
 
 #: kinds a deployed site lets out unless its own policy says otherwise; one that a plug-in adds must be named
@@ -20,6 +23,22 @@ class Policy(Settings):
         None,
         gt=0,
         description="epsilon that may be spent, over all runs together; what differential privacy does not cover stays",
+    )
+    max_delta: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="delta at which epsilon is counted, whatever a study says; 1 / training images if not given",
+    )
+    accountants: tuple[Accountant, ...] = Field(
+        ("rdp", "prv"), min_length=1, description="accountants whose epsilon this site accepts"
+    )
+    max_scores: int | None = Field(
+        None, ge=0, description="parcels of metrics that may leave this site, over all its runs together"
+    )
+    scores: Literal["coarse", "fine"] = Field(
+        "coarse",
+        description="how scores leave a deployed site: coarse (few bins, no small counts, rounded), or fine (exact)",
     )
     min_cohort: int = Field(
         0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"

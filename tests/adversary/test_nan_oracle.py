@@ -1,0 +1,76 @@
+"""Attack: weights with which one image's gradient overflows, so that "holds NaN" means "this patient is yours"."""
+
+import pytest
+import torch
+from attacked_site import PRIVATE, ask, first_weights
+
+from polyclinic.deployment.deployed_site import FAILED, discreet
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.suspension import Suspended, Suspensions
+
+
+@pytest.mark.parametrize("method", [{"name": "fedsgd", "rounds": 3}, {"name": "fedavg", "rounds": 3}])
+def test_a_private_gradient_that_overflows_counts_as_none(kit, method):
+    """The site answers as always; what leaves holds noise, and no number that is not finite."""
+    host = kit.host(method=method, privacy=PRIVATE)
+    weights = first_weights(host)
+    weights["fc2.weight"].fill_(3e38)
+    weights["fc3.weight"].fill_(3e38)
+    operation = "gradient" if method["name"] == "fedsgd" else "train"
+    reply = ask(host, operation, weights=weights)
+    [released] = [parcel for parcel in reply.parcels if parcel.kind in ("gradients", "weights")]
+    assert all(bool(tensor.isfinite().all()) for tensor in released.tensors.values())
+
+
+def test_a_refusal_for_nan_tells_one_sentence_and_suspends_every_study_of_the_site(kit):
+    host, tell = kit.host(optimizer__lr=3e38), discreet(str(kit.folder))
+    with pytest.raises(GateRefused, match="NaN") as refused:
+        ask(host, "train", weights=first_weights(host))
+    assert tell(refused.value) == FAILED
+    for run in ("run", "another"):  # one bit, and then nothing until a person has looked
+        with pytest.raises(Suspended) as suspended:
+            ask(kit.host(run, optimizer__lr=3e38), "train", weights=first_weights(host))
+        assert tell(suspended.value) == FAILED
+    [waiting] = Suspensions(kit.folder).all()
+    assert waiting.study == "run"
+    assert "NaN" in waiting.reason
+    assert "NaN" in kit.log()
+
+    assert Suspensions(kit.folder).release("run")
+    assert not Suspensions(kit.folder).release("run")
+    healthy = kit.host("next")
+    assert ask(healthy, "train", weights=first_weights(healthy)).parcels
+
+
+def test_any_exception_in_the_work_is_an_answer_about_images_too(kit, monkeypatch):
+    host = kit.host()
+
+    def fail(*arguments, **keywords):
+        raise ValueError("image 17 is too bright")
+
+    monkeypatch.setattr(type(host.spec.trainer), "train", fail)
+    with pytest.raises(ValueError, match="too bright"):
+        ask(host, "train", weights=first_weights(host))
+    assert "image 17" in Suspensions(kit.folder).all()[0].reason
+
+
+@pytest.mark.parametrize("policy", [{"kinds": ["metrics"]}, {"min_cohort": 1000}, {"max_bytes": 10}])
+def test_what_the_policy_refuses_is_told_and_suspends_nothing(kit, policy):
+    kit.policy(**policy)
+    host = kit.host()
+    with pytest.raises(GateRefused) as refused:
+        ask(host, "train", weights=first_weights(host))
+    assert discreet(str(kit.folder))(refused.value) == str(refused.value)
+    assert Suspensions(kit.folder).all() == []
+
+
+def test_a_full_machine_suspends_nothing(kit, monkeypatch):
+    host = kit.host()
+
+    def fail(*arguments, **keywords):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(host.spec.trainer), "train", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        ask(host, "train", weights=first_weights(host))
+    assert Suspensions(kit.folder).all() == []

@@ -1,0 +1,41 @@
+"""Attack: have several runs work at the same time, each with the whole budget as it was when they began."""
+
+import pytest
+from attacked_site import PRIVATE, ask, first_weights
+
+from polyclinic.deployment.deployed_site import held_run
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.gate import GateRefused
+
+
+def test_runs_that_were_all_opened_before_the_first_release_share_one_budget(kit):
+    size = len(ask(kit.host("measure"), "train", weights=first_weights(kit.host("measure2"))).parcels[0].encoded)
+    kit.policy(max_bytes=3 * size + 100)
+    hosts = [kit.host(f"run-{number}") for number in range(4)]
+    weights = first_weights(hosts[0])
+    for host in hosts[:2]:
+        ask(host, "train", weights=weights)
+    for host in hosts[2:]:
+        with pytest.raises(GateRefused, match="bytes would have left"):
+            ask(host, "train", weights=weights)
+
+
+def test_epsilon_of_runs_at_once_adds_up(kit):
+    [parcel] = ask(kit.host("a", privacy=PRIVATE), "train", weights=first_weights(kit.host("b"))).parcels
+    kit.policy(max_epsilon=2.5 * parcel.privacy["epsilon"])
+    hosts = [kit.host(f"run-{number}", privacy=PRIVATE) for number in range(3)]
+    ask(hosts[0], "train", weights=first_weights(hosts[0]))
+    for host in hosts[1:]:
+        with pytest.raises(GateRefused, match=r"epsilon .* would be spent"):
+            ask(host, "train", weights=first_weights(host))
+
+
+def test_a_run_is_open_once(kit):
+    """Two processes with one run would write two lines after the same one, and each count only its own."""
+    spec = {"kit": str(kit.folder), "run": "run"}
+    with (
+        held_run(spec),
+        pytest.raises(BadInput, match="another process of this site works on run 'run'"),
+        held_run(spec, wait=0),
+    ):
+        pass
