@@ -28,7 +28,7 @@ from polyclinic.errors import BadInput
 from polyclinic.files import cache_folder, digest_of
 
 #: settings that do not change what is prepared, only how it is split afterwards
-AFTERWARDS = {"validation", "test", "fold", "seed", "acquisition", "origin"}
+AFTERWARDS = {"validation", "test", "fold", "test_per_class", "seed", "acquisition", "origin"}
 
 #: a path that begins with it lies in the folder that the environment variable POLYCLINIC_DATA names
 DATA_FOLDER = "$POLYCLINIC_DATA"

@@ -21,6 +21,9 @@ from polyclinic.errors import BadInput
 from polyclinic.messages import sentences
 from polyclinic.settings import nearest, variant
 
+#: what the study decides about every site's images
+FROM_STUDY = ("size", "validation", "test", "fold", "test_per_class", "seed")
+
 
 def find_kit(folder: Path) -> Path | None:
     """The kit of the deployed site whose part of a run this is."""
@@ -60,7 +63,7 @@ def own_source(file: Path, wanted: AtSites) -> Source:
     if "prepared" in table:
         return wanted
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
-    settings = {**table, **{name: getattr(wanted, name) for name in ("size", "validation", "test", "fold", "seed")}}
+    settings = {**table, **{name: getattr(wanted, name) for name in FROM_STUDY}}
     if "path" in settings:
         path = Path(settings["path"]).expanduser()
         settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path

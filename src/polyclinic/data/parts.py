@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.acquisition import apply_styles, crop_masks
+from polyclinic.data.balanced_test import balanced
 from polyclinic.data.cache import (
     PACKAGE,
     Progress,
@@ -137,6 +138,8 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
     fold = Fold.parse(data.fold) if data.fold else None
     splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed, fold=fold)
     where = assign_to_sites(sites, dataset, splits, data.seed)
+    if data.test_per_class is not None:
+        where = balanced(dataset, where, data.test_per_class, data.seed)
     check_site_names(where)
     with atomic_folder(folder) as scratch:
         for done, (site, parts) in enumerate(where.items(), start=1):

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from polyclinic.data.balanced_test import PerClass
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.splits import Fold
 from polyclinic.settings import Settings
@@ -25,6 +26,11 @@ class Source(Settings):
         None,
         description="cross-validation: 2/5 tests on the second of five folds, instead of on the share `test`; patients "
         "stay together, and every institution's images are in all folds",
+    )
+    test_per_class: PerClass | None = Field(
+        None,
+        description="test images of each class at every site: a number, or equal for as many as the site has of its "
+        "rarest class; the other test images are left out of the study",
     )
     acquisition: float = Field(
         0.0,
