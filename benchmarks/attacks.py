@@ -132,8 +132,9 @@ def at_once(
         print(f"out of memory: going on with {options.chunk} targets in a batch", flush=True)
         torch.cuda.empty_cache()
         return at_once(case, model, sent, points, options)
-    names = SearchResult.__dataclass_fields__
-    return SearchResult(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    names = ("point", "loss", "evaluations", "converged", "diverged")
+    joined = [torch.cat([getattr(part, name) for part in parts]) for name in names]
+    return SearchResult(*joined, trajectory=parts[0].trajectory)  # nothing was asked to be kept
 
 
 def batch_at_once(
