@@ -21,7 +21,7 @@ from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.cli.new_plugin import write_plugin
 from polyclinic.engines import in_process
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
@@ -177,6 +177,33 @@ def test_a_file_that_has_moved_may_be_named_again_if_it_is_the_same(study, plugi
     assert result(tmp_path / "run")["rounds"] == 2
 
 
+def test_commands_on_a_run_take_the_new_place_of_a_plugin(study, plugin, tmp_path, monkeypatch, capsys):
+    """The run says where its plug-in was; `--plugin` where it is now, seen from the working folder."""
+    done = run(study.with_settings({"method": {"name": "cwt", "rounds": 1}}), tmp_path / "run")
+    (tmp_path / "new").mkdir()
+    moved = plugin.rename(tmp_path / "new" / "moved.py")
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "black.png")
+    monkeypatch.chdir(tmp_path / "new")
+    commands = {
+        "audit": ["audit", str(done.folder), "--kinds", "weights", "--quiet"],
+        "forgetting": ["forgetting", str(done.folder), "--quiet"],
+        "predict": ["predict", str(done.folder), str(tmp_path / "black.png")],
+    }
+    for command in commands.values():
+        plugins.forget()
+        assert run_app(command) == 2
+        assert "everything.py cannot be read" in capsys.readouterr().err
+    for name, command in commands.items():
+        if name != "audit":  # the slow one: its way is that of forgetting
+            plugins.forget()
+            assert run_app([*command, "--plugin", "moved.py"]) == 0, capsys.readouterr().err
+    moved.write_text(moved.read_text() + "\n# another line\n")
+    for name, words in (("audit", "has changed since the run was begun"), ("predict", "none of the plug-ins is")):
+        plugins.forget()
+        assert run_app([*commands[name], "--plugin", "moved.py"]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_a_worker_refuses_a_file_that_was_edited_after_the_run_began(study, plugin, tmp_path):
     from polyclinic.data.parts import prepare
     from polyclinic.runner.assembly import Assembly, assemble_from
@@ -213,13 +240,41 @@ def test_mistakes_in_the_list_are_one_sentence(value, words):
 # --- a new kind of parcel -----------------------------------------------------------------------------
 
 
-def test_a_new_kind_leaves_only_where_the_policy_names_it(plugin, tmp_path):
+def test_a_new_kind_that_the_policy_does_not_name_is_refused_before_the_run(study, plugin, tmp_path, capsys):
     tables = {name: table for name, table in TABLES.items() if name != "policy"}
+    words = "policy.kinds: lacks 'prototypes', which 'prototypes' of 'fed-prototypes' releases; add it there"
+    with pytest.raises(BadInput) as error:
+        Study(plugins=[str(plugin)], **tables)
+    assert str(error.value) == words
+    file = tmp_path / "study.toml"
+    file.write_text(study.to_toml().replace('    "prototypes",\n', ""))
+    assert run_app(["study", "check", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_operation_that_releases_no_kind_is_refused_before_the_run(study, plugin):
+    plugin.write_text(plugin.read_text().replace('@operation("prototypes")', '@operation("prototipes")'))
+    plugins.forget()
     with pytest.raises(
-        WorkFailed, match="kept back prototypes of 'prototypes': the site's policy does not let this kind"
+        BadInput, match=r"releases 'prototipes', which is no kind of parcel; add a class of it to KINDS"
     ):
-        run(Study(plugins=[str(plugin)], **tables), tmp_path / "run")
-    assert not list((tmp_path / "run" / "ledger").glob("*"))
+        Study(plugins=[str(plugin)], **TABLES)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (
+            '("prototypes", "wieghts")',
+            r"kinds of the attack 'looking': no such choice: 'wieghts'.*did you mean 'weights'",
+        ),
+        ('"weights"', "the attack 'looking' lacks kinds, a tuple with the kinds of parcel that it fits"),
+    ],
+)
+def test_an_attack_that_fits_no_kind_is_refused_before_the_run(plugin, kinds, words):
+    plugin.write_text(plugin.read_text().replace('("prototypes", "weights")', kinds))
+    with pytest.raises(BadInput, match=words):
+        Study(plugins=[str(plugin)], **TABLES)
 
 
 def test_an_unknown_kind_is_refused_by_policy_and_parcel(tiny):
@@ -276,15 +331,27 @@ def test_an_installed_package_works_everywhere(package, tmp_path, monkeypatch, w
     assert_same_run(tmp_path / "run", tmp_path / "alone")
     assert polyclinic.audit(tmp_path / "run")["complete"]
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "black.png")
-    assert polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"])[0].values["class"] in ("across", "down")
+    allowed = ["fed_median"] if way == "module" else []
+    (said,) = polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"], allow_import=allowed)
+    assert said.values["class"] in ("across", "down")
 
 
 def test_a_package_that_has_changed_is_refused(package, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(median_study(), tmp_path / "run", display=StopAfter(1))
     (package / "fed_median" / "method.py").open("a").write("\n# another line\n")
-    with pytest.raises(BadInput, match=r"begun with the package fed-median 0\.1 as it was then"):
+    with pytest.raises(BadInput, match=r"made with the package fed-median 0\.1 as it was then"):
         load_study(tmp_path / "run" / "study.toml")
+
+
+def test_a_model_of_a_package_that_has_changed_is_refused(package, tmp_path):
+    done = run(median_study().with_settings({"method.rounds": 1}), tmp_path / "run")
+    card, _ = prediction._read_file(done.folder / "model.safetensors")
+    assert list(card.installed) == ["fed-median 0.1"]
+    prediction.load_predictor(done.folder)
+    (package / "fed_median" / "backbone.py").open("a").write("\n# another line\n")
+    with pytest.raises(BadInput, match=r"model\.safetensors was made with the package fed-median 0\.1 as it was then"):
+        prediction.load_predictor(done.folder)
 
 
 def test_from_the_command_line_in_processes_of_their_own(package, tmp_path):

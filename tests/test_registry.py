@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from polyclinic import plugins
-from polyclinic.errors import BadInput
+from polyclinic.cli import run_app
+from polyclinic.errors import BadInput, Notice
 from polyclinic.methods import METHODS
-from polyclinic.registry import BUILT_IN, BY_HAND, GROUPS, allow_only, summary_of
+from polyclinic.registry import BUILT_IN, BY_HAND, GROUPS, REGISTRIES, allow_only, is_restricted, normalised, summary_of
 from polyclinic.tasks import TASKS
 
 METHOD = '''
@@ -71,7 +73,8 @@ def test_a_broken_entry_point_is_named_and_disturbs_nobody(site_packages):
     assert METHODS["fedavg"]().name == "fedavg"
     with pytest.raises(BadInput, match=r"^first_package 0\.1: its entry point 'broken' .* ZeroDivisionError"):
         METHODS["broken"]
-    assert "broken" not in METHODS.working()
+    with pytest.warns(Notice, match="'broken' in methods is left out"):
+        assert "broken" not in METHODS.working()
     assert "fedavg" in METHODS.working()
 
 
@@ -198,9 +201,83 @@ def test_a_site_sees_only_the_packages_that_it_lists(site_packages):
 def test_every_registry_has_sentences():
     import polyclinic.audits
     import polyclinic.encoders  # noqa: F401
-    from polyclinic.registry import REGISTRIES
 
     assert set(REGISTRIES) == set(GROUPS.values())
     for registry in REGISTRIES.values():
         assert all(summary_of(entry) for entry in registry.builtin.values()), registry.group
     assert summary_of(TASKS["regression"])
+
+
+# --- names that are hidden, and packages that are left out --------------------------------------------
+
+
+def test_an_entry_point_that_a_built_in_name_hides_is_named_once(site_packages, capsys):
+    write_method(site_packages / "first_package" / "__init__.py", "fedavg", table=False)
+    install(site_packages, "first_package", {"polyclinic.methods": "fedavg = first_package:Mine"})
+    words = r"^first_package 0\.1: its entry point 'fedavg' in methods is ignored, as polyclinic has one of that name"
+    with pytest.warns(Notice, match=words):
+        assert METHODS["fedavg"].__module__ == "polyclinic.methods.fedavg"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        METHODS["fedavg"]
+    plugins.forget()
+    assert run_app(["list", "methods"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "is ignored" in line] == [
+        "first_package 0.1: its entry point 'fedavg' in methods is ignored, as polyclinic has one of that name; give "
+        "it another name"
+    ]
+    assert "first_package" not in sys.modules
+
+
+def test_names_of_two_packages_are_left_out_with_a_notice(site_packages):
+    for package in ("first_package", "second_package"):
+        write_method(site_packages / package / "__init__.py", table=False)
+        install(site_packages, package, {"polyclinic.methods": f"mine = {package}:Mine"})
+    with pytest.warns(
+        Notice, match=r"'mine' in methods is left out: .* both have an entry point 'mine'; uninstall one"
+    ):
+        assert "mine" not in METHODS.working()
+
+
+# --- a deployed site's scope --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listed", ["First_Package", "first-package", "first.package", "FIRST__package"])
+def test_a_distribution_is_listed_under_any_spelling_of_its_name(site_packages, listed):
+    write_method(site_packages / "first_package_code" / "__init__.py", "one", table=False)
+    install(site_packages, "First.Package", {"polyclinic.methods": "one = first_package_code:Mine"})
+    allow_only(["second-package"])
+    assert "one" not in METHODS
+    allow_only([listed])
+    assert "one" in METHODS
+    assert normalised("My_Package") == normalised("my-package") == normalised("My.package") == "my-package"
+
+
+def test_a_sites_restriction_ends_with_its_scope(tmp_path):
+    theirs, ours = (str(write_method(tmp_path / f"{name}.py", name)) for name in ("theirs", "ours"))
+    plugins.load([theirs])
+    before = METHODS["theirs"]
+    with plugins.only_of_site([ours], tmp_path / "site.toml"):
+        assert is_restricted()
+        assert "ours" in METHODS
+        assert "theirs" not in METHODS
+        assert plugins.load_from_study([theirs]) == {}
+    assert not is_restricted()
+    assert METHODS["theirs"] is before
+    assert "ours" not in METHODS
+    gone = plugins.only_of_site(["gone.py"], tmp_path / "site.toml")
+    with pytest.raises(BadInput, match=r"site\.toml: plugins: .*gone\.py cannot be read"), gone:
+        pass
+    assert not is_restricted()
+    assert "theirs" in METHODS
+
+
+@pytest.mark.parametrize(("table", "base"), [("ATTACKS", "Attack"), ("ENCODERS", "Encoder")])
+def test_an_entry_of_another_base_is_refused_before_the_room_is_imported(tmp_path, monkeypatch, table, base):
+    monkeypatch.delitem(REGISTRIES, GROUPS[table], raising=False)
+    file = tmp_path / "mine.py"
+    file.write_text(f"class Mine: pass\n{table} = {{'mine': Mine}}\n")
+    with pytest.raises(
+        BadInput, match=rf"'mine' in {table.lower()} is no subclass of {base}; derive it from polyclinic"
+    ):
+        plugins.load([str(file)])

@@ -1,4 +1,4 @@
-"""The two ways a command can end badly: the user's input, or the work itself."""
+"""The two ways a command can end badly: the user's input, or the work itself; and a notice, with which it goes on."""
 
 
 class BadInput(Exception):  # noqa: N818 - reads as a word of the project, not as a Python category
@@ -7,3 +7,11 @@ class BadInput(Exception):  # noqa: N818 - reads as a word of the project, not a
 
 class WorkFailed(Exception):  # noqa: N818
     """The input was fine but the work could not be finished. Exit code 1."""
+
+
+class RunPaused(Exception):  # noqa: N818
+    """A run ends here on purpose, at a checkpoint, to be resumed; no failure of anybody's."""
+
+
+class Notice(UserWarning):
+    """Something a user should know, in one sentence; the work goes on. Commands print it on stderr."""

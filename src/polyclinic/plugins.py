@@ -6,11 +6,13 @@ ATTACKS and KINDS (name -> class). A plug-in file is read once: its SHA-256 is t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
+import importlib.util
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -18,7 +20,17 @@ from types import ModuleType
 from typing import Any
 
 from polyclinic.errors import BadInput
-from polyclinic.registry import GROUPS, PLUGGED, REGISTRIES, Registry, allow_only, is_restricted, reason
+from polyclinic.registry import (
+    GROUPS,
+    PLUGGED,
+    REGISTRIES,
+    Registry,
+    allow_only,
+    forget_notices,
+    is_restricted,
+    reason,
+    refuse_foreign_base,
+)
 
 
 @dataclass(frozen=True)
@@ -74,9 +86,10 @@ def load_from_study(names: Sequence[str], digests: Mapping[str, str] | None = No
 
 
 def load_at_site(names: Any, file: Path) -> None:
-    """Load what a deployed site lists in `file`, and from now on nothing else."""
+    """Load what a deployed site lists in `file`, and nothing else for the rest of this process, which is the site's."""
     try:
         resolved = resolve(names, file.parent)
+        _unload()
         allow_only(resolved)
         for name in resolved:
             if is_file(name):
@@ -87,14 +100,35 @@ def load_at_site(names: Any, file: Path) -> None:
         raise BadInput(f"{file}: {error}") from None
 
 
+@contextlib.contextmanager
+def only_of_site(names: Any, file: Path) -> Iterator[None]:
+    """Within, this process knows only what a deployed site lists in `file`; afterwards it knows what it knew before."""
+    loaded, plugged = dict(LOADED), {group: dict(entries) for group, entries in PLUGGED.items()}
+    allowed = allow_only(())
+    try:
+        load_at_site(names, file)
+        yield
+    finally:
+        _unload()
+        allow_only(allowed)
+        LOADED.update(loaded)
+        for group, entries in plugged.items():
+            PLUGGED[group].update(entries)
+
+
 def forget() -> None:
-    """Unload every plug-in and lift a site's restriction; for tests and notebooks."""
+    """Unload every plug-in, lift a site's restriction, and say again what was said once; for tests and notebooks."""
     allow_only(None)
+    forget_notices()
+    _unload()
+    for registry in REGISTRIES.values():
+        registry.forget_imports()
+
+
+def _unload() -> None:
     LOADED.clear()
     for entries in PLUGGED.values():
         entries.clear()
-    for registry in REGISTRIES.values():
-        registry.forget_imports()
 
 
 def folders(names: Iterable[str]) -> list[str]:
@@ -156,9 +190,10 @@ def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
 
 def digest_of_package(module: str) -> tuple[Path, str]:
     """The folder that the module's package lies in, and the SHA-256 of all Python files of the package."""
-    package = importlib.import_module(module.partition(".")[0])
-    places = [Path(place) for place in getattr(package, "__path__", [])]
-    files = sorted(file for place in places for file in place.rglob("*.py")) or [Path(str(package.__file__))]
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    assert spec is not None, "whoever asks has found the module"
+    places = [Path(place) for place in spec.submodule_search_locations or []]
+    files = sorted(file for place in places for file in place.rglob("*.py")) or [Path(str(spec.origin))]
     root = (places[0] if places else files[0]).parent
     digest = hashlib.sha256()
     for file in files:
@@ -184,6 +219,8 @@ def _add(name: str, plugin: Plugin) -> None:
         for key, entry in table.items():
             if group in REGISTRIES:
                 REGISTRIES[group].check(key, entry, origin)
+            else:
+                refuse_foreign_base(group, key, origin)
     for group, entries in PLUGGED.items():
         kept = {key: (entry, where) for key, (entry, where) in entries.items() if where != origin}
         entries.clear()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Notice
 
 T = TypeVar("T")
 
@@ -29,6 +31,8 @@ GROUPS = {
     "ATTACKS": "polyclinic.attacks",
     "KINDS": "polyclinic.kinds",
 }
+#: what entries derive from, where whoever imports that class imports its registry as well
+BASES = {"polyclinic.attacks": "Attack", "polyclinic.encoders": "Encoder"}
 #: the registries that exist in this process, by group
 REGISTRIES: dict[str, Registry[Any]] = {}
 #: what loaded plug-ins add: group -> name -> (entry, plug-in)
@@ -57,9 +61,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self.group.removeprefix("polyclinic.")
 
     def __getitem__(self, name: str) -> T:
-        for entries in (self.builtin, self._by_hand):
-            if name in entries:
-                return entries[name]
+        if name in self.builtin:
+            self._notice_ignored(name)
+            return self.builtin[name]
+        if name in self._by_hand:
+            return self._by_hand[name]
         if name in PLUGGED[self.group]:
             return PLUGGED[self.group][name][0]
         return self._import(name)
@@ -82,13 +88,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
         del self._by_hand[name]
 
     def working(self) -> dict[str, T]:
-        """All entries but those whose package cannot be imported."""
+        """All entries but those that cannot be used (a package that cannot be imported, say); a notice names them."""
         found = {}
         for name in self:
             try:
                 found[name] = self[name]
-            except BadInput:
-                continue
+            except BadInput as error:
+                notice_once(f"'{name}' in {self.kind} is left out: {error}")
         return found
 
     def forget_imports(self) -> None:
@@ -130,6 +136,14 @@ class Registry(MutableMapping[str, T], Generic[T]):
         if own is not None and own != name:
             raise BadInput(
                 f"{origin}: '{name}' in {self.kind} calls itself '{own}'; give the key and the class the same name"
+            )
+
+    def _notice_ignored(self, name: str) -> None:
+        """Say of which packages a built-in name hides an entry point."""
+        for point in self._installed().get(name, []):
+            notice_once(
+                f"{_distribution(point)}: its entry point '{name}' in {self.kind} is ignored, as polyclinic has one of "
+                "that name; give it another name"
             )
 
     def _taken_by(self, name: str, entry: Any, origin: str) -> str | None:
@@ -190,6 +204,28 @@ def summary_of(entry: Any) -> str:
     return str(own or getattr(entry, "summary", "")).removesuffix(".")
 
 
+def refuse_foreign_base(group: str, name: str, origin: str) -> None:
+    """BadInput for an entry of a registry that is not imported yet, as it would be with the base class of entries."""
+    if group in BASES:
+        kind, base = group.removeprefix("polyclinic."), BASES[group]
+        raise BadInput(f"{origin}: '{name}' in {kind} is no subclass of {base}; derive it from polyclinic.{base}")
+
+
+_NOTICED: set[str] = set()
+
+
+def notice_once(text: str) -> None:
+    """Warn, once in a process."""
+    if text not in _NOTICED:
+        _NOTICED.add(text)
+        warnings.warn(text, Notice, stacklevel=3)
+
+
+def forget_notices() -> None:
+    """Say again what was said once."""
+    _NOTICED.clear()
+
+
 def reason(error: BaseException) -> str:
     """What went wrong, in one line."""
     text = " ".join(str(error).split())
@@ -198,16 +234,19 @@ def reason(error: BaseException) -> str:
 
 # --- a deployed site ----------------------------------------------------------------------------------
 
+#: packages and modules that this process may load, of all its threads; None: all that are installed
 _ALLOWED: frozenset[str] | None = None
 
 
-def allow_only(packages: Collection[str] | None) -> None:
-    """From now on only entry points of these packages count; None lifts the restriction.
+def allow_only(packages: Collection[str] | None) -> frozenset[str] | None:
+    """Let only entry points of these packages count, in the whole process, until it is called again; None: all count.
 
-    A package is named by its distribution or by its module.
+    A package is named by its distribution or by its module. Returns what held before, for whoever must put it back;
+    `plugins.only_of_site` does.
     """
     global _ALLOWED
-    _ALLOWED = None if packages is None else frozenset(packages)
+    before, _ALLOWED = _ALLOWED, None if packages is None else frozenset(packages)
+    return before
 
 
 def is_restricted() -> bool:
@@ -221,8 +260,14 @@ def allows_module(module: str) -> bool:
 
 
 def _is_allowed(point: EntryPoint) -> bool:
-    by_name = _ALLOWED is not None and point.dist is not None and point.dist.name in _ALLOWED
-    return by_name or allows_module(point.module)
+    if allows_module(point.module) or point.dist is None:
+        return allows_module(point.module)
+    return normalised(point.dist.name) in {normalised(one) for one in _ALLOWED or ()}
+
+
+def normalised(distribution: str) -> str:
+    """The name of a distribution as installers compare it: My_Package and my.package are my-package."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 # --- entry points -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a site says about itself: where its images are, and what may leave. Mistakes are one sentence with the file."""
 
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from test_registry import install
 
 import polyclinic
 from polyclinic import plugins
+from polyclinic.cli import run_app
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
+from polyclinic.deployment import kits
 from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.deployed_site import FAILED, deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
@@ -19,6 +22,7 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.suspension import Suspended
+from polyclinic.registry import is_restricted
 from polyclinic.runner.predict import load_predictor
 from polyclinic.study import Study
 
@@ -292,3 +296,30 @@ def test_a_new_kind_leaves_a_site_only_where_its_policy_names_it(kit):
     assert "means" not in host_of(kit, sent()).spec.policy.kinds
     (kit / "local" / "policy.toml").write_text('kinds = ["weights", "means"]\n')
     assert "means" in host_of(kit, sent()).spec.policy.kinds
+
+
+@pytest.mark.parametrize("age", ["new", "older"])
+def test_commands_in_the_servers_kit_load_no_plugin_of_a_study(tmp_path, capsys, age):
+    """The server's kit has a site.toml of its own; one from before there was any is a kit as well."""
+    server = tmp_path / "server"
+    (server / "local").mkdir(parents=True)
+    (server / "startup").mkdir()
+    (server / "local" / "resources.json.default").write_text('{"servers": [{}]}')
+    kits._write_server(server)
+    listed = tomllib.loads((server / "local" / "site.toml").read_text())
+    assert listed == {}
+    assert "# plugins = " in (server / "local" / "site.toml").read_text()
+    if age == "older":
+        (server / "local" / "site.toml").unlink()
+    mark, run = tmp_path / "mark", server / "runs" / "first"
+    run.mkdir(parents=True)
+    (tmp_path / "theirs.py").write_text(f"open({str(mark)!r}, 'a').write('x')\nMETHODS = {{}}\n")
+    (run / "study.toml").write_text(f'plugins = ["{tmp_path / "theirs.py"}"]\n' + sent(method__name="cwt").to_toml())
+    for command in (["audit", str(run)], ["forgetting", str(run)], ["run", "--resume", "--out", str(run)]):
+        assert run_app(command) == 2
+    assert run_app(["study", "check", str(run / "study.toml")]) == 0
+    assert not mark.exists()
+    assert not is_restricted()  # a kit's restriction ends with the command
+    capsys.readouterr()
+    assert run_app(["audit", str(run)]) == 2
+    assert "has no ledger of a site; each site audits its own part" in capsys.readouterr().err

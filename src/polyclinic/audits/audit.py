@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
+from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
@@ -41,28 +42,31 @@ def audit(
     sites: Iterable[str] = (),
     device: str = "auto",
     study: Path | None = None,
+    plugins: Sequence[str] = (),
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
     """Audit a run folder; the content of `audit.json`, which is written anew after every parcel.
 
     At a deployed site, `folder` is `KIT/runs/NAME`; `study` names the run's study where the kit has it no more.
+    `plugins`: where the study's plug-ins are now, if they have moved.
     """
     folder = Path(folder)
-    assembly, lines = open_run(folder, study=study, cache=cache)
-    wanted = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
-    tools = build_tools(assembly, budget, features, device)
-    report = _empty_report(assembly.study, tools, budget, lines)
-    for done, audited in enumerate(wanted):
+    with only_site_plugins(folder):
+        assembly, lines = open_run(folder, study=study, plugins=plugins, cache=cache)
+        wanted = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
+        tools = build_tools(assembly, budget, features, device)
+        report = _empty_report(assembly.study, tools, budget, lines)
+        for done, audited in enumerate(wanted):
+            if progress:
+                progress(audited.name, done, len(wanted))
+            report["parcels"].append(audit_parcel(tools, audited, folder))
+            report["verdicts"] = verdicts(report["parcels"], lines)
+            report["complete"] = done + 1 == len(wanted)
+            _write_report(folder, report)
         if progress:
-            progress(audited.name, done, len(wanted))
-        report["parcels"].append(audit_parcel(tools, audited, folder))
-        report["verdicts"] = verdicts(report["parcels"], lines)
-        report["complete"] = done + 1 == len(wanted)
-        _write_report(folder, report)
-    if progress:
-        progress("done", len(wanted), len(wanted))
-    return report
+            progress("done", len(wanted), len(wanted))
+        return report
 
 
 def build_tools(assembly: Assembly, budget: str, features: str, device: str) -> Tools:

@@ -42,6 +42,7 @@ def grid(
     *,
     budget: str = "quick",
     device: str = "auto",
+    plugins: Sequence[str] = (),
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def grid(
     folder = Path(folder)
     if find_kit(folder):
         raise BadInput("--grid: runs the study again with all its sites, which one site cannot; leave --grid out")
-    study = read_study(folder, None)
+    study = read_study(folder, None, plugins)
     wanted = variations(study)
     report: dict[str, Any] = {
         "metric": utility_metric(study),

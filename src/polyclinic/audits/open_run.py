@@ -7,11 +7,12 @@ the site, by the site.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.own_images import find_kit, load_site_plugins, own_data
+from polyclinic.data.own_images import find_kit, own_data
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import LedgerBroken, verify
@@ -23,13 +24,16 @@ from polyclinic.study import Study, load_run_study, load_study
 LedgerLines = dict[str, list[dict[str, Any]]]
 
 
-def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = None) -> tuple[Assembly, LedgerLines]:
-    """All that an audit of a run needs; `study` is a file that takes the place of the study beside the run."""
+def open_run(
+    folder: Path, *, study: Path | None = None, plugins: Sequence[str] = (), cache: Path | None = None
+) -> tuple[Assembly, LedgerLines]:
+    """All that an audit of a run needs; `study` is a file that takes the place of the study beside the run.
+
+    `plugins`: where the study's plug-ins are now. In a kit, the caller is within `only_site_plugins`.
+    """
     check_run_format(folder)
     kit = find_kit(folder)
-    if kit:
-        load_site_plugins(kit / "local" / "site.toml")
-    found = load_study(study) if study else read_study(folder, kit)
+    found = load_study(study) if study else read_study(folder, kit, plugins)
     lines = read_ledgers(folder)
     if kit:
         return assembly_at_site(found, folder.resolve(), kit, lines), lines
@@ -41,9 +45,9 @@ def open_run(folder: Path, *, study: Path | None = None, cache: Path | None = No
     return Assembly(found, prepare(found.data, found.sites, cache=cache), folder.resolve()), lines
 
 
-def read_study(folder: Path, kit: Path | None) -> Study:
+def read_study(folder: Path, kit: Path | None, plugins: Sequence[str] = ()) -> Study:
     if (folder / "study.toml").exists():
-        return load_run_study(folder)
+        return load_run_study(folder, moved=plugins)
     if kit is None or not folder.is_dir():
         raise BadInput(
             f"{folder}: is not a run folder; name one that `polyclinic run` wrote, or KIT/runs/NAME at a site"
@@ -64,7 +68,9 @@ def assembly_at_site(study: Study, folder: Path, kit: Path, lines: LedgerLines) 
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
     if not lines:
-        raise BadInput(f"{folder}: has no ledger, so nothing left this site in this run")
+        raise BadInput(
+            f"{folder}: has no ledger of a site; each site audits its own part, with `polyclinic audit KIT/runs/NAME`"
+        )
     (site,) = lines
     names = study.sites.site_names()
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")

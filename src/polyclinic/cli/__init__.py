@@ -1,14 +1,21 @@
 """The command line: one file a command. Each reads its flags, calls the library, and prints.
 
-Bad input ends in one sentence on stderr and exit code 2, failed work in exit code 1; never in a traceback.
+Bad input ends in one sentence on stderr and exit code 2, failed work in exit code 1; never in a traceback, unless
+POLYCLINIC_TRACEBACK is set.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 from polyclinic.cli.app import app
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, Notice, WorkFailed
 
 
 def main() -> None:
@@ -18,6 +25,12 @@ def main() -> None:
 
 def run_app(arguments: list[str]) -> int:
     """Run one command line; the exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+        return _run_app(arguments)
+
+
+def _run_app(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, prog_name="polyclinic", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -39,5 +52,15 @@ def run_app(arguments: list[str]) -> int:
 
 
 def _say(text: str, code: int) -> int:
+    if os.environ.get("POLYCLINIC_TRACEBACK"):
+        traceback.print_exc()
     print(text, file=sys.stderr)
     return code
+
+
+def _show_warning(others: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """A notice of ours as one sentence; a warning of other packages as Python shows it."""
+    if issubclass(category, Notice):
+        print(message, file=sys.stderr)
+    else:
+        others(message, category, *place)

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from polyclinic.cli.run import PLUGIN
 from polyclinic.errors import BadInput
 
 BUDGET = typer.Option("quick", help="How much is tried: quick (some minutes on two cores), standard or thorough.")
@@ -27,6 +28,7 @@ def audit(
     grid: bool = typer.Option(False, "--grid", help="Run and audit the study with each defence: leakage and utility."),
     device: str = typer.Option("auto", help="cpu, cuda, ...; auto takes a GPU where there is one."),
     study: Path | None = typer.Option(None, help="The run's study, at a site whose kit does not have it any more."),
+    plugins: list[str] = PLUGIN,
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
@@ -38,7 +40,8 @@ def audit(
     if grid and (kinds or sites or study or features != "pixels"):
         raise BadInput("--grid: attacks every variation alike; leave --kinds, --sites, --features and --study out")
     display = None if quiet or as_json else AuditProgress()
-    options: dict[str, Any] = {"budget": budget, "device": device, "progress": display.show if display else None}
+    show_progress = display.show if display else None
+    options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins, "progress": show_progress}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
     report = _report(run, grid, options, display)

@@ -7,12 +7,14 @@ from typing import Any
 
 import typer
 
+from polyclinic.cli.run import PLUGIN
 from polyclinic.errors import BadInput
 
 
 def forgetting(
     run: Path = typer.Argument(..., help="The folder of a run of a serial method (cwt, splitnn)."),
     split: str = typer.Option("train", help="Images to look at: train (as in the paper), validation or test."),
+    plugins: list[str] = PLUGIN,
     quiet: bool = typer.Option(False, "--quiet", help="Write forgetting.json and forgetting.png, print nothing."),
 ) -> None:
     """Print each site's score under the model after each hand-over: rows are data, columns the site trained last."""
@@ -20,7 +22,7 @@ def forgetting(
 
     if split not in ("train", "validation", "test"):
         raise BadInput(f"--split: no such split: '{split}'; choose train, validation or test")
-    found = library.matrices(run, split)
+    found = library.matrices(run, split, plugins)
     library.write(found, run)
     if not quiet:
         for number, table in found["rounds"].items():

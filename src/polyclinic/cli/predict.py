@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from polyclinic.cli.run import PLUGIN
 from polyclinic.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ def predict(
     ensemble: bool = typer.Option(False, "--ensemble", help="All sites' models together: the mean of what they say."),
     out: Path = typer.Option(None, help="Write a CSV file here instead of printing it."),
     masks: Path = typer.Option(None, help="Segmentation: write each mask as a PNG into this folder."),
+    plugins: list[str] = PLUGIN,
+    allow_import: list[str] = typer.Option(
+        [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
@@ -31,8 +36,8 @@ def predict(
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
-    predictor = load_predictor(model, site=site, ensemble=ensemble)
-    dense = predictor.card.built_task().dense
+    predictor = load_predictor(model, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
+    dense = predictor.task.dense
     if masks is not None and not dense:
         raise BadInput("--masks: this model does not draw masks; leave it out")
     # all of them before anything is written: an unreadable image in the end must not leave half a file

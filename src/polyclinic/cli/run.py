@@ -18,6 +18,12 @@ STUDY = typer.Argument(
 )
 SET = typer.Option([], "--set", metavar="TABLE.SETTING=VALUE", help="Change a setting of the study; may be repeated.")
 
+PLUGIN = typer.Option(
+    [],
+    "--plugin",
+    help="A plug-in of the run that has moved since: its file or module; name all of them, in the study's order.",
+)
+
 
 def run(
     study: Path | None = STUDY,

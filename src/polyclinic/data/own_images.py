@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,29 @@ FROM_STUDY = ("size", "validation", "test", "fold", "test_per_class", "seed")
 
 
 def find_kit(folder: Path) -> Path | None:
-    """The kit of the deployed site whose part of a run this is."""
-    kit = folder.resolve().parent.parent
-    return kit if folder.resolve().parent.name == "runs" and (kit / "local" / "site.toml").is_file() else None
+    """The kit of the deployed site, or of the server, whose part of a run this is."""
+    runs = folder.resolve().parent
+    is_kit = (runs.parent / "local" / "site.toml").is_file() or (runs.parent / "startup").is_dir()
+    return runs.parent if runs.name == "runs" and is_kit else None
 
 
 def load_site_plugins(file: Path) -> None:
-    """Load the plug-ins that a site lists in its file, and from now on nothing else: no entry point, no study's."""
-    listed = read_toml(file).get("plugins", []) if file.exists() else []
-    plugins.load_at_site(listed, file)
+    """Load the plug-ins that a site lists in its file; this process is the site's and knows nothing else from now on:
+    no entry point, no study's."""
+    plugins.load_at_site(_listed(file), file)
+
+
+@contextlib.contextmanager
+def only_site_plugins(folder: Path) -> Iterator[Path | None]:
+    """The kit that a run folder lies in, within which only the plug-ins of its site.toml are known; None elsewhere."""
+    kit = find_kit(folder)
+    file = kit / "local" / "site.toml" if kit else None
+    with plugins.only_of_site(_listed(file), file) if file else contextlib.nullcontext():
+        yield kit
+
+
+def _listed(file: Path) -> Any:
+    return read_toml(file).get("plugins", []) if file.exists() else []
 
 
 def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:

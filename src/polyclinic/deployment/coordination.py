@@ -22,7 +22,7 @@ from polyclinic.data.own_images import load_site_plugins
 from polyclinic.data.parts import PreparedSites
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, RunPaused
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
@@ -36,11 +36,11 @@ OUTCOME = "outcome.json"
 STOPPED = "the run was stopped by its owner (deploy stop)"
 
 
-class Rejoining(Exception):  # noqa: N818
+class Rejoining(RunPaused):
     """A site that was lost is back: the run goes on, with it, in another job."""
 
 
-class Stopped(Exception):  # noqa: N818
+class Stopped(RunPaused):
     """The run's owner has stopped it."""
 
 

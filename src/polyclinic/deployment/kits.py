@@ -146,6 +146,7 @@ def _write_server(kit: Path) -> None:
     resources["servers"][0]["heart_beat_timeout"] = 60  # so that nobody counts a dead site among the connected for long
     _write_json(kit / "local" / "resources.json", resources | _classes())
     _write_json(kit / "local" / "authorization.json", _rights())
+    (kit / "local" / "site.toml").write_text(SERVER_HEAD + SITE_PLUGINS.replace("site", "server"), encoding="utf-8")
 
 
 def _classes() -> dict[str, Any]:
@@ -161,6 +162,8 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 SITE_HEAD = """# This site's own settings. They stay here: the coordinator knows datasets by their names only.
+"""
+SERVER_HEAD = """# The server's own settings; no study can change them.
 """
 SITE_PLUGINS = """
 # Code from outside that this site trusts: modules, Python files or installed packages. A study brings none.

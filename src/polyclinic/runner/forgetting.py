@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.study import load_run_study
 
 
-def matrices(folder: Path, split: str = "train") -> dict[str, Any]:
-    """For each kept round, `table[data site][site that has just trained]` of the task's main metric."""
+def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """For each kept round, `table[data site][site that has just trained]` of the task's main metric.
+
+    `plugins`: where the study's plug-ins are now, if they have moved.
+    """
     if not (folder / "study.toml").exists():
         raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
-    study = load_run_study(folder)
+    study = load_run_study(folder, moved=plugins)
     kept = sorted((folder / "handovers").glob("round-*"), key=lambda path: int(path.name.split("-")[1]))
     if not kept:
         raise BadInput(_why_none(study.method.traits.serial, study.method.name, folder))

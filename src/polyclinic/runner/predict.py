@@ -7,7 +7,7 @@ prepare an image as the training images were. Nothing of the data is needed to p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from polyclinic import plugins
+from polyclinic import plugins as plugged
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.own_images import find_kit, load_site_plugins
+from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.preprocessing.fit import Fit, Shape, fit_image
 from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
@@ -29,8 +29,10 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
 from polyclinic.models import BACKBONES, Backbone, build, is_importable
+from polyclinic.registry import Registry
 from polyclinic.settings import Settings
 from polyclinic.study import Study
+from polyclinic.study.plugged import networks_of, packages_of, refuse_changed
 from polyclinic.tasks import TASKS, Target, Task
 
 #: name of the card in the header of the file
@@ -45,6 +47,8 @@ class Card(Settings):
     backbones: dict[str, str] = Field(description="the network of each site; one for all sites stands under ''")
     arguments: dict[str, Any] = Field({}, description="arguments of an importable network")
     plugins: dict[str, str] = Field({}, description="plug-ins that the model needs, with their SHA-256")
+    installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
+    networks: dict[str, str] = Field({}, description="importable networks, with the SHA-256 of their packages")
     norm: str
     channels: Literal[1, 3]
     size: int
@@ -67,11 +71,15 @@ class Card(Settings):
         return TASKS[self.task["name"]].model_validate(self.task)
 
 
+def _names(task: str, backbones: Mapping[str, str]) -> list[tuple[Registry[Any], str]]:
+    """What a model is looked up by: its task and its networks. It needs nothing else to predict."""
+    return [(TASKS, task), *((BACKBONES, name) for name in backbones.values() if not is_importable(name))]
+
+
 def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str]:
-    """The plug-ins, with their SHA-256, that have the network or the task: a model needs no other to predict."""
-    used = {BACKBONES.origin(name) for name in backbones.values() if not is_importable(name)}
-    used.add(TASKS.origin(study.task.name))
-    loaded = plugins.load_from_study(study.plugins)
+    """The plug-ins, with their SHA-256, that have the network or the task."""
+    used = {registry.origin(name) for registry, name in _names(study.task.name, backbones)}
+    loaded = plugged.load_from_study(study.plugins)
     return {name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used}
 
 
@@ -82,6 +90,8 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
         backbones=backbones,
         arguments=study.model.arguments,
         plugins=_needed_plugins(study, backbones),
+        installed=packages_of(_names(study.task.name, backbones)),
+        networks=networks_of(backbones.values()),
         norm=study.model.norm,
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
@@ -100,7 +110,7 @@ def preparation_of(data: Source) -> dict[str, Any]:
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
-    empty = {name for name in ("arguments", "plugins") if not getattr(card, name)}
+    empty = {name for name in ("arguments", "plugins", "installed", "networks") if not getattr(card, name)}
     return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 
 
@@ -120,6 +130,7 @@ class Predictor:
 
     card: Card
     models: tuple[Backbone, ...]
+    task: Task
 
     @torch.no_grad()
     def outputs(self, images: np.ndarray) -> Tensor:
@@ -127,7 +138,7 @@ class Predictor:
 
         `images` are uint8 [N, channels, size, size], as `prepared` gives them.
         """
-        batch, task = torch.from_numpy(images).float().div_(255), self.card.built_task()
+        batch, task = torch.from_numpy(images).float().div_(255), self.task
         return torch.stack([task.predictions(model(batch), self.card.target) for model in self.models]).mean(0)
 
     def prepared(self, file: Path, frame: int | None) -> np.ndarray:
@@ -153,7 +164,7 @@ class Predictor:
             raise BadInput(f"{file}: cannot be read as an image: {' '.join(str(error).split())}") from None
 
     def _prediction(self, file: Path, frame: int | None, output: Tensor) -> Prediction:
-        card, task = self.card, self.card.built_task()
+        card, task = self.card, self.task
         if task.like == "regression":
             return Prediction(file, frame, {card.unit or "value": round(float(output), 4)})
         if task.dense:
@@ -163,17 +174,62 @@ class Predictor:
         return Prediction(file, frame, {"class": card.classes[int(output.argmax())], **shares})
 
 
-def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = False) -> Predictor:
-    """The model of a run folder or of a `model.safetensors`; where each site has one, a site's or all together."""
+def load_predictor(
+    path: Path,
+    *,
+    site: str | None = None,
+    ensemble: bool = False,
+    plugins: Sequence[str] = (),
+    allow_import: Sequence[str] = (),
+) -> Predictor:
+    """The model of a run folder or of a `model.safetensors`; where each site has one, a site's or all together.
+
+    `plugins`: where its plug-ins are now, if they have moved. `allow_import`: modules, or packages, that may be
+    imported for it: a model from somebody else does not choose what code runs here. In a kit, its site.toml says both.
+    """
     if path.is_dir():
         check_run_format(path)
     file = path / "model.safetensors" if path.is_dir() else path
     card, tensors = _read_file(file)
-    if kit := find_kit(path if path.is_dir() else path.parent):  # a site's own model: with what the site has listed
-        load_site_plugins(kit / "local" / "site.toml")
-    plugins.refuse_sent_files(card.plugins, file.parent)
-    plugins.load_from_study(list(card.plugins), card.plugins)
-    names = list(card.backbones)
+    with only_site_plugins(file.parent) as kit:
+        if kit is None:
+            refuse_imports(card, file, [*allow_import, *plugins])
+            load_plugins(card, file, plugins)
+        chosen = _chosen(list(card.backbones), file, site, ensemble)
+        models = tuple(_model(card, name, tensors, file) for name in chosen)
+        refuse_changed(card.installed, packages_of(_names(card.task["name"], card.backbones)), file)
+        refuse_changed(card.networks, networks_of(card.backbones.values()), file)
+        return Predictor(card, models, card.built_task())
+
+
+def refuse_imports(card: Card, file: Path, allowed: Sequence[str]) -> None:
+    """BadInput if a model needs a module that the user has not allowed."""
+    networks = [name.partition(":")[0] for name in card.backbones.values() if is_importable(name)]
+    for module in [*networks, *(name for name in card.plugins if not plugged.is_file(name))]:
+        if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+            raise BadInput(
+                f"{file}: needs code of the module '{module}', and a model does not choose what is imported here; if "
+                f"you trust who sent it, add --allow-import {module}"
+            )
+
+
+def load_plugins(card: Card, file: Path, moved: Sequence[str]) -> None:
+    """Load a model's plug-ins, from where they were or have moved to; BadInput if one is not the same any more."""
+    if not moved:
+        plugged.refuse_sent_files(card.plugins, file.parent)
+        plugged.load_from_study(list(card.plugins), card.plugins)
+        return
+    found = plugged.load_from_study(plugged.resolve(list(moved), Path()))
+    for name, sha256 in card.plugins.items():
+        if sha256 not in found.values():
+            raise BadInput(
+                f"--plugin: the model needs {name} as it was when the model was made (SHA-256 {sha256[:12]}), and none "
+                "of the plug-ins is; name that file"
+            )
+
+
+def _chosen(names: list[str], file: Path, site: str | None, ensemble: bool) -> list[str]:
+    """Of the sites whose models a file has, those to predict with."""
     if site and ensemble:
         raise BadInput("--site: names one model, and --ensemble takes all of them; give one of the two")
     if names == [""] and (site or ensemble):
@@ -181,15 +237,23 @@ def load_predictor(path: Path, *, site: str | None = None, ensemble: bool = Fals
     if names != [""] and not ensemble and site not in names:
         wanted = "each site has a model of its own" if site is None else f"there is no model of site '{site}'"
         raise BadInput(f"--site: {wanted} in {file}; name one of {', '.join(names)}, or give --ensemble")
-    chosen = names if ensemble else [site or ""]
-    return Predictor(card, tuple(_model(card, name, tensors, file) for name in chosen))
+    return names if ensemble else [site or ""]
 
 
 def predict(
-    model: str | Path, images: Iterable[str | Path], *, site: str | None = None, ensemble: bool = False
+    model: str | Path,
+    images: Iterable[str | Path],
+    *,
+    site: str | None = None,
+    ensemble: bool = False,
+    plugins: Sequence[str] = (),
+    allow_import: Sequence[str] = (),
 ) -> list[Prediction]:
-    """What a released model (a run folder, or its `model.safetensors`) says about files and folders of images."""
-    predictor = load_predictor(Path(model), site=site, ensemble=ensemble)
+    """What a released model (a run folder, or its `model.safetensors`) says about files and folders of images.
+
+    `plugins` and `allow_import` say where the code is that the model needs, and may use (`load_predictor`).
+    """
+    predictor = load_predictor(Path(model), site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
     return list(predictor.predict(Path(image) for image in images))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.engine import Engine
@@ -21,6 +22,7 @@ from polyclinic.privacy.settings import check_budget
 from polyclinic.runner.assembly import Assembly, device_of
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
+from polyclinic.runner.method_failure import run_method
 from polyclinic.runner.predict import card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
@@ -76,6 +78,8 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         study = load_run_study(Path(out))
     folder = Path(out) if out is not None else Path("runs") / f"{study.method.name}-seed{study.seed}"
     begun = folder / "study.toml"
+    if find_kit(folder):
+        raise BadInput(f"--out {folder}: lies in a kit; `polyclinic deploy submit --resume` goes on with its runs")
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder}: is a file; name a folder")
     if begun.exists() and not resume:
@@ -85,8 +89,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
     if begun.exists():
         # a plug-in file may have moved: it is read where this study says that it is now
-        moved = [f"plugins={json.dumps(study.plugins)}"] if study.plugins else []
-        check_same(load_run_study(folder, moved), study, folder)
+        check_same(load_run_study(folder, moved=study.plugins), study, folder)
     return study, folder
 
 
@@ -144,7 +147,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         federation.resume()
         recorder.rewind_history(federation.round)
         display.started(study, parts.names, federation.round + 1)
-        last = study.method.run(federation)
+        last = run_method(study.method, federation)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
         federation.save()
         models = released_models(federation, recorder, last)

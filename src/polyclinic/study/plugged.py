@@ -7,25 +7,29 @@ came with it. The plug-in files stay where they are, and one that has changed si
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
+from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.federation.operation import Operation
 from polyclinic.generators import GENERATORS
-from polyclinic.methods import METHODS
+from polyclinic.methods import METHODS, Method
 from polyclinic.models import BACKBONES, is_importable
-from polyclinic.registry import Registry
+from polyclinic.registry import PLUGGED, Registry
+from polyclinic.settings import no_such_choice
 from polyclinic.tasks import TASKS
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
 
 FILE = "plugins.json"
+KEPT = ("plugins", "installed", "networks")  #: what is in it
 
 
 def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
@@ -55,24 +59,36 @@ def unknown_elsewhere(study: Study) -> str | None:
 
 
 def digests_of(study: Study) -> dict[str, dict[str, str]]:
-    """The SHA-256 of each plug-in, in order, and of each installed package whose entry points the study uses."""
-    installed = {}
-    for _, registry, name in entries_of(study):
-        if registry.is_installed(name):
-            _, sha256 = plugins.digest_of_package(registry[name].__module__)
-            installed[registry.origin(name)] = sha256
-    return {"plugins": plugins.load_from_study(study.plugins), "installed": installed}
+    """The SHA-256 of each plug-in, in order, and of the packages of entry points and networks that the study uses."""
+    names = [(registry, name) for _, registry, name in entries_of(study)]
+    return {
+        "plugins": plugins.load_from_study(study.plugins),
+        "installed": packages_of(names),
+        "networks": networks_of((study.model.backbone, *study.model.backbones.values())),
+    }
+
+
+def packages_of(names: Iterable[tuple[Registry[Any], str]]) -> dict[str, str]:
+    """The SHA-256 of each installed package, with its version, whose entry point is one of the names."""
+    used = [(registry, name) for registry, name in names if registry.is_installed(name)]
+    return {reg.origin(name): plugins.digest_of_package(reg[name].__module__)[1] for reg, name in used}
+
+
+def networks_of(backbones: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of the package of each importable network, `package.module:callable`."""
+    used = [name for name in backbones if is_importable(name)]
+    return {name: plugins.digest_of_package(name.partition(":")[0])[1] for name in used}
 
 
 def read_digests(folder: Path) -> dict[str, dict[str, str]]:
-    """What a run folder was begun with; nothing where it has no such file."""
+    """What a run folder was begun with; nothing where it has no such file, or is older than a part of it."""
     file = folder / FILE
     if not file.exists():
-        return {"plugins": {}, "installed": {}}
+        return {kind: {} for kind in KEPT}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return {kind: {str(name): str(sha) for name, sha in found[kind].items()} for kind in ("plugins", "installed")}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return {kind: {str(name): str(sha) for name, sha in found.get(kind, {}).items()} for kind in KEPT}
+    except (OSError, ValueError, AttributeError, TypeError):
         raise BadInput(f"{file}: cannot be read; restore it, or run the study again in another folder") from None
 
 
@@ -88,15 +104,56 @@ def load_checked(names: Sequence[str], folder: Path) -> None:
 
 
 def check_installed(study: Study, folder: Path) -> None:
-    """BadInput if a package whose entry point the study uses is another than the run was begun with."""
-    noted = read_digests(folder)["installed"]
-    if not noted:
-        return
-    now = digests_of(study)["installed"]
-    for package, sha256 in noted.items():
-        if now.get(package) != sha256:
-            has = ", ".join(now) or "nothing of it"
+    """BadInput if a package whose entry point or network the study uses is another than the run was begun with."""
+    noted = read_digests(folder)
+    if noted["installed"] or noted["networks"]:
+        now = digests_of(study)
+        refuse_changed(noted["installed"], now["installed"], folder)
+        refuse_changed(noted["networks"], now["networks"], folder)
+
+
+def refuse_changed(noted: Mapping[str, str], now: Mapping[str, str], made: Path) -> None:
+    """BadInput if a package (or a network of one) is not as it was when `made`, a run or a model, was made with it."""
+    for name, sha256 in noted.items():
+        if now.get(name) != sha256:
+            what = f"the network {name}" if is_importable(name) else f"the package {name}"
+            has = f"SHA-256 {now[name][:12]}, not {sha256[:12]}" if name in now else ", ".join(now) or "nothing of it"
             raise BadInput(
-                f"plugins: {folder} was begun with the package {package} as it was then, and {has} is installed now; "
-                "install that one again, or run the study in another folder"
+                f"plugins: {made} was made with {what} as it was then, and its package has changed ({has} is installed "
+                "now); install that version again, or run the study in another folder"
             )
+
+
+def check_kinds(study: Study) -> None:
+    """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
+    of simulated sites does not let out. A deployed site has a policy of its own."""
+    allowed = None if isinstance(study.data, AtSites) else study.policy.kinds
+    for operation, kind in _released_kinds(study.method):
+        if kind not in KINDS:
+            raise BadInput(
+                f"method.name: '{operation}' of '{study.method.name}' releases '{kind}', which is no kind of parcel; "
+                "add a class of it to KINDS of a plug-in, or write one that `polyclinic list kinds` names"
+            )
+        if allowed is not None and kind not in KINDS.builtin and kind not in allowed:
+            raise BadInput(
+                f"policy.kinds: lacks '{kind}', which '{operation}' of '{study.method.name}' releases; add it there"
+            )
+
+
+def _released_kinds(method: Method) -> Iterator[tuple[str, str]]:
+    """(operation, kind of parcel) of all operations of a method."""
+    for name in dir(type(method)):
+        declared = getattr(getattr(type(method), name, None), "operation", None)
+        if isinstance(declared, Operation):
+            yield from ((name, kind) for kind in declared.releases)
+
+
+def check_attacks() -> None:
+    """BadInput if an attack of a plug-in names no kind of parcel, or one that does not exist: it would never run."""
+    for name, (attack, origin) in PLUGGED["polyclinic.attacks"].items():
+        kinds = getattr(attack, "kinds", None)
+        if not isinstance(kinds, tuple) or not kinds:
+            raise BadInput(f"{origin}: the attack '{name}' lacks kinds, a tuple with the kinds of parcel that it fits")
+        for kind in kinds:
+            if kind not in KINDS:
+                raise BadInput(f"{origin}: kinds of the attack '{name}': {no_such_choice(str(kind), list(KINDS))}")

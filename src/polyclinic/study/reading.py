@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from polyclinic import plugins
+from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
 from polyclinic.study.changes import _changed, parse_sets
@@ -23,18 +26,24 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
-    changed = _changed(tables, parse_sets(sets or []))
-    if changed.get("plugins"):
-        changed["plugins"] = plugins.resolve(changed["plugins"], Path(path).parent)
-        load_checked(changed["plugins"], Path(path).parent)
-    study = parse_study(changed)
-    check_installed(study, Path(path).parent)
+    changed, folder = _changed(tables, parse_sets(sets or [])), Path(path).parent
+    with only_site_plugins(folder):  # in a kit a study brings no code
+        if changed.get("plugins"):
+            changed["plugins"] = plugins.resolve(changed["plugins"], folder)
+            load_checked(changed["plugins"], folder)
+        study = parse_study(changed)
+        check_installed(study, folder)
     return study
 
 
-def load_run_study(folder: Path, sets: list[str] | None = None) -> Study:
-    """The study that a run folder was begun with; BadInput if the folder is of a newer format."""
+def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequence[str] = ()) -> Study:
+    """The study that a run folder was begun with; BadInput if the folder is of a newer format.
+
+    `moved`: its plug-ins, all of them and in the same order, where they are now.
+    """
     check_run_format(folder)
+    if moved:
+        sets = [*(sets or []), f"plugins={json.dumps(plugins.resolve(list(moved), Path()))}"]
     if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):
         plugins.refuse_sent_files(_plugins_in(folder / "study.toml"), folder)
     return load_study(folder / "study.toml", sets)

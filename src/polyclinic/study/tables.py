@@ -31,6 +31,7 @@ from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
 from polyclinic.study.checks import _backbone, check_model, check_privacy, check_replay, check_task, check_tuning
+from polyclinic.study.plugged import check_attacks, check_kinds
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
@@ -162,6 +163,7 @@ class Study(Settings):
         if given.get("plugins"):
             given["plugins"] = plugins.resolve(given["plugins"], Path())
             plugins.load_from_study(given["plugins"])
+            check_attacks()
         tables = {name: _table(name, value) for name, value in given.items()}
         method = tables.get("method")
         if isinstance(method, GenerativeReplay):
@@ -181,6 +183,7 @@ class Study(Settings):
         check_replay(self)
         check_tuning(self)
         check_privacy(self)
+        check_kinds(self)
         return self
 
     def with_settings(self, changes: Mapping[str, Any]) -> Study:

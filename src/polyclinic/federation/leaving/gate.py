@@ -100,7 +100,8 @@ class Gate:
             raise GateRefused("it pools images, which exists in simulation only")
         if kind not in self.policy.kinds:
             allowed = ", ".join(self.policy.kinds)
-            raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed})")
+            where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"
+            raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed}); add it to {where}")
 
     def _check_cohort(self, cohort: int | None) -> None:
         if cohort is not None and cohort < self.policy.min_cohort:
