@@ -196,10 +196,6 @@ class CodedModel(GeneratorModel):
     def usage(self, codes: Codes) -> dict[str, float]:
         """Which share of each level's codes occurs at all in these."""
 
-    @abstractmethod
-    def decoder_state(self) -> dict[str, Tensor]:
-        """The part of `state()` that `decode` needs; another model takes it over with `load(..., partial=True)`."""
-
 
 def as_tensor(array: Tensor | np.ndarray | Any) -> Tensor:
     """The same numbers as a tensor; a read-only array (a memory map) is copied."""

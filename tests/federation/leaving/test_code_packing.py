@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving import code_packing
-from polyclinic.federation.leaving.code_packing import bits_for, pack, pack_codes, restore, shrink, unpack, unpack_codes
+from polyclinic.federation.leaving.code_packing import bits_for, pack, restore, shrink, unpack
 
 
 @given(st.data(), st.integers(1, 2**15), st.integers(0, 200))
@@ -38,22 +37,12 @@ def test_bits_by_hand():
     assert pack(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
 
 
-def test_all_levels_travel_as_tensors_and_plain_metadata():
-    sizes = {"top": 8, "bottom": 100}
-    codes = {"top": torch.randint(8, (3, 4, 4)).short(), "bottom": torch.randint(100, (3, 8, 8)).short()}
-    tensors, metadata = pack_codes(codes, sizes)
-    assert sum(tensor.numel() for tensor in tensors.values()) == (3 * 16 * 3 + 3 * 64 * 7) // 8
-    back = unpack_codes(load(save(tensors)), metadata, sizes)
-    assert all(torch.equal(back[level], codes[level]) for level in sizes)
-
-
 @pytest.mark.parametrize(
     ("words", "work"),
     [
         ("the codebook has 4", lambda: pack(torch.tensor([4]), 4)),
         ("not 9 codes of 2 bits", lambda: unpack(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
         ("hold code 3", lambda: unpack(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
-        ("levels \\['up'\\]", lambda: unpack_codes({"up": torch.zeros(1)}, {}, {"top": 3})),
         ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
     ],
 )

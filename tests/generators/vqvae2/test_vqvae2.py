@@ -213,17 +213,6 @@ def test_state_goes_through_safetensors_and_back():
     assert torch.equal(model.sample(labels, rng(1)), other.sample(labels, rng(1)))
 
 
-def test_a_decoder_and_a_prior_are_enough_to_decode_and_to_sample():
-    model, other = make(), make(seed=9)
-    model.fit(blobs(20), torch.arange(20) % 2, rng())
-    codes = model.encode(blobs(3, seed=5))
-    other.load(model.decoder_state(), partial=True)
-    assert torch.equal(model.decode(codes), other.decode(codes))
-    other.load(model.prior_state(), partial=True)
-    assert torch.equal(model.sample(torch.tensor([1]), rng(1)), other.sample(torch.tensor([1]), rng(1)))
-    assert not any("encode_" in name or ".to_" in name for name in model.decoder_state())
-
-
 def test_replayed_images_join_every_batch():
     seen = []
 

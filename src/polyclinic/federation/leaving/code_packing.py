@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import numpy as np
 import torch
@@ -56,22 +56,6 @@ def _codes_in(data: np.ndarray, bits: int) -> np.ndarray:
     return (whole << np.arange(bits, dtype=np.int32)).sum(1).astype(np.int16)
 
 
-def pack_codes(codes: Codes, sizes: Mapping[str, int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Codes of all levels as the tensors and the plain metadata of a parcel."""
-    tensors = {level: pack(values, sizes[level]) for level, values in codes.items()}
-    return tensors, {"shapes": {level: list(values.shape) for level, values in codes.items()}}
-
-
-def unpack_codes(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], sizes: Mapping[str, int]
-) -> dict[str, Tensor]:
-    """What `pack_codes` packed, given the same codebook sizes."""
-    shapes = metadata.get("shapes", {})
-    if set(tensors) != set(sizes) or set(shapes) != set(sizes):
-        raise BadInput(f"codes: levels {sorted(tensors)} came where {sorted(sizes)} were expected")
-    return {level: unpack(tensors[level], size, tuple(shapes[level])) for level, size in sizes.items()}
-
-
 # --- latents --------------------------------------------------------------------------------------------
 
 
@@ -104,6 +88,6 @@ def restore(tensors: Mapping[str, Tensor]) -> Tensor:
     return (latents + 128) * along(tensors["step"]) + along(tensors["low"])
 
 
-def _along_channels(latents: Tensor) -> Any:
+def _along_channels(latents: Tensor) -> Callable[[Tensor], Tensor]:
     shape = (-1, *[1] * (latents.dim() - 2))
     return lambda values: values.reshape(shape)

@@ -119,10 +119,6 @@ class GANModel(GeneratorModel):
         average = self.networks["average"].eval().requires_grad_(False)
         return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, self.settings.latent, labelled=True)
 
-    def sampler_state(self) -> dict[str, Tensor]:
-        """The part of `state()` that `sample` needs: no network in it has ever been given a real image."""
-        return {name: tensor for name, tensor in self.state().items() if name.startswith("average.")}
-
 
 class GANSteps:
     """A GAN's training, step by step; `real` is the last real batch of the discriminator."""

@@ -152,10 +152,6 @@ class Autoencoder(nn.Module):
         return F.pad(images, (0, missing, 0, missing), mode="replicate") if missing else images
 
 
-#: the children that `decode` goes through, and the only ones that a decoder has to be sent with
-DECODER = ("top_codebook.vectors", "bottom_codebook.vectors", "lift_top", "decode_bottom")
-
-
 def losses(images: Tensor, passed: Pass, commitment: float) -> Tensor:
     """The loss of each image, [B]: reconstruction + codebook + commitment, of both levels.
 

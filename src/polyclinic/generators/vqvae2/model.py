@@ -28,7 +28,7 @@ from polyclinic.generators.base import (
 )
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.latent_space import CodeSpace
-from polyclinic.generators.vqvae2.autoencoder import DECODER, Autoencoder, losses, noise_images
+from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Learning, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
@@ -254,13 +254,6 @@ class VQVAE2Model(CodedModel):
         pieces = zip(*(codes[level].split(self._chunk) for level in LEVELS), strict=True)
         return torch.cat([to_uint8(net.decode(*(self.on_device(one).long() for one in some))) for some in pieces])
 
-    def decoder_state(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.state().items() if name.startswith(DECODER_NAMES)}
-
-    def prior_state(self) -> dict[str, Tensor]:
-        """The part of `state()` that draws codes; with `decoder_state()`, all that `sample` needs."""
-        return {name: value for name, value in self.state().items() if name.startswith("prior.")}
-
     # --- how good it is ---------------------------------------------------------------------------
 
     def usage(self, codes: Codes) -> dict[str, float]:
@@ -301,10 +294,6 @@ class VQVAE2Model(CodedModel):
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-#: names in `state()` that decoding needs
-DECODER_NAMES = tuple(f"autoencoder.{name}" for name in DECODER)
 
 
 def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict[str, nn.Module]:
