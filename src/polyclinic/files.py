@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -137,7 +137,7 @@ def make_folder(folder: Path) -> None:
         raise BadInput(f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere") from None
 
 
-def digest_of(description: Any) -> str:
+def digest_of(description: object) -> str:
     """A name of 32 hex digits for a description in plain values (dicts, lists, strings, numbers)."""
     text = json.dumps(description, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

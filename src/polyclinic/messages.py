@@ -28,7 +28,7 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
     return f"{where}: {message[0].lower()}{message[1:]}{given}"
 
 
-def _is_type(part: Any) -> bool:
+def _is_type(part: object) -> bool:
     """Pydantic puts the tried type of a union into the path; users know only their fields."""
     return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from polyclinic.attacks.scoring import TrajectoryScore
 
 COLOURS = ("#4c8fbd", "#e07b54", "#59a58b", "#c9a227", "#8e6bbf", "#c25b7a")
@@ -61,7 +63,7 @@ def draw_curves(
     figure.savefig(path, dpi=120)
 
 
-def _tidy(axes: Any, words: str) -> None:
+def _tidy(axes: Axes, words: str) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(True, color="#e6eaee", linewidth=0.6)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -18,6 +17,7 @@ from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, Release, is_
 from polyclinic.federation.leaving.defences import secure_sum
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.json_types import JsonObject
 from polyclinic.settings import nearest
 from polyclinic.study import Study
 from polyclinic.study.audit_settings import EFFORTS
@@ -199,7 +199,7 @@ def group_by_operation(kept: Kept) -> dict[str, dict[str, list[Release]]]:
     return groups
 
 
-def check_against_ledger(site: str, release: Release, lines: list[dict[str, Any]]) -> None:
+def check_against_ledger(site: str, release: Release, lines: list[JsonObject]) -> None:
     """WorkFailed unless the kept files are all there and, byte for byte, what the site's ledger says left."""
     if not lines:
         raise WorkFailed(f"site '{site}': there is no ledger to hold what it kept against; restore ledger/{site}.jsonl")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -27,7 +28,7 @@ class Pairs:
 
 def histograms(
     measured: str, groups: Mapping[str, Tensor], *, limit: float | None = None, pairs: Pairs | None = None
-) -> Callable[[Any], None]:
+) -> Callable[[Path], None]:
     """A function that draws one histogram per group over each other; `limit` is marked where there is one, and `pairs`
     of images are shown below."""
 
@@ -50,7 +51,7 @@ def histograms(
     return draw
 
 
-def _tidy(axes: Any, measured: str) -> None:
+def _tidy(axes: Axes, measured: str) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from polyclinic.json_types import JsonMapping, JsonObject
 
 #: kinds that need no attack to be read, or get none: whether they leak (None: nobody looked), and what left
 NOT_ATTACKED: dict[str, tuple[bool | None, str]] = {
@@ -37,10 +38,10 @@ NEVER_TRIED = {
 }
 
 
-def verdicts(parcels: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMapping]]) -> JsonObject:
     """By kind that left any site: whether it leaks, in a sentence, with the evidence of the strongest finding."""
     left = Counter(line["kind"] for of_site in lines.values() for line in of_site)
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for kind, count in sorted(left.items()):
         if kind in NOT_ATTACKED:
             leak, words = NOT_ATTACKED[kind]
@@ -50,7 +51,7 @@ def verdicts(parcels: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[
     return found
 
 
-def _verdict_of_attacks(kind: str, left: int, parcels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _verdict_of_attacks(kind: str, left: int, parcels: Sequence[JsonMapping]) -> JsonObject:
     findings = [f for parcel in parcels for f in parcel["findings"]]
     untried = {f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]}
     others = left - sum(len(parcel["digests"]) for parcel in parcels)
@@ -72,9 +73,9 @@ def _verdict_of_attacks(kind: str, left: int, parcels: Sequence[Mapping[str, Any
     }
 
 
-def _strongest_of_each(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _strongest_of_each(findings: Sequence[JsonMapping]) -> list[JsonMapping]:
     """Of each attack the finding with the most to show; the first of those that are alike."""
-    by_attack: dict[str, Mapping[str, Any]] = {}
+    by_attack: dict[str, JsonMapping] = {}
     for finding in findings:
         best = by_attack.setdefault(finding["attack"], finding)
         if _strength(finding) > _strength(best):
@@ -82,11 +83,11 @@ def _strongest_of_each(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[st
     return list(by_attack.values())
 
 
-def _strength(finding: Mapping[str, Any]) -> tuple[float, ...]:
+def _strength(finding: JsonMapping) -> tuple[float, ...]:
     return tuple(finding["evidence"].get(figure) or 0 for figure in STRENGTH)
 
 
-def _in_how_many(finding: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+def _in_how_many(finding: JsonMapping, findings: Sequence[JsonMapping]) -> str:
     """In how many of several parcels the same attack found a leak; the words are those of one parcel."""
     same = [f["leak"] for f in findings if f["attack"] == finding["attack"]]
     return f" (leaks in {sum(same)} of {len(same)} parcels; the strongest)" if len(same) > 1 else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -153,7 +154,7 @@ class Finding:
     threat_model: str
     verdict: Verdict
     assumed: list[str] = field(default_factory=list)
-    draw: Callable[[Any], None] | None = None
+    draw: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import typer
 
 from polyclinic.cli.run import SET, STUDY, chosen_study
 from polyclinic.errors import WorkFailed
+from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -97,7 +98,7 @@ class Bars:
                     self.console.print(f"{entry.words}: finished ({done})")
 
 
-def print_table(summary: dict[str, Any], study: Study) -> None:
+def print_table(summary: JsonObject, study: Study) -> None:
     """Mean ± standard deviation over seeds and folds, a row for each method."""
     from rich.console import Console
     from rich.table import Table

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
+from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -119,7 +120,7 @@ def counts_table(parts: PreparedSites, title: str) -> Table:
     return table
 
 
-def _columns(info: dict[str, Any]) -> list[str]:
+def _columns(info: JsonObject) -> list[str]:
     classes = info["classes"]
     if not classes:
         return [f"{name} ({info['unit']})" if info["unit"] else name for name in ("lowest", "median", "highest")]
@@ -139,13 +140,13 @@ def _what_is_there(parts: PreparedSites, site: str) -> list[str]:
     return [f"{count:,}" for count in counts] if len(classes) <= MOST_CLASSES else [str(sum(c > 0 for c in counts))]
 
 
-def _over_all_sites(info: dict[str, Any]) -> list[str]:
+def _over_all_sites(info: JsonObject) -> list[str]:
     if not 0 < len(info["classes"]) <= MOST_CLASSES:
         return []
     return [f"{sum(column):,}" for column in zip(*(c["train"] for c in info["class_counts"].values()), strict=True)]
 
 
-def _sentence(info: dict[str, Any]) -> str:
+def _sentence(info: JsonObject) -> str:
     digests = ", ".join(f"{name} {digest[:12]}" for name, digest in info["digests"].items())
     return f"mean pairwise KS of the training labels: {info['mean_ks']:.3f}; digests: {digests}"
 

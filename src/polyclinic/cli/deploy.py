@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from polyclinic.deployment.admin import Administration
     from polyclinic.study import Study
 
 app = typer.Typer(help="Run studies across institutions (NVFlare).", no_args_is_help=True)
@@ -54,7 +56,7 @@ def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as 
     from polyclinic.deployment.processes import Participant
     from polyclinic.engines.nvflare.process_tree import end_tree
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     process = Participant.of(kit).start()
@@ -245,7 +247,7 @@ def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
     typer.echo(f"connected: {', '.join(sorted(names)) or 'no site'}")
 
 
-def describe(job: dict[str, Any], administration: Any) -> str:
+def describe(job: JsonObject, administration: Administration) -> str:
     """One line about a job."""
     text = f"{job['job_id']}  {job['status']}"
     if job["status"] != "RUNNING":
@@ -260,7 +262,7 @@ def describe(job: dict[str, Any], administration: Any) -> str:
     return text
 
 
-def show_result(name: str, result: dict[str, Any], administration: Any, out: Path | None) -> None:
+def show_result(name: str, result: JsonObject, administration: Administration, out: Path | None) -> None:
     from polyclinic.cli.tables import print_result
     from polyclinic.runner.result import Result
 

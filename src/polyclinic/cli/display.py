@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from polyclinic.federation.call import Failure
+from polyclinic.json_types import JsonMapping
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study
 
@@ -29,7 +30,7 @@ def progress_bars(console: Console) -> Progress:
     )
 
 
-def headline(validation: Mapping[str, Any] | None, metric: str) -> str:
+def headline(validation: JsonMapping | None, metric: str) -> str:
     """`validation accuracy 0.912`, or nothing where there is none."""
     value = ((validation or {}).get("pooled") or {}).get(metric)
     return "" if value is None else f"validation {metric} {value:.3f}"
@@ -66,10 +67,10 @@ class RunDisplay(Display):
     def warned(self, sentence: str) -> None:
         self.console.print(f"warning: {sentence}", style="yellow")
 
-    def round_done(self, line: Mapping[str, Any], rounds: int) -> None:
+    def round_done(self, line: JsonMapping, rounds: int) -> None:
         self._show("rounds", line["round"], rounds, headline(line["validation"], self._metric))
 
-    def finished(self, result: Mapping[str, Any]) -> None:
+    def finished(self, result: JsonMapping) -> None:
         self.close()
 
     def close(self) -> None:

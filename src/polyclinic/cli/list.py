@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from polyclinic.errors import BadInput
+from polyclinic.json_types import JsonObject
 from polyclinic.registry import GROUPS
 
 #: methods, sources, ...
@@ -46,7 +46,7 @@ def list_entries(
         typer.echo(f"{row['name']:{width}}  {row['summary']} [{row['from']}]")
 
 
-def rows_of(kind: str) -> list[dict[str, Any]]:
+def rows_of(kind: str) -> list[JsonObject]:
     """Name, sentence and origin of every entry; of one that cannot be imported, why not."""
     import importlib
 

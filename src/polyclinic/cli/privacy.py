@@ -5,11 +5,12 @@ from __future__ import annotations
 import json as json_format
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from polyclinic.errors import BadInput
+from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
     from polyclinic.privacy.epsilon import Accountant
@@ -39,7 +40,7 @@ def privacy(
     kind = _accountant(accountant)
     if samples is None and curve is None:
         raise BadInput("--samples: missing; give the number of training images of the site")
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     if samples is not None:
         found = _figures(samples, batch, noise, epochs, delta, kind, target_epsilon)
     if curve is not None:
@@ -56,7 +57,7 @@ def _figures(
     delta: float | None,
     accountant: Accountant,
     target: float | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Everything that can be said from what was given, as plain values."""
     from polyclinic.privacy.epsilon import compute_epsilon, noise_for, sampling_rate_for, steps_for, steps_in
 
@@ -69,7 +70,7 @@ def _figures(
     _check("--epochs", epochs)
     _check("--target-epsilon", target)
     sampling_rate, delta = sampling_rate_for(samples, batch), delta if delta is not None else 1 / max(samples, 2)
-    found: dict[str, Any] = {"samples": samples, "batch": batch, "sampling_rate": sampling_rate}
+    found: JsonObject = {"samples": samples, "batch": batch, "sampling_rate": sampling_rate}
     found |= {"delta": delta, "accountant": accountant}
     steps = steps_in(epochs, samples, batch) if epochs is not None else None
     if noise is not None and epochs is not None:
@@ -100,7 +101,7 @@ def _draw(
 
     _check("--noise", noise)
     _check("--epochs", epochs)
-    settings: dict[str, Any] = {"epochs": round(epochs or 300) or 1, "noise": noise if noise is not None else 0.7}
+    settings: JsonObject = {"epochs": round(epochs or 300) or 1, "noise": noise if noise is not None else 0.7}
     if path.suffix.lower() != ".png":
         raise BadInput(f"--curve {path}: must end in .png")
     try:
@@ -110,7 +111,7 @@ def _draw(
     return {"curve": str(path)}
 
 
-def _sentences(found: dict[str, Any]) -> list[str]:
+def _sentences(found: JsonObject) -> list[str]:
     lines = []
     name = str(found.get("accountant", "")).upper()
     if "epsilon" in found:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+
+from polyclinic.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from polyclinic.runner.result import Result
@@ -61,7 +63,7 @@ def replay_sentence(found: Mapping[str, float]) -> str:
     return "; ".join(words)
 
 
-def privacy_sentence(privacy: Mapping[str, Any]) -> str:
+def privacy_sentence(privacy: JsonMapping) -> str:
     """What was spent at most, what that covers and what it does not."""
     return (
         f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} ({privacy['accountant'].upper()}) at site "
@@ -70,5 +72,5 @@ def privacy_sentence(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(metrics: Mapping[str, Any], names: list[str]) -> list[str]:
+def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
     return [f"{metrics[name]:.3f}" if name in metrics else "-" for name in names]

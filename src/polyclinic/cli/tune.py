@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from polyclinic.cli.compare import Bars
 from polyclinic.cli.run import SET, STUDY, chosen_study
+from polyclinic.json_types import JsonObject
 
 
 def tune(
@@ -55,7 +55,7 @@ def tune(
         typer.echo(f"runs, tuning.json, best.toml and best-<method>.toml are in {out}")
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(found: JsonObject) -> None:
     """A row for each trial; a star marks what is chosen."""
     from rich.console import Console
     from rich.table import Table

@@ -5,12 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from polyclinic.errors import BadInput
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 INCH = 1.1  # side of an image on the sheet
 LETTERS = 14  # of a row's name that fit beside an image
@@ -32,7 +35,7 @@ def mosaic(rows: Sequence[Images], gap: int = GAP) -> np.ndarray:
     return sheet
 
 
-def draw_rows(axes: Any, rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:
+def draw_rows(axes: Axes, rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:
     """Draw rows of images into `axes` of matplotlib: names at the left, captions above the columns, in font `size`."""
     picture = mosaic(list(rows.values()))
     axes.imshow(picture, interpolation="antialiased")

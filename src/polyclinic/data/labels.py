@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import SupportsInt
 
 import numpy as np
 
@@ -60,13 +60,13 @@ def kept(columns: Mapping[str, np.ndarray], keep: Mapping[str, Sequence[Value]])
     return np.flatnonzero(chosen)
 
 
-def natural(text: str) -> list[Any]:
+def natural(text: str) -> list[tuple[int, int, str]]:
     """A sorting key that puts 2 before 10, and numbers before words."""
     parts = re.split(r"(\d+)", text)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
-def _name(value: Any, names: Sequence[str] | np.ndarray | None) -> str:
+def _name(value: SupportsInt, names: Sequence[str] | np.ndarray | None) -> str:
     if names is None:
         return str(value)
     if not 0 <= int(value) < len(names):
@@ -83,7 +83,7 @@ def _find(wanted: Value, aliases: Mapping[str, str], field: str) -> str:
     raise BadInput(f"{field}: no image has the label {wanted!r}; there are {', '.join(aliases)}")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """One spelling for a value however it is stored: true and 1.0 and 1 differ, 2 and '2' do not."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -24,6 +24,7 @@ from polyclinic.deployment.kits import ADMIN
 from polyclinic.engines.nvflare.job import STATUS, STOP, write_job
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.json_types import JsonObject
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study
 
@@ -42,7 +43,7 @@ class Submission:
     name: str
     resume: bool = False
 
-    def job_spec(self) -> dict[str, Any]:
+    def job_spec(self) -> JsonObject:
         tables = self.study.as_tables()
         if self.study.plugins:  # their names only: where they lie here is nobody's business
             tables["plugins"] = [Path(name).name for name in self.study.plugins]
@@ -75,11 +76,11 @@ class Administration:
         """Names of the sites that are connected now."""
         return sorted(client.name for client in self._ask(lambda server: server.get_system_info()).client_info)
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[JsonObject]:
         """All jobs, the latest first."""
         return self._ask(lambda server: server.list_jobs(reverse=True))
 
-    def progress(self, job: str) -> dict[str, Any] | None:
+    def progress(self, job: str) -> JsonObject | None:
         """How far a running job is, as its coordinator says; None if it does not answer (yet)."""
         with contextlib.suppress(WorkFailed):
             return self._ask(lambda server: server.do_app_command(job, STATUS, {}), attempts=1)
@@ -170,7 +171,7 @@ class Watch:
         self.say = say
         self._round = 0
 
-    def run(self, submission: Submission, job: str) -> dict[str, Any]:
+    def run(self, submission: Submission, job: str) -> JsonObject:
         """The result of the run; WorkFailed or BadInput if there is none."""
         self.display.started(submission.study, submission.study.sites.site_names(), 1)
         attempts, before = 0, 0

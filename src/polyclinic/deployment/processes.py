@@ -14,6 +14,7 @@ from polyclinic.engines.nvflare.process_tree import end_tree
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
+from polyclinic.json_types import JsonObject
 
 #: the processes of a rehearsal, by participant: their numbers and when they were started
 RUNNING = "running.json"
@@ -133,11 +134,11 @@ class Rehearsal:
             time.sleep(0.3)
         raise WorkFailed(f"the server did not start within {seconds:g} seconds (--within); see {log}")
 
-    def _noted(self) -> dict[str, dict[str, Any]]:
+    def _noted(self) -> dict[str, JsonObject]:
         path = self.folder / RUNNING
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    def _note(self, processes: dict[str, dict[str, Any]]) -> None:
+    def _note(self, processes: dict[str, JsonObject]) -> None:
         atomic_write(self.folder / RUNNING, json.dumps(processes, indent=1))
 
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
+from polyclinic.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Outcome:
 
     error: str | None = None
     reason: str | None = None
-    values: dict[str, Any] | None = None
+    values: JsonObject | None = None
 
     @classmethod
-    def of(cls, work: Callable[[], dict[str, Any]]) -> Outcome:
+    def of(cls, work: Callable[[], JsonObject]) -> Outcome:
         """What became of a piece of work."""
         try:
             return cls(values=work())
         except Exception as error:
             return cls(type(error).__name__, reason_of(error))
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """What was found; BadInput or WorkFailed if nothing was."""
         if self.values is not None:
             return self.values

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from polyclinic.federation.state import SitePosition
 from polyclinic.files import atomic_write, read_tensors, write_tensors
+from polyclinic.json_types import JsonObject
 
 Tensors = Mapping[str, Tensor]
 
@@ -27,7 +27,7 @@ class Manifest:
     round: int = 0
     finished: bool = False
     files: dict[str, str] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
+    plain: JsonObject = field(default_factory=dict)
     sites: dict[str, SitePosition] = field(default_factory=dict)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+
+from polyclinic.json_types import JsonObject
 
 SENT, RECEIVED = "sent", "received"
 
@@ -26,7 +27,7 @@ class Communication:
     def total(self) -> int:
         return self._bytes.total()
 
-    def summary(self, sites: tuple[str, ...]) -> dict[str, Any]:
+    def summary(self, sites: tuple[str, ...]) -> JsonObject:
         """The `communication` table of a result. `per_site` and `by_kind` each add up to `total_bytes`."""
         return {
             "total_bytes": self.total,

@@ -386,5 +386,5 @@ def _sort_payload(payload: Mapping[str, Any]) -> tuple[dict[str, Parcel], dict[s
     return parcels, arguments
 
 
-def _is_tensors(value: Any) -> bool:
+def _is_tensors(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(isinstance(v, Tensor) for v in value.values())

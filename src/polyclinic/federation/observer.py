@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from polyclinic.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Failure
@@ -36,9 +38,9 @@ class Observer:
     def round_done(self, federation: Federation, rounds: int, seconds: float) -> None:
         """One of `rounds` rounds is over."""
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> JsonObject:
         """What a checkpoint keeps of the observer besides the best weights, as JSON values."""
         return {}
 
-    def restore(self, memory: Mapping[str, Any], best: dict[str, Tensor] | None) -> None:
+    def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
         """Take over what `memory` gave, and the best weights."""

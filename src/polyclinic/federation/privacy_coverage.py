@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.json_types import JsonMapping, JsonObject
 
 #: metadata that tells no more than sizes, which count as public
 PUBLIC = frozenset({"samples", "steps"})
@@ -14,11 +14,11 @@ PUBLIC = frozenset({"samples", "steps"})
 class Coverage:
     """`records`: each site's last record, with what all its parcels together cover; `uncovered`: kinds without one."""
 
-    def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
-        self.records: dict[str, dict[str, Any]] = dict((plain or {}).get("records", {}))
+    def __init__(self, plain: JsonMapping | None = None) -> None:
+        self.records: dict[str, JsonObject] = dict((plain or {}).get("records", {}))
         self.uncovered: set[str] = set((plain or {}).get("uncovered", ()))
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """What a checkpoint keeps."""
         return {"records": self.records, "uncovered": sorted(self.uncovered)}
 
@@ -32,7 +32,7 @@ class Coverage:
             self.uncovered.add(parcel.content)
 
 
-def _is_record(privacy: Mapping[str, Any]) -> bool:
+def _is_record(privacy: JsonMapping) -> bool:
     """Whether this is a record at all: it comes from outside."""
     numbers = all(isinstance(privacy.get(name), int | float) for name in ("epsilon", "delta", "steps"))
     return numbers and all(isinstance(privacy.get(name), list) for name in ("covers", "does_not_cover"))

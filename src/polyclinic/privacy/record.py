@@ -8,8 +8,8 @@ from real images on another way, such as codes, latents, batch-norm statistics o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.privacy.site_account import Account
 
 EVERYTHING = "everything released"
@@ -46,7 +46,7 @@ UNCOVERED = {
 }
 
 
-def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str]) -> dict[str, Any]:
+def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str]) -> JsonObject:
     """The `privacy` of a ledger line: what the site has spent in all up to now, and what that says about a parcel.
 
     `noise` and `sampling_rate` are those of the latest steps; `mechanisms` has all of them. `trained` names what a
@@ -83,7 +83,7 @@ def covered_parts(on: Iterable[str], trained: Iterable[str]) -> bool:
     return needed | ({"generator"} if "prior" in needed else set()) <= private
 
 
-def summary(records: Mapping[str, Mapping[str, Any]], uncovered: Iterable[str]) -> dict[str, Any] | None:
+def summary(records: Mapping[str, JsonMapping], uncovered: Iterable[str]) -> JsonObject | None:
     """The `privacy` of a result: that of the site that spent most; None if no site kept an account.
 
     `records`: each site's last record, its `covers` and `does_not_cover` those of all its parcels together;

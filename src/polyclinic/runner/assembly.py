@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.json_types import JsonObject
 from polyclinic.models import Backbone, build, initial_weights, is_importable
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
@@ -185,7 +185,7 @@ class Assembly:
     @cached_property
     def worker_spec(self) -> str:
         """What another process needs to build the same assembly: JSON, for `assemble_from`."""
-        spec: dict[str, Any] = {
+        spec: JsonObject = {
             "study": self.study.as_tables(),
             "parts": str(self.prepared.folder),
             "folder": str(self.folder),

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
@@ -48,7 +48,7 @@ class Entry:
         return history.read_bytes().count(b"\n") if history.exists() else 0
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> JsonObject | None:
         path = self.folder / "result.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -61,9 +61,9 @@ def compare(
     seeds: int = 1,
     folds: int | None = None,
     sets: Iterable[str] = (),
-    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+    tuned: Mapping[str, JsonMapping] | None = None,
     jobs: int | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run several methods on one study, each in its own process and folder; the content of `comparison.json`.
 
     `folds` is the number of folds of a cross-validation: every method and seed runs once for each.
@@ -87,7 +87,7 @@ def entries(
     out: Path,
     sets: list[str],
     folds: int | None = None,
-    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+    tuned: Mapping[str, JsonMapping] | None = None,
 ) -> list[Entry]:
     """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only, as
     the settings in `tuned` do."""
@@ -108,7 +108,7 @@ def entries(
     return planned
 
 
-def for_method(study: Study, method: str, changes: dict[str, Any]) -> Study:
+def for_method(study: Study, method: str, changes: JsonObject) -> Study:
     """The study with another method, which keeps those `[method]` settings that it has too."""
     tables = study.as_tables()
     known = METHODS[method].model_fields
@@ -229,7 +229,7 @@ def default_jobs(study: Study) -> int:
 # --- summing up ---------------------------------------------------------------------------------------
 
 
-def summarise(planned: list[Entry]) -> dict[str, Any]:
+def summarise(planned: list[Entry]) -> JsonObject:
     """`rows`, one for each finished run, and `methods`, with mean and standard deviation over seeds and folds."""
     rows = [row_of(entry) for entry in planned if entry.result is not None]
     methods = {}
@@ -239,17 +239,17 @@ def summarise(planned: list[Entry]) -> dict[str, Any]:
     return {"methods": methods, "rows": rows}
 
 
-def row_of(entry: Entry) -> dict[str, Any]:
+def row_of(entry: Entry) -> JsonObject:
     result = entry.result
     assert result is not None, "summarise only what is finished"
-    row: dict[str, Any] = {"method": entry.method, "seed": entry.seed, **({"fold": entry.fold} if entry.fold else {})}
+    row: JsonObject = {"method": entry.method, "seed": entry.seed, **({"fold": entry.fold} if entry.fold else {})}
     row |= {f"test_{name}": value for name, value in result["metrics"]["test"].items()}
     row |= {f"mean_{name}": value for name, value in result["metrics"]["mean"].items()}
     row |= {"total_bytes": result["communication"]["total_bytes"], "seconds": result["timing"]["seconds"]}
     return row | {"mean_ks": result["heterogeneity"]["mean_ks"], "weights_sha256": result["weights_sha256"]}
 
 
-def _spreads(rows: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]]]:
+def _spreads(rows: list[JsonObject]) -> Iterator[tuple[str, dict[str, float]]]:
     for name, value in rows[0].items():
         if isinstance(value, str) or name in ("method", "seed", "fold"):
             continue
@@ -258,7 +258,7 @@ def _spreads(rows: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]
         yield name, {"mean": statistics.fmean(values), "std": std, "n": len(values)}
 
 
-def write(summary: dict[str, Any], study: Study, out: Path) -> None:
+def write(summary: JsonObject, study: Study, out: Path) -> None:
     """`comparison.json` and `comparison.csv`."""
     content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
     atomic_write(out / "comparison.json", json.dumps(content, indent=2) + "\n")

@@ -8,7 +8,6 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.observer import Observer
 from polyclinic.files import atomic_write, write_tensors
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
@@ -28,8 +28,8 @@ class Display:
     def asking(self, operation: str, sites: Sequence[str]) -> None: ...
     def failed(self, failure: Failure) -> None: ...
     def warned(self, sentence: str) -> None: ...
-    def round_done(self, line: Mapping[str, Any], rounds: int) -> None: ...
-    def finished(self, result: Mapping[str, Any]) -> None: ...
+    def round_done(self, line: JsonMapping, rounds: int) -> None: ...
+    def finished(self, result: JsonMapping) -> None: ...
 
 
 class Recorder(Observer):
@@ -43,7 +43,7 @@ class Recorder(Observer):
         self.best_weights: dict[str, Tensor] | None = None
         self.best_round = 0
         self.best_score = -math.inf
-        self._validation: dict[str, Any] | None = None
+        self._validation: JsonObject | None = None
         self._failures: dict[str, str] = {}
         self._seconds = 0.0
 
@@ -109,12 +109,12 @@ class Recorder(Observer):
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> JsonObject:
         """What a checkpoint must keep, but for the best weights."""
         best = self.best_score if math.isfinite(self.best_score) else None
         return {"best_round": self.best_round, "best_score": best, "seconds": self._seconds}
 
-    def restore(self, memory: Mapping[str, Any], best: dict[str, Tensor] | None) -> None:
+    def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
         self.best_round = memory["best_round"]
         self.best_score = -math.inf if memory["best_score"] is None else memory["best_score"]
         self._seconds = memory["seconds"]
@@ -133,14 +133,14 @@ class Recorder(Observer):
         return self._seconds
 
 
-def _line(text: str) -> dict[str, Any] | None:
+def _line(text: str) -> JsonObject | None:
     try:
         return json.loads(text)
     except ValueError:
         return None
 
 
-def score(task: Task, replies: Sequence[Reply]) -> dict[str, Any] | None:
+def score(task: Task, replies: Sequence[Reply]) -> JsonObject | None:
     """Metrics pooled over all images, as a mean over the sites, and of each site; None if no site has images."""
     sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels}
     if not sums:

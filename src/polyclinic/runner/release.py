@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from statistics import mean, stdev
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.runner.recorder import Recorder, mean_of, score
 from polyclinic.study import Study
 
@@ -36,7 +36,7 @@ def _own_part(federation: Federation, site: str, group: str) -> dict[str, Tensor
     return state.group(group) or state.group("local")
 
 
-def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> dict[str, Any]:
+def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> JsonObject:
     """Metrics of the released models on test images, computed once. Where each site has a model of its own, `test` is
     the mean over the models, each on the images of all sites, and `per_site` is each site's model on its own images.
 
@@ -65,10 +65,10 @@ def whose_part(study: Study, personal: bool) -> str:
     return "none" if not personal else "best" if study.evaluation.select == "best" else "current"
 
 
-def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> JsonObject:
     """How far the sites' models agree: for the images of each site and each metric, mean and standard deviation over
     the models (`across`: by model, by site of the images, by metric)."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for site in across:
         scores = [of_model[site] for of_model in across.values() if site in of_model]
         names = sorted({name for one in scores for name in one})
@@ -77,7 +77,7 @@ def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict
     return found
 
 
-def _tables(split: str, scored: Mapping[str, Any]) -> dict[str, Any]:
+def _tables(split: str, scored: JsonMapping) -> JsonObject:
     if split == "validation":
         return {"test": {}, "mean": {}, "per_site": {}, "validation": dict(scored)}
     return {"test": scored["pooled"], "mean": scored["mean"], "per_site": scored["per_site"]}

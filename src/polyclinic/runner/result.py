@@ -14,6 +14,7 @@ from torch import Tensor
 from polyclinic import __version__
 from polyclinic.data.parts import PreparedSites
 from polyclinic.federation.federation import Federation
+from polyclinic.json_types import JsonObject
 from polyclinic.privacy.record import summary
 from polyclinic.runner.assembly import device_of
 from polyclinic.runner.recorder import Recorder
@@ -26,10 +27,10 @@ class Result:
     """What a run found: the content of `result.json`, and the folder it lies in."""
 
     folder: Path
-    values: dict[str, Any]
+    values: JsonObject
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> JsonObject:
         """`test` (pooled), `mean` (over sites) and `per_site`."""
         return self.values["metrics"]
 
@@ -47,9 +48,9 @@ def result_of(
     federation: Federation,
     recorder: Recorder,
     models: Models,
-    metrics: dict[str, Any],
+    metrics: JsonObject,
     timing: dict[str, float],
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         "method": study.method.name,
         "seed": study.seed,
@@ -71,7 +72,7 @@ def result_of(
     }
 
 
-def environment(study: Study) -> dict[str, Any]:
+def environment(study: Study) -> JsonObject:
     device = device_of(study.engine.device)
     return {
         "polyclinic": __version__,

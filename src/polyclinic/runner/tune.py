@@ -18,6 +18,7 @@ from typing import Any
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write, digest_of
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.compare import Entry, default_jobs, for_method, has_setting, parse_methods, run_all
 from polyclinic.study import Study
@@ -35,12 +36,12 @@ class Trial:
     """One choice of settings for one method: a run for each seed."""
 
     method: str
-    settings: dict[str, Any]
+    settings: JsonObject
     runs: tuple[Entry, ...]
 
-    def values(self, failed: Mapping[Path, str]) -> dict[str, Any]:
+    def values(self, failed: Mapping[Path, str]) -> JsonObject:
         """What `tuning.json` says of it: the mean score and loss over its seeds, or how it failed."""
-        facts: dict[str, Any] = {"method": self.method, "settings": self.settings}
+        facts: JsonObject = {"method": self.method, "settings": self.settings}
         facts["runs"] = [{"seed": run.seed, "folder": run.folder.name, **_validation(run)} for run in self.runs]
         found = [run for run in facts["runs"] if "score" in run]
         if len(found) == len(self.runs):
@@ -58,7 +59,7 @@ def tune(
     methods: Iterable[str] = (),
     seeds: int = 1,
     jobs: int | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Search the best settings of a study, or of several methods on it, by validation images; the content of
     `tuning.json`.
 
@@ -87,7 +88,7 @@ def plan(
     return trials
 
 
-def _runs(study: Study, method: str, settings: dict[str, Any], seeds: int, out: Path) -> tuple[Entry, ...]:
+def _runs(study: Study, method: str, settings: JsonObject, seeds: int, out: Path) -> tuple[Entry, ...]:
     name = f"{method}-{digest_of(settings)[:10]}"
     return tuple(
         Entry(method, seed, study.with_settings({"seed": seed}), out / f"{name}-seed{seed}")
@@ -119,7 +120,7 @@ def space_of(over: Space, method: str) -> dict[str, Sequence[Any]]:
     return {**common, **special}
 
 
-def choose(space: Mapping[str, Sequence[Any]], count: int, seed: int) -> list[dict[str, Any]]:
+def choose(space: Mapping[str, Sequence[Any]], count: int, seed: int) -> list[JsonObject]:
     """All combinations of a space where there are at most `count`; else so many, drawn by the seed.
 
     A larger count draws the same ones, and more. Spaces with the same number of combinations get the same draw.
@@ -161,7 +162,7 @@ def _validation(run: Entry) -> dict[str, float]:
 
 def summarise(
     study: Study, over: Space, trials: Sequence[Trial], failed: Mapping[Path, str], *, budget: int, seeds: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """The content of `tuning.json`: every trial with its score, the budget, and what is best for each method."""
     rows = [trial.values(failed) for trial in trials]
     methods = {}
@@ -183,7 +184,7 @@ def summarise(
     }
 
 
-def best_of(rows: Iterable[Mapping[str, Any]], study: Study) -> dict[str, Any]:
+def best_of(rows: Iterable[JsonMapping], study: Study) -> JsonObject:
     """The `chosen` settings with `score` and `loss`: the best score, then the lower loss, then the first.
 
     Nothing if all failed.
@@ -196,7 +197,7 @@ def best_of(rows: Iterable[Mapping[str, Any]], study: Study) -> dict[str, Any]:
     return {"chosen": best["settings"], "score": best["score"], "loss": best["loss"]}
 
 
-def write(found: Mapping[str, Any], study: Study, out: Path) -> None:
+def write(found: JsonMapping, study: Study, out: Path) -> None:
     """`tuning.json`, and for each method `best-<method>.toml`, a study with the settings that were chosen; `best.toml`
     is that of the best method. WorkFailed, after all this, where a method has no finished trial."""
     atomic_write(out / "tuning.json", json.dumps(found, indent=2) + "\n")
@@ -213,13 +214,13 @@ def write(found: Mapping[str, Any], study: Study, out: Path) -> None:
         raise WorkFailed(f"{out}: no trial of {', '.join(lost)} has a score: {why}")
 
 
-def _best_study(found: Mapping[str, Any], study: Study, method: str, facts: Mapping[str, Any]) -> str:
+def _best_study(found: JsonMapping, study: Study, method: str, facts: JsonMapping) -> str:
     chosen = for_method(study, method, facts["chosen"])
     words = f"{found['metric']} {facts['score']:.4f} on validation images, the best of {facts['tried']} settings"
     return f"# Written by `polyclinic tune`: {words} of {method}; tuning.json lists all.\n{chosen.to_toml()}"
 
 
-def chosen_settings(path: Path) -> dict[str, dict[str, Any]]:
+def chosen_settings(path: Path) -> dict[str, JsonObject]:
     """The settings that a search chose, by method: from `tuning.json` or the folder that holds it."""
     file = path / "tuning.json" if path.is_dir() else path
     try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from typing import Any
 
 from polyclinic.errors import BadInput
+from polyclinic.json_types import JsonMapping, JsonObject
 
 
-def parse_sets(sets: list[str]) -> dict[str, Any]:
+def parse_sets(sets: list[str]) -> JsonObject:
     """`a.b=c` texts as a table of changes; c is read as TOML where it is, else as text."""
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     for text in sets:
         path, equals, value = text.partition("=")
         if not equals or not path.strip():
@@ -23,7 +23,7 @@ def parse_sets(sets: list[str]) -> dict[str, Any]:
     return changes
 
 
-def _changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(tables: JsonMapping, changes: JsonMapping) -> JsonObject:
     changed = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tables.items()}
     for path, value in changes.items():
         *parents, last = path.split(".")

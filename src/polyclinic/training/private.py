@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.leaving.transcript import transcript_of
+from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.privacy.site_account import Account
@@ -162,7 +163,7 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
 # --- records ------------------------------------------------------------------------------------------
 
 
-def record_of(site: Site, *parts: str) -> dict[str, Any] | None:
+def record_of(site: Site, *parts: str) -> JsonObject | None:
     """The record of a parcel that holds these parts and nothing else; None if it is not covered."""
     if site.trainer.privacy is None or not covered_parts(site.trainer.privacy.on, parts):
         return None
@@ -170,7 +171,7 @@ def record_of(site: Site, *parts: str) -> dict[str, Any] | None:
     return _record(site, names(parts), [*limits, *_limits(site)])
 
 
-def record_of_scores(site: Site, split: str) -> dict[str, Any] | None:
+def record_of_scores(site: Site, split: str) -> JsonObject | None:
     """The record of scores on held-out images; None for scores of training images, or of a model without privacy.
 
     A private model's scores tell no more about its training images than the model does.
@@ -180,7 +181,7 @@ def record_of_scores(site: Site, split: str) -> dict[str, Any] | None:
     return _record(site, ["scores on validation and test images"], [HELD_OUT, *_limits(site)])
 
 
-def _record(site: Site, covers: list[str], does_not_cover: list[str]) -> dict[str, Any]:
+def _record(site: Site, covers: list[str], does_not_cover: list[str]) -> JsonObject:
     account = account_of(site)
     account.put_on_record()
     if site.secret:

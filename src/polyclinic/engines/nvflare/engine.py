@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from polyclinic.engines.nvflare.wire import PATIENCE, PIECE, pieces
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.state import SitePosition
+from polyclinic.json_types import JsonObject
 
 #: sends `(what, payload)` to a site and gives what came back within `timeout` seconds; TimeoutError if nothing did
 Send = Callable[[str, bytes, float], bytes]
@@ -76,7 +76,7 @@ class NVFlare:
 
     # --- one call -----------------------------------------------------------------------------------
 
-    def _run(self, call: Call) -> tuple[str, dict[str, Any], list[bytes]]:
+    def _run(self, call: Call) -> tuple[str, JsonObject, list[bytes]]:
         """Have a site work on a call until it is done: the call's name and what the site said of it."""
         name = uuid.uuid4().hex
         try:
@@ -84,7 +84,7 @@ class NVFlare:
         except Exception as error:
             return name, {"failed": reason_of(error), "position": None}, []
 
-    def _until_done(self, name: str, call: Call) -> tuple[dict[str, Any], list[bytes]]:
+    def _until_done(self, name: str, call: Call) -> tuple[JsonObject, list[bytes]]:
         self._look_for(call.site)
         deadline = self._patience.deadline
         until = None if deadline is None else time.monotonic() + deadline + PATIENCE
@@ -103,7 +103,7 @@ class NVFlare:
             self._message(site, "ping", {}, within=min(SHORT, self._patience.silence))
             self.lost.discard(site)
 
-    def _send_call(self, name: str, call: Call) -> tuple[dict[str, Any], list[bytes]]:
+    def _send_call(self, name: str, call: Call) -> tuple[JsonObject, list[bytes]]:
         position = self._positions.get(call.site, SitePosition())
         header = {
             "call": name,
@@ -121,7 +121,7 @@ class NVFlare:
             header["pieces"] = index + 1
         return self._message(call.site, "run", header)
 
-    def _finish(self, call: Call, name: str, said: dict[str, Any], blobs: list[bytes]) -> Reply | Failure:
+    def _finish(self, call: Call, name: str, said: JsonObject, blobs: list[bytes]) -> Reply | Failure:
         """The answer, its bytes fetched if they did not come at once."""
         try:
             if said["failed"] is None:
@@ -148,10 +148,10 @@ class NVFlare:
         self,
         site: str,
         what: str,
-        header: dict[str, Any],
+        header: JsonObject,
         blobs: list[bytes] | None = None,
         within: float | None = None,
-    ) -> tuple[dict[str, Any], list[bytes]]:
+    ) -> tuple[JsonObject, list[bytes]]:
         """One message and its answer; SiteLost once there has been none for too long, and the site counts as lost.
 
         A message that was lost is sent again: a site does nothing twice.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
+
+from polyclinic.json_types import JsonObject
 
 COORDINATOR = "polyclinic.deployment.programs.Coordinator"
 SITE = "polyclinic.deployment.programs.SiteProgram"
@@ -29,7 +30,7 @@ STOP = "polyclinic.stop"
 JOIN = 600
 
 
-def write_job(folder: Path, name: str, *, spec: dict[str, Any], least: int) -> Path:
+def write_job(folder: Path, name: str, *, spec: JsonObject, least: int) -> Path:
     """A job folder `folder`/`name`; `spec` goes to the coordinator and to every site, `least` sites must be there."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
@@ -47,15 +48,15 @@ def write_job(folder: Path, name: str, *, spec: dict[str, Any], least: int) -> P
     return folder / name
 
 
-def encode_property(values: dict[str, Any]) -> str:
+def encode_property(values: JsonObject) -> str:
     """Plain values as letters and digits: NVFlare takes braces in a setting for names of variables."""
     return base64.b64encode(json.dumps(values).encode()).decode()
 
 
-def decode_property(text: str) -> dict[str, Any]:
+def decode_property(text: str) -> JsonObject:
     """What `encode_property` was given."""
     return json.loads(base64.b64decode(text))
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
+def _write(path: Path, values: JsonObject) -> None:
     path.write_text(json.dumps(values, indent=1), encoding="utf-8")

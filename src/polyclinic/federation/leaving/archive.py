@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -26,6 +26,7 @@ from torch import Tensor
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.files import atomic_folder, write_tensors
+from polyclinic.json_types import JsonMapping
 from polyclinic.randomness import seed_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class ParcelArchive:
             if old.name not in chosen:
                 shutil.rmtree(old.folder, ignore_errors=True)
 
-    def _chosen(self, found: list[tuple[str, Mapping[str, Any]]]) -> set[str]:
+    def _chosen(self, found: list[tuple[str, JsonMapping]]) -> set[str]:
         """Of what is there, the first, the last, and of those in between the ones that a lot falls on."""
         in_order = sorted(found, key=lambda one: (one[1]["round"], one[1]["step"]))
         by_lot = sorted(in_order[1:-1], key=lambda one: one[1]["priority"])[: self.random]
@@ -99,7 +100,7 @@ class Release:
     """What one operation of a site let out at one time, as it was kept."""
 
     folder: Path
-    note: Mapping[str, Any]
+    note: JsonMapping
 
     @property
     def name(self) -> str:
@@ -162,7 +163,7 @@ def releases(folder: Path) -> list[Release]:
 
 def _write(
     folder: Path,
-    note: Mapping[str, Any],
+    note: JsonMapping,
     parcels: Iterable[Parcel],
     received: Mapping[str, Parcel],
     used: Sequence[Tensor],

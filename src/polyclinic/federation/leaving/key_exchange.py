@@ -7,7 +7,7 @@ coordinator that swapped a key would leave ledgers that differ there, for anyone
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected, decode
 from polyclinic.federation.operation import operation
+from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +63,7 @@ def seal(site: Site, parcel: Parcel, call: Call) -> Parcel:
 
 def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     """The parcel that another site sealed for this one; ParcelRejected if the box does not open here and now."""
-    about: dict[str, Any] = {name: parcel.metadata.get(name) for name in ("from", "operation", "kind")}
+    about: JsonObject = {name: parcel.metadata.get(name) for name in ("from", "operation", "kind")}
     key = site.state.group("keys").get(str(about["from"]))
     if key is None or set(parcel.tensors) != {"box"}:
         raise ParcelRejected(f"a sealed parcel came from '{about['from']}', of whom site '{site.name}' has no key")

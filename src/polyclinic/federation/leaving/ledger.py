@@ -13,7 +13,9 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from polyclinic.json_types import JsonObject
 
 GENESIS = "0" * 64
 
@@ -73,7 +75,7 @@ class Ledger:
         bytes: int,
         digest: str,
         to: str,
-        privacy: dict[str, Any] | None = None,
+        privacy: JsonObject | None = None,
     ) -> None:
         """Write down one release. `round` 0 is what happens before the first round."""
         line = {
@@ -105,9 +107,9 @@ class Ledger:
             os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
 
 
-def verify(path: Path) -> list[dict[str, Any]]:
+def verify(path: Path) -> list[JsonObject]:
     """The lines of a ledger, oldest first; LedgerBroken where the chain does not hold."""
-    lines: list[dict[str, Any]] = []
+    lines: list[JsonObject] = []
     previous = GENESIS
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -124,10 +126,10 @@ def verify(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _digest_of(line: dict[str, Any]) -> str:
+def _digest_of(line: JsonObject) -> str:
     return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
 
 
-def _identity(line: dict[str, Any]) -> tuple:
+def _identity(line: JsonObject) -> tuple:
     """Two releases with the same identity let the same bytes out, to the same receiver, in the same round."""
     return (line["round"], line["operation"], line["kind"], line["digest"], line["to"])

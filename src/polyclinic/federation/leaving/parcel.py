@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +22,7 @@ from torch import Tensor
 from polyclinic.federation.leaving import image_codec
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.files import contiguous_cpu_copies, decode_tensors
+from polyclinic.json_types import JsonMapping, JsonObject
 
 #: not a kind of its own: the form in which a parcel of any kind goes from site to site (`key_exchange.py`)
 SEALED = "sealed"
@@ -104,8 +104,8 @@ class Parcel:
 
     kind: str
     tensors: Mapping[str, Tensor]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    privacy: Mapping[str, Any] | None = None
+    metadata: JsonMapping = field(default_factory=dict)
+    privacy: JsonMapping | None = None
     compressed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class Parcel:
     @cached_property
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
-        header: dict[str, Any] = {"kind": self.kind, "metadata": dict(self.metadata)}
+        header: JsonObject = {"kind": self.kind, "metadata": dict(self.metadata)}
         if self.privacy is not None:
             header["privacy"] = dict(self.privacy)
         packed = {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
@@ -165,7 +165,7 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
     return parcel
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _header(data: bytes) -> JsonObject:
     """The JSON header of safetensors bytes, read before any tensor is."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(HEADER_LIMIT, len(data) - 8):
@@ -179,7 +179,7 @@ def _header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def _uncompressed(tensors: dict[str, Tensor], shapes: Any, limit: int) -> dict[str, Tensor]:
+def _uncompressed(tensors: dict[str, Tensor], shapes: object, limit: int) -> dict[str, Tensor]:
     """The tensors with the images that were compressed as they were, up to `limit` bytes of them."""
     if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
         raise ParcelRejected("a parcel's compressed images must come with their shapes")
@@ -189,7 +189,7 @@ def _uncompressed(tensors: dict[str, Tensor], shapes: Any, limit: int) -> dict[s
     return {**tensors, **{name: image_codec.unpack(tensors[name], shape) for name, shape in shapes.items()}}
 
 
-def _is_shape(value: Any) -> bool:
+def _is_shape(value: object) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(type(side) is int and side >= 0 for side in value)
 
 

@@ -9,9 +9,7 @@ and is bound to them: a box handed to another site, in another round or under an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -20,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from polyclinic.files import atomic_write
+from polyclinic.json_types import JsonMapping
 
 KEY_BYTES = 32
 #: bytes that a box is longer than what it holds: the pair drawn for it, and the seal
@@ -48,7 +47,7 @@ def public_key(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def seal(plain: bytes, about: Mapping[str, Any], *, sender: X25519PrivateKey, recipient: bytes) -> bytearray:
+def seal(plain: bytes, about: JsonMapping, *, sender: X25519PrivateKey, recipient: bytes) -> bytearray:
     """A box for the owner of the public key `recipient`; `about` (plain JSON values) is bound to it, not in it.
 
     Models have tens of megabytes, so they are sealed into the box and opened out of it without a copy in between.
@@ -64,7 +63,7 @@ def seal(plain: bytes, about: Mapping[str, Any], *, sender: X25519PrivateKey, re
 
 
 def unseal(
-    box: bytes | bytearray | memoryview, about: Mapping[str, Any], *, recipient: X25519PrivateKey, sender: bytes
+    box: bytes | bytearray | memoryview, about: JsonMapping, *, recipient: X25519PrivateKey, sender: bytes
 ) -> bytes:
     """What `seal` was given, by the owner of the public key `sender` and about the same; else SealBroken."""
     view = memoryview(box)
@@ -81,5 +80,5 @@ def _key(shared: bytes, names: bytes) -> bytes:
     return HKDF(SHA256(), length=32, salt=None, info=b"polyclinic sealing 1" + names).derive(shared)
 
 
-def _as_bytes(about: Mapping[str, Any]) -> bytes:
+def _as_bytes(about: JsonMapping) -> bytes:
     return json.dumps(dict(about), sort_keys=True).encode()
