@@ -71,8 +71,8 @@ workers = 1
 
 
 def python_block(page: Path) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return code
+    """The first one of a page: a method."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
 def follow(folder: Path, source: Path, method: str, plugins: str = "") -> None:

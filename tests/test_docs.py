@@ -6,6 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import polyclinic
+from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.registry import GROUPS, registry_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -20,6 +25,36 @@ def test_the_python_examples_of_studies_run(tmp_path, monkeypatch):
     assert 0 <= names["result"].metrics["per_site"]["site-1"]["accuracy"] <= 1
     assert names["longer"].method.rounds == 2
     assert (tmp_path / "runs" / "two-sites" / "result.json").exists()
+
+
+def test_the_plugins_of_extend_md_run_together(tmp_path):
+    """Every block is a whole plug-in file: one study takes a source, a partition, ... from each of them."""
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)
+    files = [tmp_path / f"plugin_{number}.py" for number in range(len(codes))]
+    for file, code in zip(files, codes, strict=True):
+        file.write_text(code)
+    study = polyclinic.Study(
+        plugins=[str(file) for file in files],
+        data={"source": "squares", "size": 28, "samples": 60},
+        sites={"partition": "in-turn", "count": 2},
+        task={"name": "focal", "gamma": 1.0},
+        model={"backbone": "two-layers"},
+        method={"name": "fed-counts", "rounds": 1},
+        generator={"name": "class-means"},
+        audit={"keep_parcels": 1},
+        policy={"kinds": [*KINDS.builtin, "class-counts"]},
+        engine={"workers": 1, "device": "cpu"},
+    )
+    assert {table for code in codes for table in re.findall(r"^([A-Z]+) = {", code, re.MULTILINE)} == set(GROUPS)
+    run = polyclinic.run(study, tmp_path / "run")
+    report = polyclinic.audit(run.folder, kinds=["class-counts"])
+    assert [one["findings"][0]["attack"] for one in report["parcels"]] == ["reads-counts"]
+    assert report["verdicts"]["class-counts"]["leak"] is True
+
+    replay = study.with_settings({"method": {"name": "fedavg-replay", "rounds": 1}, "replay.codes": "prior"})
+    assert polyclinic.run(replay, tmp_path / "replay")["communication"]["by_kind"]["generator"] > 0
+    features = registry_of("encoders")["channel-means"]().features(torch.full((2, 1, 28, 28), 255, dtype=torch.uint8))
+    assert features.tolist() == [[1.0] * 3] * 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

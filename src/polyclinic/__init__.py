@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from polyclinic.errors import WorkFailed as WorkFailed
     from polyclinic.federation.call import Reply as Reply
     from polyclinic.federation.federation import Federation as Federation
+    from polyclinic.federation.federation import Weights as Weights
     from polyclinic.federation.leaving.kinds import Kind as Kind
     from polyclinic.federation.leaving.parcel import Parcel as Parcel
     from polyclinic.federation.operation import operation as operation
@@ -106,6 +107,7 @@ _HOMES = {
     "Traits": "methods.shared.traits",
     "Truth": "audits.views",
     "Verdict": "attacks.verdict",
+    "Weights": "federation.federation",
     "WorkFailed": "errors",
     "audit": "audits.audit",
     "compare": "runner.compare",

@@ -66,6 +66,28 @@ def test_networks_of_monai_work(name):
     assert not any(getattr(layer, "inplace", False) for layer in grouped.modules())
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("AHNet", 128, None),
+        ("AHNet", 96, "cannot take images of 1 x 96 x 96"),
+        ("VNet", 32, None),
+        ("HoVerNet", 256, "gives dict for 2 images of 256 px"),
+    ],
+)
+def test_networks_of_monai_that_take_some_images_only(name, size, words):
+    if words is None:
+        assert find(NETS + name, size=size).dense
+        return
+    with pytest.raises(BadInput, match=words):
+        find(NETS + name, size=size)
+
+
+def test_vnet_takes_grey_images_only():
+    with pytest.raises(BadInput, match="out channels should be divisible by in_channels"):
+        build(NETS + "VNet", channels=3, outputs=2, size=32)
+
+
 @pytest.mark.parametrize("name", ["Classifier", "UNet", "AttentionUnet", "resnet10", "ViT"])
 def test_which_can_be_trained_with_differential_privacy(name):
     kind = find(NETS + name, size=32, arguments=(CLASSIFIERS | SEGMENTERS)[name])
