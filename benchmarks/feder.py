@@ -24,6 +24,7 @@ from typing import Any
 from feder_data import SITES, prepared
 from feder_generators import train_ahead
 from feder_workers import run_all
+from matplotlib.figure import Figure
 
 from polyclinic.runner.compare import Entry
 from polyclinic.study import parse_study
@@ -46,6 +47,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "feder-a": ("feder-a", {}, "feder"),
     "feder-b": ("feder-b", {}, "feder"),
     "feder, asynchronous": ("feder", {"mode": "asynchronous"}, "feder"),
+    "feder, two networks": ("feder", {}, "feder"),
     **{f"feder, buffer {size}": ("feder", {"buffer": size}, "feder") for size in BUFFERS},
 }
 
@@ -73,6 +75,10 @@ class Plan:
                 "augment": self.augmentation,
             },
         }
+
+    @property
+    def first_site(self) -> str:
+        return SITES[self.options.task][0] if self.options.data else "site-1"
 
     @property
     def augmentation(self) -> list[str]:
@@ -112,6 +118,10 @@ class Plan:
         rounds = self.options.rounds - (1 if name.startswith("feder") else 0)
         method = {"name": name, "rounds": rounds, **self.steps_of(name), **settings}
         tables = {**self.base, "seed": seed, **changes}
+        if row == "feder, asynchronous":  # one site takes twice as long as the others
+            method["turn_takes"] = {self.first_site: 2.0}
+        if row == "feder, two networks":
+            tables["model"] = {**self.base["model"], "backbones": {self.first_site: self.options.other_backbone}}
         if name.startswith("feder") or "images" in settings:
             method["reuse_generators"] = True
             tables |= self.generator
@@ -273,8 +283,10 @@ def table(rows: dict[str, Any]) -> None:
 
 
 def scalability(plan: Plan, found: dict[str, Any]) -> None:
-    """2 to 16 equal nodes on the images of one source (its own split each time), FedER beside FedAvg."""
-    rows = ["fedavg", "feder"]
+    """2 to 16 equal nodes on the images of one source (its own split each time), FedER beside the paper's others."""
+    rows = [
+        row for row in ("fedavg", "fedprox", "fedbn", "feder") if plan.options.rows is None or row in plan.options.rows
+    ]
     rates = found["learning rates"] = searched(plan, rows, **equal_nodes(plan, plan.options.nodes[0]))
     planned: dict[tuple[int, str], list[Entry]] = {
         (nodes, row): [
@@ -295,6 +307,26 @@ def scalability(plan: Plan, found: dict[str, Any]) -> None:
     for nodes, of_nodes in found["nodes"].items():
         print(f"{nodes} equal nodes")
         table(of_nodes)
+    if plan.options.plot:
+        draw_scalability(found["nodes"], rows, Path(plan.options.plot))
+
+
+def draw_scalability(nodes: dict[str, dict[str, Any]], rows: list[str], file: Path) -> None:
+    """Fig. 2: accuracy over the number of nodes, a line a method, bars one standard deviation over seeds."""
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for row in rows:
+        points = [
+            (int(count), of_nodes[row]["node performance"]) for count, of_nodes in nodes.items() if of_nodes[row]["n"]
+        ]
+        counts, scores = [count for count, _ in points], [score for _, score in points]
+        axes.errorbar(counts, [s["mean"] for s in scores], [s["std"] for s in scores], marker="o", capsize=3, label=row)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([int(count) for count in nodes], labels=list(nodes))
+    axes.set_xlabel("equal sites")
+    axes.set_ylabel("accuracy, %")
+    axes.legend()
+    figure.savefig(file, dpi=150)
 
 
 def equal_nodes(plan: Plan, nodes: int) -> dict[str, Any]:
@@ -369,7 +401,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few steps on phantoms: does it run?")
     parser.add_argument("--json", help="write the figures into this file")
@@ -378,6 +410,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal nodes")
     parser.add_argument("--rows", type=lambda text: text.split(";"), help="only these rows, separated by ;")
     parser.add_argument("--scalability", action="store_true", help="Fig. 2 instead of the tables")
+    parser.add_argument("--plot", help="draw Fig. 2 into this file")
+    parser.add_argument(
+        "--other-backbone", default="resnet34", help="of the first site in the row 'feder, two networks'"
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="of Fig. 2")
     parser.add_argument("--out", help="folder of the runs, to go on later; by default they are thrown away")
     parser.add_argument("--seeds", type=int, default=3)
@@ -407,12 +443,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trained", action="store_true", help="generators lie in the cache: nothing is trained ahead")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long, and report what is finished")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.started = time.monotonic()
     options.sites = len(SITES[options.task]) if options.data else 3
     if options.quick:
         options.seeds, options.rounds, options.data = 1, 2, None
-        options.size, options.backbone = 28, "lenet5"
+        options.size, options.backbone, options.other_backbone = 28, "lenet5", "small-cnn"
+        if options.scalability:  # FedBN needs batch norm
+            options.backbone = "small-cnn"
     return options
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from feder_data import CLASSES, MAKERS
+from matplotlib.figure import Figure
 from scipy import stats
 from torch import Tensor
 
@@ -59,13 +60,16 @@ def main() -> None:
         device=options.device,
         precision=options.precision,
     )
-    tuning = PrivateTuning(
-        alpha=options.alpha,
-        most_steps=options.steps,
-        most_tuning_steps=options.tuning_steps,
-        patience=options.patience,
-        check_every=options.check_every,
-        measured=options.measured,
+    tuning = PrivateTuning.model_validate(
+        {
+            "alpha": options.alpha,
+            "most_steps": options.steps,
+            "most_tuning_steps": options.tuning_steps,
+            "patience": options.patience,
+            "check_every": options.check_every,
+            "measured": options.measured,
+            **json.loads(options.tuning),
+        }
     )
     phases = train(model, images[member], labels[member], tuning, options)
     found: dict[str, Any] = {
@@ -75,13 +79,20 @@ def main() -> None:
         "generator": options.generator,
         "training images": count,
         "alpha": options.alpha,
+        "seed": options.seed,
+        "tuning": tuning.model_dump(mode="json"),
+        "start": options.start,
         "phases": {},
     }
     projected: dict[str, Projected] = {}
+    starts: dict[str, Tensor | None] = {"training": None, "held-out": None}
     for name, (state, figures) in phases.items():
         model.load(state)
-        near = project(model, images[member][: options.projected], labels[member][: options.projected], options)
-        far = project(model, images[held][: options.projected], labels[held][: options.projected], options)
+        some = slice(options.projected)
+        near = project(model, images[member][some], labels[member][some], starts["training"], options)
+        far = project(model, images[held][some], labels[held][some], starts["held-out"], options)
+        if options.start == "same-w":  # the second generator begins where the first one did
+            starts = {"training": near.start, "held-out": far.start}
         projected[name] = near
         auc = trained_on_samples(model, labels[member], (images[held], labels[held]), target, options)
         found["phases"][name] = figures | {
@@ -96,6 +107,8 @@ def main() -> None:
     )
     if len(projected) == 2:
         found |= compared(projected, found["phases"])
+    if options.histogram and len(projected) == 2:
+        draw_histogram(projected, Path(options.histogram))
     if options.sheet:
         rows = {"training": images[member][:SHOWN]}
         rows |= {f"nearest, {name[:7]}": to_uint8(one.images[:SHOWN]) for name, one in projected.items()}
@@ -130,12 +143,33 @@ def train(
 # --- projection ---------------------------------------------------------------------------------------
 
 
-def project(model: GeneratorModel, images: Tensor, labels: Tensor, options: argparse.Namespace) -> Projected:
-    """As the attack does it, from the same starting points for every generator."""
+def project(
+    model: GeneratorModel, images: Tensor, labels: Tensor, start: Tensor | None, options: argparse.Namespace
+) -> Projected:
+    """As the attack does it. `start`: the styles w to begin with, as in the paper, not this generator's closest."""
     attack = Projection(iterations=options.iterations, conditional=not isinstance(model, StyleGAN2Model), at_once=100)
     distance = perceptual_distance(device=options.device)
     known = labels if attack.conditional else None
-    return attack.run(model.latent_space(), images, distance, labels=known, seed=options.seed, device=options.device)
+    return attack.run(
+        model.latent_space(), images, distance, labels=known, start=start, seed=options.seed, device=options.device
+    )
+
+
+def draw_histogram(projected: dict[str, Projected], file: Path) -> None:
+    """Fig. 3: how far training images are from their projections, without the privacy loss and with it."""
+    colours = {"plain": "tab:blue", "privacy loss": "tab:red"}
+    values = {name: one.distances.numpy() for name, one in projected.items()}
+    edges = np.linspace(0, max(float(some.max()) for some in values.values()), 31)
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for name, distances in values.items():
+        axes.hist(
+            distances, edges, alpha=0.55, color=colours[name], label=f"{name} (median {np.median(distances):.2f})"
+        )
+    axes.set_xlabel(f"{projected['plain'].features} distance of a training image to its projection")
+    axes.set_ylabel("training images")
+    axes.legend()
+    figure.savefig(file, dpi=150)
 
 
 def compared(projected: dict[str, Projected], phases: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +258,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few steps on phantoms: does it run?")
     parser.add_argument("--json", help="write the figures into this file")
     parser.add_argument("--sheet", help="draw training images and their projections into this file")
+    parser.add_argument("--histogram", help="draw the distances of training images to their projections into this file")
+    parser.add_argument(
+        "--start",
+        choices=("same-w", "own"),
+        default="same-w",
+        help="where the second generator's search begins: at the first one's points, as in the paper, or its own",
+    )
+    parser.add_argument("--tuning", default="{}", help='more settings of [tuning], as JSON: {"scale": "sum"}')
     parser.add_argument("--data", default=os.environ.get("POLYCLINIC_DATA"), help="folder of the real images")
     parser.add_argument("--task", choices=tuple(MAKERS), default="chest")
     parser.add_argument("--source", default="tuberculosis", help="whose images, as the task names its sites")

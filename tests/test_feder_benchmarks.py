@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -64,6 +65,26 @@ def test_figures_are_means_over_seeds_by_hand():
     assert found["AUC"]["convergence std"] == pytest.approx(2.0)
     assert found["bytes a node sends in a round"] == 125
     assert feder.figures([Finished(None)]) == {"n": 0}
+
+
+def test_fig_2_has_a_line_a_method_and_leaves_out_what_is_not_finished(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Axes, "errorbar", lambda self, x, y, deviation, **more: drawn.append((x, y, deviation)))
+    monkeypatch.setattr(Axes, "legend", lambda self: None)
+    runs = [Finished(result(accuracy, {"a": 0.0, "b": 0.0})) for accuracy in (0.8, 0.9)]
+    nodes = {"2": {"feder": feder.figures(runs)}, "4": {"feder": {"n": 0}}}
+    feder.draw_scalability(nodes, ["feder"], tmp_path / "fig2.png")
+    assert drawn == [([2], [pytest.approx(85.0)], [pytest.approx(50**0.5)])]
+    assert (tmp_path / "fig2.png").stat().st_size > 0
+
+
+def test_rows_with_another_network_and_without_step(tmp_path):
+    options = feder._options(["--quick", "--out", str(tmp_path)])
+    plan = feder.Plan(options)
+    mixed = plan.entry("feder, two networks", 0, 1e-3).study
+    assert (mixed.model.backbone, mixed.model.backbones) == ("lenet5", {"site-1": "small-cnn"})
+    late = plan.entry("feder, asynchronous", 0, 1e-3).study.method
+    assert (late.mode, late.turn_takes) == ("asynchronous", {"site-1": 2.0})
 
 
 def test_generators_trained_side_by_side_are_those_that_runs_would_train(tmp_path, monkeypatch):

@@ -51,6 +51,20 @@ def test_members_come_back_and_held_out_images_do_not():
     torch.testing.assert_close(found.members.images, members, atol=0.15, rtol=0)
 
 
+def test_a_search_can_begin_where_another_one_began():
+    """Two generators are compared from the same points: the closest one differs from generator to generator."""
+    members = images(6, "members")
+    first, second = spanned(members), spanned(images(6, "other"))
+    attack = Projection(conditional=False, iterations=1, starts=16, lr=1e-9, at_once=4)
+    plain = attack.run(first, members, Pixels())
+    again = attack.run(second, members, Pixels(), start=plain.start)
+    assert torch.equal(again.start, plain.start)
+    assert plain.start.shape == (6, 6)
+    expected = (second.images(plain.start, None) - members).square().flatten(1).mean(1)
+    torch.testing.assert_close(again.distances, expected, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(attack.run(second, members, Pixels()).start, plain.start)
+
+
 def test_a_generator_of_other_images_is_as_far_from_both():
     found = FREE.compare(spanned(images(20, "other")), images(25, "members"), images(25, "held out"), Pixels())
     assert not found.verdict().leak

@@ -32,11 +32,13 @@ SIGNIFICANT = 0.01
 
 @dataclass(frozen=True)
 class Projected:
-    """The closest images found [N, C, H, W], and how far they are from the real ones [N]."""
+    """The closest images found [N, C, H, W], how far they are from the real ones [N], and the points of the latent
+    space [N, D] from which the search began."""
 
     images: Tensor
     distances: Tensor
     features: str
+    start: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,15 @@ class Projection(AttackSettings):
         *,
         labels: Tensor | None = None,
         choices: Tensor | None = None,
+        start: Tensor | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> Projected:
         """The closest image that the generator can make for each of N, given its label [N] where `conditional`.
 
-        Where labels are `guessed`, `choices` [K] are those to choose from. The result for an image does not depend on
-        the others (but for rounding). `distance` lies on `device`.
+        Where labels are `guessed`, `choices` [K] are those to choose from. `start` [N, D] are the points to begin with,
+        instead of the closest of some random ones. The result for an image does not depend on the others (but for
+        rounding). `distance` lies on `device`.
         """
         targets = as_unit(images, "images to project")
         if self.conditional and self.guessed:
@@ -149,7 +153,8 @@ class Projection(AttackSettings):
         for rows in torch.arange(len(targets)).split(self.at_once):
             some = targets[rows].to(device)
             theirs = None if wanted is None else wanted[rows].to(device)
-            parts.append(self._search(space, some, theirs, distance, seed))
+            begin = None if start is None else start[rows].to(device)
+            parts.append(self._search(space, some, theirs, distance, seed, begin))
         found = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return Projected(**found, features=distance.name)
 
@@ -183,17 +188,24 @@ class Projection(AttackSettings):
         return space.draw(self.starts, torch_rng(seed, "projection", "starts"))
 
     def _search(
-        self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, seed: int
+        self,
+        space: LatentSpace,
+        targets: Tensor,
+        labels: Tensor | None,
+        distance: Distance,
+        seed: int,
+        start: Tensor | None,
     ) -> dict[str, Tensor]:
         with torch.no_grad():
             wanted = distance.embed(targets)
-        start = self._start(space, targets, wanted, labels, distance, seed)
+        if start is None:
+            start = self._start(space, targets, wanted, labels, distance, seed)
         objective = ProjectionObjective(space, wanted, labels, distance)
         optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
         found = search(objective, optimizer)
         with torch.no_grad():
             images = space.images(found.point, labels).clamp(0, 1)
-        return {"images": images, "distances": found.loss}
+        return {"images": images, "distances": found.loss, "start": start}
 
     def _start(
         self,
