@@ -49,6 +49,10 @@ class RunDisplay(Display):
     def preparing(self, what: str, done: int, total: int) -> None:
         self._show(what, done, total, "")
 
+    def noted(self, sentence: str) -> None:
+        self.close()
+        self.console.print(sentence, highlight=False, soft_wrap=True)
+
     def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None:
         self._metric = study.task.metric
         self.close()

@@ -38,9 +38,12 @@ def new(
 @app.command("check")
 def check(path: Path = typer.Argument(..., help="The study, a TOML file."), sets: list[str] = SET) -> None:
     """Say whether a study can run, without running it."""
+    from polyclinic.models import RANDOM, read_weights
     from polyclinic.study import load_study
 
     study = load_study(path, sets)
+    if study.model.weights != RANDOM:
+        read_weights(Path(study.model.weights))  # BadInput if it is no file of weights
     sites = len(study.sites.site_names()) or "as many as the data has"
     typer.echo(
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "

@@ -115,6 +115,7 @@ class Coordination:
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)
         with run_lock(self.folder):
             write_run_format(self.folder)
+            assembly.note_weights()
             atomic_write(begun, study.to_toml())
             values = run_with(assembly, self.engine, Display())
             atomic_write(self.folder / "result.json", json.dumps(values, indent=2) + "\n")

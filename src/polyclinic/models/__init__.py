@@ -21,6 +21,7 @@ from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, Re
 from polyclinic.models.small_cnn import SmallCNN
 from polyclinic.models.unet import UNet
 from polyclinic.models.unet_512 import UNet512
+from polyclinic.models.weights_file import RANDOM, Fitted, WeightsFile, read_weights
 from polyclinic.randomness import seeded
 from polyclinic.registry import Registry
 from polyclinic.settings import no_such_choice
@@ -47,7 +48,10 @@ BACKBONES: Registry[type[Backbone]] = Registry(
 __all__ = [
     "BACKBONES",
     "NORMS",
+    "RANDOM",
     "Backbone",
+    "Fitted",
+    "WeightsFile",
     "build",
     "cuts",
     "describe",
@@ -57,6 +61,7 @@ __all__ = [
     "join",
     "norm_names",
     "parameter_count",
+    "read_weights",
     "split",
     "statistics_names",
 ]

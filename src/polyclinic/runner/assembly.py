@@ -21,13 +21,26 @@ from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
-from polyclinic.models import Backbone, build, initial_weights, is_importable
+from polyclinic.models import (
+    RANDOM,
+    Backbone,
+    Fitted,
+    WeightsFile,
+    build,
+    initial_weights,
+    is_importable,
+    read_weights,
+)
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
+
+#: of the run folder: the file of the first weights, where they come from one, and what of it was taken over
+WEIGHTS = "weights.json"
 
 
 @dataclass(frozen=True)
@@ -89,12 +102,52 @@ class Assembly:
         return self._initial_of(None)
 
     def _initial_of(self, backbone: str | None) -> dict[str, Tensor]:
+        if backbone is None and self.from_file:
+            return self.from_file.weights
+        return self._drawn(backbone)
+
+    def _drawn(self, backbone: str | None) -> dict[str, Tensor]:
         return initial_weights(lambda: self.build_model(backbone), seed_of(self.study.seed, "initial weights"))
+
+    @cached_property
+    def weights_file(self) -> WeightsFile | None:
+        """The file of `model.weights`, which must be the one that the run was begun with.
+
+        A deployed site has none: it reads no file that a study names, and the weights come from the coordinator.
+        """
+        is_deployed_site = self.policy is not None or self.open_data is not None
+        if self.study.model.weights == RANDOM or is_deployed_site:
+            return None
+        file, noted = read_weights(Path(self.study.model.weights)), self.folder / WEIGHTS
+        if noted.exists() and json.loads(noted.read_text(encoding="utf-8"))["sha256"] != file.sha256:
+            raise BadInput(
+                f"model.weights: '{file.path}' is not the file that {self.folder} was begun with; bring that one "
+                "back, or name another folder"
+            )
+        return file
+
+    @cached_property
+    def from_file(self) -> Fitted | None:
+        """The first weights where they come from a file; sites with another network (`model.backbones`) draw theirs."""
+        file = self.weights_file
+        return file.fitted(self._drawn(None), self.study.model.backbone) if file else None
 
     def initial_weights(self, backbone: str | None = None) -> dict[str, Tensor]:
         """The weights every site and the coordinator start from; the same for the same study and seed."""
         weights = self._initial if backbone is None else self._initial_of(backbone)
         return {name: tensor.clone() for name, tensor in weights.items()}
+
+    def note_weights(self) -> str | None:
+        """Write into the run folder which file the weights are from, and what the network took over.
+
+        Returns a sentence about it; None, and nothing is written, where weights are drawn.
+        """
+        file, fitted = self.weights_file, self.from_file
+        if file is None or fitted is None:
+            return None
+        content = {"file": file.path.name, "sha256": file.sha256, **fitted.report()}
+        atomic_write(self.folder / WEIGHTS, json.dumps(content, indent=1) + "\n")
+        return f"first weights from {file.path}: {fitted.sentence()}"
 
     def trainer(self, backbone: str | None = None) -> Trainer:
         """What a site with this network (by default the study's) trains with."""
@@ -180,6 +233,8 @@ class Assembly:
         if self.study.plugins:  # what they are, not where they lie
             found = plugins.load_from_study(self.study.plugins)
             tables["plugins"] = list(found.values()) or [Path(name).name for name in self.study.plugins]
+        if self.weights_file:
+            tables["model"]["weights"] = self.weights_file.sha256
         return json.dumps(tables, sort_keys=True)
 
     @cached_property
@@ -193,6 +248,8 @@ class Assembly:
         if self.study.plugins:  # found where they were found here, and refused if they have changed since
             spec["digests"] = plugins.load_from_study(self.study.plugins)
             spec["modules"] = plugins.folders(self.study.plugins)
+        if self.weights_file:
+            spec["study"]["model"]["weights"] = str(self.weights_file.path.expanduser().resolve())
         return json.dumps(spec)
 
 

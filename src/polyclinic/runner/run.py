@@ -19,7 +19,7 @@ from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
-from polyclinic.runner.assembly import Assembly, device_of
+from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.method_failure import run_method
@@ -30,7 +30,7 @@ from polyclinic.runner.result import Result, result_of
 from polyclinic.study import Study, load_run_study, plugged
 
 #: what a run killed at its very beginning may leave in its folder
-BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, "study.toml"}
+BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, WEIGHTS, "study.toml"}
 
 
 def run(
@@ -55,6 +55,7 @@ def run(
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
     assembly.check_site_names()
+    assembly.initial_weights()  # a file of weights that does not fit is said before anything is written
     for backbone in (None, *assembly.backbones.values()):
         assembly.build_model(backbone)
     if study.privacy is not None:
@@ -64,6 +65,8 @@ def run(
         write_run_format(folder)
         check_same_images(folder, parts.info["digests"])
         note_plugins(folder, study)
+        if words := assembly.note_weights():
+            display.noted(words)
         atomic_write(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, display)
         atomic_write(finished, json.dumps(values, indent=2) + "\n")
@@ -96,6 +99,10 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
 def check_same(begun: Study, now: Study, folder: Path) -> None:
     """A run goes on with the study it was begun with; of the engine, only what changes no result may differ."""
     before, after = begun.as_tables(), now.as_tables()
+    if (
+        "weights" in before["model"] and "weights" in after["model"]
+    ):  # the file may have moved: `Assembly.weights_file` compares
+        after["model"]["weights"] = before["model"]["weights"]
     for table in before | after:
         if table not in ("engine", "plugins") and before.get(table) != after.get(table):
             raise BadInput(

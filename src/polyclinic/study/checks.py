@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
-from polyclinic.models import BACKBONES, Backbone, find, is_importable, norm_names
+from polyclinic.models import BACKBONES, RANDOM, Backbone, find, is_importable, norm_names
 from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, check_facts
@@ -54,6 +55,12 @@ def check_model(study: Study) -> None:
         )
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
+    own = method.local_names(_network(study), model.batch_norm) if model.weights != RANDOM else ()
+    if own and isinstance(study.data, AtSites):
+        raise BadInput(
+            f"model.weights: sites of '{method.name}' keep a part of the network, which at a deployed site would not "
+            "begin with the file's weights; choose a method that sends all of it, and model.batch_norm = 'average'"
+        )
     if model.batch_norm == "local" and method.traits.batch_norm == "average":
         raise BadInput(f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'")
     if method.traits.batch_norm == "local" and not norm_names(_network(study)):

@@ -24,7 +24,7 @@ from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.messages import sentences
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
-from polyclinic.models import BACKBONES, NORMS
+from polyclinic.models import BACKBONES, NORMS, RANDOM
 from polyclinic.privacy.settings import Privacy
 from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings, nearest, variant
@@ -48,6 +48,12 @@ class Model(Settings):
     )
     arguments: dict[str, Any] = Field(
         {}, description="arguments of an importable network: { spatial_dims = 2 }; channels and outputs are filled in"
+    )
+    weights: str = Field(
+        RANDOM,
+        min_length=1,
+        description="first weights: random, or a file of them (.safetensors, or torch's .pt), relative to where "
+        "polyclinic is started; what of it fits the network is taken over",
     )
     norm: Literal[*NORMS] = Field("batch", description="batch or group normalisation")  # type: ignore[valid-type]
     cut: str | None = Field(None, description="the layer after which a method may split the network")
@@ -196,6 +202,8 @@ class Study(Settings):
         for table, name in ((tables, "plugins"), (tables["model"], "arguments"), (tables["optimizer"], "batch_sizes")):
             if not table[name]:  # as in studies from before there were any
                 del table[name]
+        if self.model.weights == RANDOM:
+            del tables["model"]["weights"]
         return tables
 
     def to_toml(self) -> str:

@@ -1,0 +1,124 @@
+"""First weights out of a file (`model.weights`): what it holds, and what of it a network takes over."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyclinic.errors import BadInput
+from polyclinic.files import decode_tensors
+from polyclinic.registry import reason
+
+#: the setting that names no file: weights are drawn
+RANDOM = "random"
+#: names under which training programs keep the weights beside other things, and what they put before every name
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+PREFIX = "module."
+SHOWN = 3  # names in a sentence
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """The tensors of a file, by name, and the SHA-256 of its bytes."""
+
+    path: Path
+    sha256: str
+    tensors: Mapping[str, Tensor]
+
+    def fitted(self, drawn: Mapping[str, Tensor], backbone: str) -> Fitted:
+        """The weights of a network: the file's where name, shape and kind of number agree, else as they were drawn.
+
+        BadInput if nothing agrees, or if what is taken over is not finite.
+        """
+        taken = {name: tensor for name, tensor in self.tensors.items() if name in drawn and alike(tensor, drawn[name])}
+        if not any(tensor.is_floating_point() for tensor in taken.values()):
+            raise BadInput(
+                f"model.weights: no tensor of '{self.path}' fits {backbone}: the file has {_some(self.tensors)}, the "
+                f"network {_some(drawn)}; name another file, or the model.backbone that it is of"
+            )
+        for name, tensor in taken.items():
+            if not tensor.isfinite().all():
+                raise BadInput(f"model.weights: '{name}' in '{self.path}' is not finite; name another file")
+        weights = {n: taken[n].to(t.dtype).clone() if n in taken else t for n, t in drawn.items()}
+        return Fitted(
+            weights,
+            loaded=tuple(taken),
+            other_shape=tuple(name for name in drawn if name in self.tensors and name not in taken),
+            missing=tuple(name for name in drawn if name not in self.tensors),
+            unused=tuple(name for name in self.tensors if name not in drawn),
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network's first weights, and the names of what came from the file and what did not."""
+
+    weights: dict[str, Tensor]
+    loaded: tuple[str, ...]
+    other_shape: tuple[str, ...]  #: in the file with another shape; drawn
+    missing: tuple[str, ...]  #: not in the file; drawn
+    unused: tuple[str, ...]  #: in the file, and not in the network
+
+    def report(self) -> dict[str, Any]:
+        """The names, as plain values."""
+        return {name: list(getattr(self, name)) for name in ("loaded", "other_shape", "missing", "unused")}
+
+    def sentence(self) -> str:
+        """What was taken over, for people."""
+        parts = [f"{len(self.loaded)} of {len(self.weights)} tensors loaded"]
+        for names, what in (
+            (self.other_shape, "drawn at random, as their shape differs"),
+            (self.missing, "drawn at random, as the file lacks them"),
+            (self.unused, "in the file not used"),
+        ):
+            if names:
+                parts.append(f"{len(names)} {what} ({_some(names)})")
+        return "; ".join(parts)
+
+
+def alike(tensor: Tensor, drawn: Tensor) -> bool:
+    """Whether a tensor of a file can take the place of one of a network."""
+    return tensor.shape == drawn.shape and tensor.is_floating_point() == drawn.is_floating_point()
+
+
+def read_weights(path: Path) -> WeightsFile:
+    """The weights in a safetensors file, or in one that torch wrote, of which only tensors are read; else BadInput."""
+    try:
+        content = path.expanduser().read_bytes()
+    except OSError as error:
+        cause = error.strerror or error
+        raise BadInput(f"model.weights: '{path}' cannot be read ({cause}); name a file, or 'random'") from None
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = decode_tensors(content)
+        else:
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a reader says about a file that is something else
+        raise BadInput(
+            f"model.weights: '{path}' is neither a safetensors file nor one of torch with nothing but tensors "
+            f"({reason(error)[:120]}); name a file of weights, such as one of torch.save(network.state_dict(), FILE)"
+        ) from None
+    return WeightsFile(path, hashlib.sha256(content).hexdigest(), _tensors(found, path))
+
+
+def _tensors(found: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict in what a file holds, without the wrapping of training programs."""
+    for name in WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    tensors = {str(n): t for n, t in found.items() if isinstance(t, Tensor)} if isinstance(found, Mapping) else {}
+    if not tensors:
+        raise BadInput(f"model.weights: '{path}' holds no named tensors; name a file with a network's state dict")
+    wrapped = all(name.startswith(PREFIX) for name in tensors)
+    return {name.removeprefix(PREFIX) if wrapped else name: tensor for name, tensor in tensors.items()}
+
+
+def _some(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(list(names)[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

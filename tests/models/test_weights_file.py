@@ -1,0 +1,88 @@
+"""Files of first weights: what is read, what a network takes over, what is refused."""
+
+import hashlib
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from polyclinic import models
+from polyclinic.errors import BadInput
+from polyclinic.models import read_weights
+
+
+def drawn(outputs: int = 2) -> dict[str, torch.Tensor]:
+    return models.initial_weights(lambda: models.build("lenet5", channels=1, outputs=outputs, size=28), 1)
+
+
+def other(outputs: int = 2) -> dict[str, torch.Tensor]:
+    return {name: tensor + 1 for name, tensor in drawn(outputs).items()}
+
+
+@pytest.mark.parametrize("wrap", ["plain", "state_dict", "module."])
+def test_torch_files_and_safetensors_give_the_same_weights_and_the_digest_of_the_file(tmp_path, wrap):
+    weights = other()
+    save_file(weights, tmp_path / "w.safetensors")
+    inside = {f"module.{n}": t for n, t in weights.items()} if wrap == "module." else weights
+    torch.save({"state_dict": inside, "epoch": 3} if wrap == "state_dict" else inside, tmp_path / "w.pt")
+    for name in ("w.safetensors", "w.pt"):
+        file = read_weights(tmp_path / name)
+        assert file.sha256 == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        fitted = file.fitted(drawn(), "lenet5")
+        assert list(fitted.weights) == list(drawn())
+        assert all(torch.equal(fitted.weights[n], weights[n]) for n in weights)
+        assert fitted.sentence() == "10 of 10 tensors loaded"
+
+
+def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
+    weights = {n: t.half() for n, t in other(outputs=5).items() if n != "conv1.bias"}
+    weights |= {"fc9.weight": torch.ones(2), "conv2.bias": torch.ones(16, dtype=torch.int64)}
+    save_file(weights, tmp_path / "w.safetensors")
+    fitted = read_weights(tmp_path / "w.safetensors").fitted(drawn(), "lenet5")
+    assert fitted.other_shape == ("conv2.bias", "fc3.weight", "fc3.bias")
+    assert (fitted.missing, fitted.unused) == (("conv1.bias",), ("fc9.weight",))
+    for name, tensor in drawn().items():
+        wanted = weights[name].float() if name in fitted.loaded else tensor
+        assert torch.equal(fitted.weights[name], wanted), name
+        assert fitted.weights[name].dtype == torch.float32
+    words = fitted.sentence()
+    assert words.startswith(
+        "6 of 10 tensors loaded; 3 drawn at random, as their shape differs (conv2.bias, fc3.weight,"
+    )
+    assert words.endswith("1 in the file not used (fc9.weight)")
+
+
+class Dangerous:
+    def __reduce__(self):
+        return os.mkdir, ("made-by-a-pickle",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nowhere.pt", None, r"model\.weights: '.*nowhere\.pt' cannot be read \(No such file"),
+        ("text.pt", b"hello", r"model\.weights: '.*text\.pt' is neither a safetensors file nor one of torch"),
+        ("text.safetensors", b"hello", r"is neither a safetensors file nor one of torch"),
+        ("code.pt", {"a": Dangerous()}, r"nothing but tensors"),
+        ("empty.pt", {"epoch": 3}, r"holds no named tensors"),
+    ],
+)
+def test_other_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.chdir(tmp_path)
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif content is not None:
+        torch.save(content, tmp_path / name)
+    with pytest.raises(BadInput, match=message):
+        read_weights(tmp_path / name)
+    assert not (tmp_path / "made-by-a-pickle").exists()
+
+
+def test_a_file_of_another_network_and_one_that_is_not_finite_are_refused(tmp_path):
+    save_file({"layer1.weight": torch.ones(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(BadInput, match=r"no tensor of .* fits lenet5: the file has layer1\.weight, the network conv1"):
+        read_weights(tmp_path / "other.safetensors").fitted(drawn(), "lenet5")
+    save_file({"conv1.bias": torch.full((6,), torch.nan)}, tmp_path / "nan.safetensors")
+    with pytest.raises(BadInput, match=r"'conv1\.bias' in .* is not finite"):
+        read_weights(tmp_path / "nan.safetensors").fitted(drawn(), "lenet5")
