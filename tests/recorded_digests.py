@@ -63,7 +63,10 @@ DCGAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
 STYLEGAN2 = {"name": "stylegan2", "width": 2, "latent": 4, "steps": 2, "ada_images": 50}
 REPLAY = {"generator": VQVAE2, "replay": {"probe": False}}
 MADE = {"generator": DCGAN, "tuning": {"on": False}}
-FELICIA = {"name": "felicia", "steps": 2, "learner_steps": 3, "release": "augmented"}
+FELICIA = {
+    **{"name": "felicia", "steps": 2, "learner_steps": 3, "release": "augmented"},
+    **{"first_weights": "same", "central": "one"},
+}
 
 #: one run by name: its method, and tables that differ from `BASE`
 METHODS: dict[str, tuple[dict[str, Any], Tables]] = {

@@ -9,7 +9,6 @@ from test_feder import runner, study_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods.feder import FedER, queue_of
 from polyclinic.methods.shared import synthetic_buffer
-from polyclinic.runner.run import run
 from polyclinic.study import parse_study
 
 
@@ -98,10 +97,9 @@ def test_a_site_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkey
 # --- bad input ------------------------------------------------------------------------------------------
 
 
-def test_one_site_has_nobody_to_hand_to(tmp_path, cache):
-    study = parse_study({**study_of().as_tables(), "sites": {"partition": "iid", "count": 1}})
+def test_one_site_has_nobody_to_hand_to():
     with pytest.raises(BadInput, match="give it two sites or more"):
-        run(study, tmp_path / "alone", cache=cache)
+        parse_study({**study_of().as_tables(), "sites": {"partition": "iid", "count": 1}})
 
 
 def test_unknown_sites_are_named(go):

@@ -22,7 +22,7 @@ from polyclinic.methods.felicia import Felicia, _share_of_step
 from polyclinic.methods.shared.gan_site import NETWORKS
 from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation
 from polyclinic.privacy.record import EVERYTHING
-from polyclinic.randomness import torch_rng
+from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study, load_study
@@ -101,9 +101,9 @@ def test_the_central_discriminator_sees_what_left_and_nothing_else(felicia, tmp_
 
     def watch(self, federation, replies):
         released.update(image.numpy().tobytes() for reply in replies for image in reply.synthetic_images["images"])
-        images, site = whole(self, federation, replies)
-        seen.extend(image.numpy().tobytes() for image in images)
-        return images, site
+        batch = whole(self, federation, replies)
+        seen.extend(image.numpy().tobytes() for image in batch.images)
+        return batch
 
     monkeypatch.setattr(Felicia, "gather_images", watch)
     study = felicia(rounds=1)
@@ -127,7 +127,8 @@ def local_gan(study: Study, name: str) -> dict[str, torch.Tensor]:
     parts = prepare(study.data, study.sites)
     part = open_site(parts.folder, name).train
     target = Target(classes=tuple(parts.info["classes"]))
-    model = study.generator.build(channels=3, size=28, target=target, seed=study.seed)
+    own = seed_of(study.seed, name, "first weights")
+    model = study.generator.build(channels=3, size=28, target=target, seed=own)
     trainer = model.trainer()
     for number in (1, 2):
         rng = torch_rng(study.seed, name, "gan", number)
@@ -197,10 +198,14 @@ def test_classes_with_networks_of_their_own(felicia, undisturbed, schedule):
         assert any(name.startswith(f"generator.of_class.{label}.") for name in moved)
 
 
-def test_networks_for_each_class_are_refused_where_labels_are_values(felicia, tmp_path):
-    ages = {"task.name": "regression", "data.source": "hand-phantom", "generator.condition": "apart"}
+def test_networks_for_each_class_are_refused_where_labels_are_values(felicia):
+    ages = {"task.name": "regression", "data.source": "hand-phantom"}
     with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes"):
-        run(felicia(ages), tmp_path / "run")
+        felicia({**ages, "generator.condition": "apart"})
+    with pytest.raises(BadInput, match=r"method\.central: 'per-class' needs classes.*choose 'one'"):
+        felicia(ages, central="per-class")
+    with pytest.raises(BadInput, match=r"method\.central: 'per-class' needs images that are made for a class"):
+        felicia({"generator.condition": "none"}, central="per-class")
 
 
 def test_three_sites_and_a_wasserstein_gan(felicia, tmp_path):
@@ -242,9 +247,9 @@ def test_a_resumed_run_ends_with_the_same_bits(felicia, undisturbed, tmp_path, m
     assert resumed["worth"] == whole["worth"]
 
 
-def test_a_generator_without_a_discriminator_is_refused(tiny, tmp_path):
-    with pytest.raises(BadInput, match="felicia trains GANs"):
-        run(tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK), tmp_path / "run")
+def test_a_generator_without_a_discriminator_is_refused_before_the_run(tiny):
+    with pytest.raises(BadInput, match="felicia trains GANs; choose one of gan, dcgan, wgan-gp, stylegan2"):
+        tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.generators import GENERATORS
-from polyclinic.methods.felicia import CentralDiscriminator, Felicia
+from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
 from polyclinic.tasks import Target
 
 TRAINER: Any = SimpleNamespace(
@@ -22,9 +23,13 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def central(sites: int = 2, lr: float = 2e-4, **method: Any) -> CentralDiscriminator:
-    settings: Any = GENERATORS["dcgan"](width=4, latent=4, loss="log", lr=lr)
-    return CentralDiscriminator(Felicia(**method), settings, TRAINER, (1, 1, 28, 28), sites, 0)
+def central(sites: int = 2, rate: float = 2e-4, **how: Any) -> CentralDiscriminator:
+    settings: Any = GENERATORS["dcgan"](width=4, latent=4, loss="log", lr=rate)
+    return CentralDiscriminator(settings, TRAINER, (1, 1, 28, 28), sites, 0, **how)
+
+
+def no_labels(images: Tensor) -> Tensor:
+    return torch.zeros(len(images))
 
 
 class Mean(nn.Module):
@@ -40,24 +45,24 @@ def test_the_gradient_points_where_a_site_is_less_recognisable(towards):
     found = central(towards=towards)
     found.network = Mean()
     site = torch.tensor([0, 0, 1, 1])
-    gradient = found.image_gradient(torch.zeros(4, 1, 2, 2), site, found.other_sites(site, rng()))
+    gradient = found.image_gradient(torch.zeros(4, 1, 2, 2), site, found.other_sites(site, rng()), no_labels(site))
     assert (gradient[:2] < 0).all()  # the first site's images must become brighter, so its gradient is negative
     assert (gradient[2:] > 0).all()
 
 
 def test_it_learns_to_identify_sites():
-    found = central(central_lr=5e-3)
+    found = central(lr=5e-3)
     images = torch.cat([torch.full((8, 1, 28, 28), -0.5), torch.full((8, 1, 28, 28), 0.5)])
     images = images + 0.1 * torch.randn(images.shape, generator=rng())
     site = torch.tensor([0] * 8 + [1] * 8)
     for _ in range(40):
-        share = found.step(images, site)
+        share = found.step(images, site, no_labels(images))
     assert float(share) == 1.0
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.01, 0.01)])
 def test_it_may_learn_at_a_rate_of_its_own(own, expected):
-    assert central(lr=0.1, central_lr=own).optimizer.param_groups[0]["lr"] == expected
+    assert central(rate=0.1, lr=own).optimizer.param_groups[0]["lr"] == expected
 
 
 def test_another_site_is_another_and_every_other_comes():
@@ -79,9 +84,50 @@ def test_it_moves_where_it_learns_and_answers_where_it_acts(learn, act):
     found = central()
     before = [parameter.detach().clone() for parameter in found.network.parameters()]
     images, site = torch.randn(4, 1, 28, 28, generator=rng()), torch.tensor([0, 0, 1, 1])
-    gradient = found.step_and_gradient(images, site, site, learn=learn, act=act)
+    batch = ImagesOfSites(images, site, no_labels(images), turns=True)
+    gradient = found.step_and_gradient(batch, site, learn=learn, act=act)
     after = list(found.network.parameters())
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) == learn
     assert (gradient is not None) == act
     if act:
-        torch.testing.assert_close(gradient, found.image_gradient(images, site, site))
+        torch.testing.assert_close(gradient, found.image_gradient(images, site, site, no_labels(images)))
+
+
+# --- one for each class -------------------------------------------------------------------------------
+
+
+def of_classes(labels: Tensor, turns: bool) -> tuple[CentralDiscriminator, ImagesOfSites]:
+    images, site = torch.randn(len(labels), 1, 28, 28, generator=rng()), torch.arange(len(labels)) // 4
+    return central(per_class=True), ImagesOfSites(images, site, labels, turns)
+
+
+def test_an_image_moves_only_the_central_discriminator_of_its_class():
+    found, batch = of_classes(torch.ones(8, dtype=torch.long), turns=False)
+    before = [network.head.layer.weight.detach().clone() for network in found.network.of_class]
+    found.step(batch.images, batch.site, batch.labels)
+    after = [network.head.layer.weight for network in found.network.of_class]
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+
+
+def test_classes_in_turns_are_found_without_sorting_and_give_the_same():
+    labels = torch.arange(8) % 2
+    found = []
+    for turns in (True, False):
+        one, batch = of_classes(labels, turns)
+        found.append(one.step_and_gradient(batch, batch.site, learn=True, act=True))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("central", "condition", "expected"),
+    [
+        ("auto", "apart", True),
+        ("auto", "projection", False),
+        ("one", "apart", False),
+        ("per-class", "plane", True),
+    ],
+)
+def test_where_classes_are_trained_apart_each_has_a_central_discriminator(central, condition, expected):
+    generator: Any = GENERATORS["dcgan"](condition=condition)
+    assert Felicia(central=central).is_per_class(generator) == expected

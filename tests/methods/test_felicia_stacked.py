@@ -15,6 +15,7 @@ from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.methods.shared import gan_site
 from polyclinic.methods.shared.gan_site import NETWORKS, SiteGANs
+from polyclinic.randomness import seed_of
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -42,8 +43,8 @@ def built(monkeypatch):
     sizes: list[int] = []
     whole = SiteGANs.__init__
 
-    def watch(self, sites, **how):
-        whole(self, sites, **how)
+    def watch(self, sites, models, **how):
+        whole(self, sites, models, **how)
         assert isinstance(self.networks, StackedGAN) == (len(sites) > 1)
         sizes.append(len(sites))
 
@@ -61,10 +62,11 @@ def ledger(result: Result, site: str) -> list[tuple]:
     return [(line["round"], line["operation"], line["kind"], line["bytes"]) for line in map(json.loads, lines)]
 
 
-def initial(study: Study) -> torch.Tensor:
+def initial(study: Study, site: str) -> torch.Tensor:
     """All weights of a site's GAN in the beginning."""
     target = Target(classes=tuple(prepare(study.data, study.sites).info["classes"]))
-    return flat(study.generator.build(channels=3, size=28, target=target, seed=study.seed).state())
+    seed = seed_of(study.seed, site, "first weights")
+    return flat(study.generator.build(channels=3, size=28, target=target, seed=seed).state())
 
 
 def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -74,8 +76,8 @@ def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
 def check_same(study: Study, one: Result, other: Result, sites: tuple[str, ...] = SITES) -> None:
     """Up to rounding. Adam moves a weight whose gradient is next to nothing by the sign of the rounding, so that single
     weights may differ; all together differ by less than a hundredth of what training has moved."""
-    start = initial(study)
     for site in sites:
+        start = initial(study, site)
         wanted, found = flat(gan_of(one, site)), flat(gan_of(other, site))
         assert (wanted - start).norm() > 0.05
         assert (found - wanted).norm() < 0.01 * (wanted - start).norm(), site
@@ -86,6 +88,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "local": ({}, {"schedule": "local", "exchange_every": 2, "towards": "other"}),
     "alone": ({}, {"weight": 0.0}),
     "classes apart": ({"generator.condition": "apart", "generator.balance": True}, {}),
+    "classes apart, local": (
+        {"generator.condition": "apart", "generator.balance": True},
+        {"schedule": "local", "exchange_every": 2},
+    ),
     "shared noise": ({"generator.name": "gan", "generator.labels": "even"}, {"shared_noise": True, "wire": "small"}),
 }
 
@@ -120,8 +126,8 @@ def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(felicia, mon
 
 
 def _with_graphs(whole):
-    def init(self, sites, **how):
-        whole(self, sites, **how)
+    def init(self, sites, models, **how):
+        whole(self, sites, models, **how)
         self.graphed = True
 
     return init

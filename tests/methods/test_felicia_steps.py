@@ -18,9 +18,9 @@ from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.random_source import RandomSource
-from polyclinic.methods.felicia import CentralDiscriminator, Felicia, _floats
-from polyclinic.methods.shared.gan_site import NETWORKS
-from polyclinic.randomness import torch_rng
+from polyclinic.methods.felicia import Felicia, _floats
+from polyclinic.methods.shared.gan_site import NETWORKS, SyntheticBatch
+from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.result import Result
 from polyclinic.study import Study
 from polyclinic.tasks import Target
@@ -55,7 +55,9 @@ class Plain:
         self.part = open_site(parts.folder, name).train
         self.target = Target(classes=tuple(parts.info["classes"]))
         self.study, self.name = study, name
-        self.model = study.generator.build(channels=3, size=28, target=self.target, seed=study.seed)
+        alike = study.method.first_weights == "same"
+        seed = study.seed if alike else seed_of(study.seed, name, "first weights")
+        self.model = study.generator.build(channels=3, size=28, target=self.target, seed=seed)
         self.trainer = self.model.trainer()
 
     def begin(self, round: int, purpose: str = "gan") -> None:
@@ -81,17 +83,19 @@ class Both:
     """Two sites and their central discriminator, which lasts from the first step to the last."""
 
     def __init__(self, study: Study) -> None:
-        self.method, settings = study.method, study.generator
+        self.method = study.method
         assert isinstance(self.method, Felicia)
         self.sites = [Plain(study, name) for name in ("site-1", "site-2")]
         trainer: Any = SimpleNamespace(target=self.sites[0].target, device=CPU, precision="fp32", graphs=False)
-        self.central = CentralDiscriminator(self.method, settings, trainer, (1, 3, 28, 28), 2, study.seed)
+        at: Any = SimpleNamespace(generator=study.generator, trainer=trainer, seed=study.seed)
+        self.central = self.method.first_central(at, (1, 3, 28, 28), 2)
         self.seed = study.seed
 
     def gradient(self, images: Tensor, site: int, rng: torch.Generator) -> Tensor:
         """lambda times the gradient of the mean over a site's images."""
         number = torch.full((len(images),), site)
-        return 3.0 * self.central.image_gradient(images, number, self.central.other_sites(number, rng)) / len(images)
+        other = self.central.other_sites(number, rng)
+        return 3.0 * self.central.image_gradient(images, number, other, self.sites[site].labels) / len(images)
 
     def synchronously(self) -> None:
         for round in range(1, ROUNDS + 1):
@@ -104,7 +108,8 @@ class Both:
         """Every D_i, then D_p on all synthetic images, then every G_i."""
         fakes = [one.discriminate_and_make() for one in self.sites]
         if step >= self.method.frozen:
-            self.central.step(torch.cat(fakes), torch.tensor([0] * BATCH + [1] * BATCH))
+            labels = torch.cat([one.labels for one in self.sites])
+            self.central.step(torch.cat(fakes), torch.tensor([0] * BATCH + [1] * BATCH), labels)
         gradients = [self.gradient(fake, k, rng) for k, fake in enumerate(fakes)]
         for one, gradient in zip(self.sites, gradients, strict=True):
             one.generate(gradient if step >= self.method.warm_up else None)
@@ -114,12 +119,13 @@ class Both:
         for round, begin, steps in exchanges(self.method.exchange_every):
             sent = [self.alone(k, round, begin, steps) for k in range(2)]
             for place in range(steps):
-                shares = [images[place::steps] for images in sent]
+                shares = [images[place::steps] for images, _ in sent]
+                labels = torch.cat([labels[place::steps] for _, labels in sent])
                 site = torch.cat([torch.full((len(share),), k) for k, share in enumerate(shares)])
                 if begin + place >= self.method.frozen:
-                    self.central.step(torch.cat(shares), site)
+                    self.central.step(torch.cat(shares), site, labels)
 
-    def alone(self, k: int, round: int, begin: int, steps: int) -> Tensor:
+    def alone(self, k: int, round: int, begin: int, steps: int) -> SyntheticBatch:
         one = self.sites[k]
         one.begin(round, f"gan from {begin}")
         for step in range(begin, begin + steps):
@@ -127,9 +133,10 @@ class Both:
             rng = torch_rng(self.seed, one.name, f"other owner {step}", round)
             one.generate(self.gradient(fake, k, rng) if step >= self.method.warm_up else None)
         count = self.method.sent or steps * BATCH
+        labels = [one.batches.next()[1] for _ in range(-(-count // BATCH))]
         with torch.no_grad():
-            made = [one.trainer.make_images(one.batches.next()[1], one.noise) for _ in range(-(-count // BATCH))]
-        return torch.cat(made)[:count]
+            made = [one.trainer.make_images(some, one.noise) for some in labels]
+        return SyntheticBatch(torch.cat(made)[:count], torch.cat(labels)[:count])
 
 
 def exchanges(every: int) -> Iterator[tuple[int, int, int]]:
@@ -148,7 +155,7 @@ def check(result: Result, both: Both) -> None:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    *({}, {"towards": "other"}, {"shared_noise": True}),
+    *({}, {"towards": "other"}, {"shared_noise": True}, {"first_weights": "same"}, {"central": "per-class"}),
     {"central_lr": 0.01, "warm_up": 2, "frozen": 4},
 ]
 
@@ -179,8 +186,8 @@ def test_the_small_wire_tells_the_central_discriminator_nearly_the_same(felicia)
     """What arrives is what was made, but for the steps of a byte; and gradients but for bfloat16."""
     method = felicia(wire="small").method
     made = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    unprotected = SimpleNamespace(trainer=SimpleNamespace(privacy=None))
-    parcel = method.parcel_of(unprotected, made)
+    unprotected = SimpleNamespace(trainer=SimpleNamespace(privacy=None), generator=felicia().generator)
+    parcel = method.parcel_of(unprotected, SyntheticBatch(made, torch.zeros(4)))
     arrived = _floats(parcel.tensors["images"])
     assert parcel.tensors["images"].dtype == torch.uint8
     torch.testing.assert_close(arrived, made, rtol=0, atol=1 / 127)

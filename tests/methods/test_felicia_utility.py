@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
-from polyclinic.data.parts import open_site, prepare
+from polyclinic.data.parts import ImageSet, open_site, prepare
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state
 from polyclinic.generators.gan.batches import centred
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.utility import TRAINING_SETS, TrainedNetwork
+from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
+from polyclinic.tasks import Target
 from polyclinic.training import private
 
 STUDY = {
@@ -49,7 +53,7 @@ def scripted(monkeypatch):
     def say(*rounds: dict[str, float]) -> None:
         calls = itertools.count(2)
 
-        def train_networks(site, synthetic, steps, known):
+        def train_networks(site, sets, steps, known):
             number = next(calls) // 2  # two sites in a round
             initial = site.trainer.initial_local
             new = {
@@ -99,7 +103,7 @@ def test_of_several_rounds_each_training_set_keeps_the_best_and_real_images_are_
     assert [line["sites"]["site-1"]["validation_synthetic"] for line in result["worth"]] == [0.4, 0.6]
     assert [line["sites"]["site-1"]["validation_real"] for line in result["worth"]] == [0.5, 0.5]
     state = state_of(result, "site-1")
-    assert [weight_of(state, f"diet-{diet}") for diet in TRAINING_SETS] == [10, 21, 12]
+    assert [weight_of(state, f"diet-{diet}") for diet in OWN_SETS] == [10, 21, 12]
     assert weight_of(state, "best") == 12
 
 
@@ -108,7 +112,7 @@ def test_scores_are_of_the_split_that_they_name(felicia, monkeypatch, tmp_path):
     result = run(felicia(images=17), tmp_path / "run")
     for site, figures in result["worth"][0]["sites"].items():
         counts = result["data"]["counts"][site]
-        for diet in TRAINING_SETS:
+        for diet in OWN_SETS:
             assert figures[f"validation_{diet}"] == counts["validation"] != counts["test"]
             assert figures[f"test_{diet}"] == counts["test"]
 
@@ -120,7 +124,7 @@ def test_sub_groups_make_up_the_whole(felicia, undisturbed):
     counts = {str(name): int(np.sum(groups == name)) for name in np.unique(groups)}
     assert len(counts) > 2
     for site in parts.names:
-        for diet in TRAINING_SETS:
+        for diet in OWN_SETS:
             marks = result.metrics["diets"][site][diet]
             right = sum(counts[name] * marks["subgroups"][name]["accuracy"] for name in counts)
             assert right / sum(counts.values()) == pytest.approx(marks["test"]["accuracy"])
@@ -130,9 +134,9 @@ def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch
     made = []
     whole = utility.train_networks
 
-    def watch(site, synthetic, steps, known):
-        made.append(synthetic)
-        return whole(site, synthetic, steps, known)
+    def watch(site, sets, steps, known):
+        made.append(sets["synthetic"])
+        return whole(site, sets, steps, known)
 
     monkeypatch.setattr(utility, "train_networks", watch)
     run(felicia(images=400), tmp_path / "run")
@@ -156,3 +160,64 @@ def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_f
     result = run(felicia({"privacy.on": ["generator"], "generator.labels": "even"}), tmp_path / "run")
     assert result["failures"] == []
     assert sorted(looks) == ["site-1", "site-2"]
+
+
+# --- images of all sites ------------------------------------------------------------------------------
+
+
+def test_sites_that_share_images_also_learn_from_those_of_all_sites(felicia, monkeypatch, tmp_path):
+    given: dict[str, dict[str, ImageSet]] = {}
+    whole = utility.train_networks
+
+    def watch(site, sets, steps, known):
+        given[site.name] = dict(sets)
+        return whole(site, sets, steps, known)
+
+    monkeypatch.setattr(utility, "train_networks", watch)
+    study = felicia({"sites.count": 3}, share_images=True, images=10, release="synthetic-all")
+    result = run(study, tmp_path / "run")
+    assert result["failures"] == []
+    left = [json.loads(line) for line in (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
+    shared = [line for line in left if line["operation"] == "give_images"]
+    assert [line["kind"] for line in shared] == ["synthetic-images"]
+    for site, sets in given.items():
+        assert list(sets) == list(TRAINING_SETS)
+        real, own, of_all = len(sets["real"]), sets["synthetic"], sets["synthetic-all"]
+        assert (len(own), len(of_all), len(sets["augmented-all"])) == (10, 30, real + 30)
+        assert np.array_equal(of_all.images[:10], own.images)
+        assert result.metrics["diets"][site]["released"] == "synthetic-all"
+        assert set(result.metrics["diets"][site]) == {*TRAINING_SETS, "released"}
+    row = result["worth"][0]["sites"]["site-1"]
+    assert {"test_synthetic-all", "validation_augmented-all"} <= row.keys()
+    # what a site got besides its own are the images that the other two gave: the same for the third site
+    others = [given[name]["synthetic-all"].images[10:] for name in ("site-1", "site-2")]
+    assert np.array_equal(others[0][10:], others[1][10:])
+    assert not np.array_equal(others[0][:10], others[1][:10])
+
+
+def test_without_sharing_no_site_gives_images_away(felicia, undisturbed):
+    result = undisturbed(felicia())
+    assert "give_images" not in (result.folder / "ledger" / "site-1.jsonl").read_text()
+    assert set(result.metrics["diets"]["site-1"]) == {*OWN_SETS, "released"}
+
+
+def test_a_network_from_all_sites_images_needs_them(felicia):
+    with pytest.raises((BadInput, ValidationError), match=r"release 'augmented-all' needs.*set share_images = true"):
+        felicia(release="augmented-all")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "error"),
+    [
+        (torch.zeros(2, 3, 28, 28), torch.zeros(2, dtype=torch.long), "not uint8"),
+        (torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), "not uint8"),
+        (torch.zeros(2, 3, 28, 28, dtype=torch.uint8), torch.tensor([0, 2]), "labels run from 0 to 2"),
+        (torch.zeros(2, 3, 28, 28, dtype=torch.uint8), torch.zeros(1, dtype=torch.long), "labels of shape"),
+    ],
+)
+def test_images_of_others_that_are_not_like_ones_own_are_refused(images, labels, error):
+    own = SimpleNamespace(images=np.zeros((1, 3, 28, 28), np.uint8))
+    target = SimpleNamespace(target=Target(classes=("a", "b")))
+    site: Any = SimpleNamespace(data=SimpleNamespace(train=own), trainer=target)
+    with pytest.raises((WorkFailed, BadInput), match=error):
+        utility.received_part(site, {"images": images, "labels": labels})

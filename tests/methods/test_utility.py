@@ -61,8 +61,9 @@ def test_training_sets_start_alike_and_the_useful_one_is_released():
     good, bad = part(60, 3), part(60, 3, flipped=True)
     marks = {}
     for name, made in (("good", good), ("bad", bad)):
-        found = utility.train_networks(make_site(real, validation), made, 20, {})
-        assert set(found) == set(utility.TRAINING_SETS)
+        sets = utility.training_sets(real, made, None)
+        found = utility.train_networks(make_site(real, validation), sets, 20, {})
+        assert set(found) == set(utility.OWN_SETS)
         marks[name] = found
     assert (
         marks["good"]["real"].score == marks["bad"]["real"].score
@@ -93,7 +94,7 @@ def test_a_larger_score_is_a_better_one_whatever_the_metric(better, metric, sign
 
 
 def test_each_training_set_is_what_its_name_says(monkeypatch):
-    real, synthetic, validation = part(6, 1), part(4, 3), part(9, 2)
+    real, synthetic, others, validation = part(6, 1), part(4, 3), part(5, 4), part(9, 2)
     used: list[ImageSet] = []
 
     def watch(trainer, optimizer, train, held_out, steps, rng):
@@ -102,17 +103,22 @@ def test_each_training_set_is_what_its_name_says(monkeypatch):
         return utility.TrainedNetwork({}, float(torch.rand((), generator=rng)))
 
     monkeypatch.setattr(utility, "train_network", watch)
-    found = utility.train_networks(make_site(real, validation), synthetic, 1, {})
+    sets = utility.training_sets(real, synthetic, others)
+    found = utility.train_networks(make_site(real, validation), sets, 1, {})
     assert len({network.score for network in found.values()}) == 1  # all from the same draws
     both = np.concatenate([real.images, synthetic.images])
-    for train, images in zip(used, (real.images, synthetic.images, both), strict=True):
+    of_all = np.concatenate([synthetic.images, others.images])
+    wanted = (real.images, synthetic.images, both, of_all, np.concatenate([real.images, of_all]))
+    assert tuple(sets) == utility.TRAINING_SETS
+    for train, images in zip(used, wanted, strict=True):
         assert np.array_equal(train.images, images)
         assert len(train.labels) == len(images)
 
 
 def test_what_is_known_is_not_trained_again():
     known = {"real": utility.TrainedNetwork({"w": torch.zeros(1)}, 0.7)}
-    found = utility.train_networks(make_site(part(6, 1), part(6, 2)), part(6, 3), 2, known)
+    sets = utility.training_sets(part(6, 1), part(6, 3), None)
+    found = utility.train_networks(make_site(part(6, 1), part(6, 2)), sets, 2, known)
     assert found["real"] is known["real"]
 
 
@@ -121,3 +127,13 @@ def test_without_validation_images_the_last_moment_counts():
     found = train_once(make_trainer(), part(9, 1), none, steps=5)
     assert found.score == 0.0
     assert any(not torch.equal(found.weights[name], tensor) for name, tensor in first_weights().items())
+
+
+def test_validation_chooses_the_better_of_the_two_sets_with_synthetic_images():
+    def chosen(**scores: float) -> str:
+        networks = {name.replace("_", "-"): utility.TrainedNetwork({}, score) for name, score in scores.items()}
+        return utility.choose_by_validation(networks)
+
+    assert chosen(real=0.5, augmented=0.6, augmented_all=0.7, synthetic_all=0.9) == "augmented-all"
+    assert chosen(real=0.5, augmented=0.6, augmented_all=0.6) == "augmented"
+    assert chosen(real=0.7, augmented=0.6, augmented_all=0.7) == "real"

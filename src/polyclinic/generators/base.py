@@ -76,6 +76,13 @@ class Generator(Settings):
             model.load(state)
         return model
 
+    def check_images(self, size: int, task: str) -> None:
+        """BadInput if it cannot learn images of this side with a task's labels."""
+
+    def sampling_obstacle(self) -> str | None:
+        """Why images cannot be sampled with these settings, in a sentence with the cure, or None."""
+        return None
+
     @abstractmethod
     def dp_obstacle(self) -> str | None:
         """Why these settings cannot be trained with differential privacy, in a sentence with the cure, or None."""

@@ -11,7 +11,7 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -61,7 +61,7 @@ class FedER(LocalWork, PeerMethod):
     # --- the coordinator --------------------------------------------------------------------------
 
     def run(self, federation: Federation) -> Weights:
-        self.check_sites(federation)
+        self.check_sites(federation.sites)
         self.prepare_sites(federation)
         if self.mode == "asynchronous":
             self.run_asynchronously(federation)
@@ -241,12 +241,12 @@ class FedER(LocalWork, PeerMethod):
             "accountant; take the table [privacy] out, or choose fedavg-replay with replay.codes = 'prior'"
         )
 
-    def check_sites(self, federation: Federation) -> None:
-        if len(federation.sites) < 2:
+    def check_sites(self, sites: Sequence[str]) -> None:
+        if len(sites) < 2:
             raise BadInput(f"sites: '{self.name}' hands models from site to site; give it two sites or more")
-        unknown = sorted(set(self.turn_takes) - set(federation.sites))
+        unknown = sorted(set(self.turn_takes) - set(sites))
         if unknown:
-            known = ", ".join(federation.sites)
+            known = ", ".join(sites)
             raise BadInput(f"method.turn_takes: there is no site '{unknown[0]}'; choose from {known}")
         if self.turn_takes and self.mode == "synchronous":
             raise BadInput("method.turn_takes: sites in step wait for each other; set method.mode = 'asynchronous'")

@@ -7,7 +7,7 @@ coordinator. The released model is encoder and rest joined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -74,12 +74,15 @@ class FedReplay(Method):
         if self.encoder_site == "largest":
             replies = federation.ask_all("count")
             return max(replies, key=lambda reply: reply.metadata["samples"]).site
-        if self.encoder_site not in federation.sites:
-            known = ", ".join(federation.sites)
+        self.check_sites(federation.sites)
+        return self.encoder_site
+
+    def check_sites(self, sites: Sequence[str]) -> None:
+        if self.encoder_site not in ("largest", "random", *sites):
+            known = ", ".join(sites)
             raise BadInput(
                 f"method.encoder_site: there is no site '{self.encoder_site}'; choose largest, random or {known}"
             )
-        return self.encoder_site
 
     def collect(self, federation: Federation, encoder: Weights) -> Weights:
         """What all sites send, under the site's name."""

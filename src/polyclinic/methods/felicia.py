@@ -16,38 +16,44 @@ al. 2021) is the special case of one site's images in random parts: `sites.parti
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
+from pydantic import Field, model_validator
+from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.data.pixels import to_uint8
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.generators.base import initial_networks
+from polyclinic.generators import GENERATORS, Generator, GeneratorModel
+from polyclinic.generators.adversarial import AdversarialGenerator
 from polyclinic.generators.gan.batches import centred
-from polyclinic.generators.gan.losses import confusion_loss, site_cross_entropy
-from polyclinic.generators.gan.networks import update_spectral_norms
-from polyclinic.generators.gan.settings import GAN
-from polyclinic.generators.gan.trainer import adam
+from polyclinic.generators.gan.model import GANModel
+from polyclinic.generators.stylegan2.model import StyleGAN2Model
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.gan_site import SiteGANs, by_gans, gan_model, gan_settings, stackable
+from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
+from polyclinic.methods.shared.gan_site import (
+    SiteGANs,
+    SyntheticBatch,
+    TrainingGANs,
+    adversarial_settings,
+    by_gans,
+    classes_take_turns,
+    gan_model,
+    stackable,
+)
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.methods.shared.stylegan_site import SiteStyleGAN
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Backbone
-from polyclinic.randomness import seed_of
 from polyclinic.training import private
-from polyclinic.training.graphs import GraphedFunction
 
 Tensors = Mapping[str, Tensor]
 
@@ -65,6 +71,16 @@ class Felicia(Method):
         "away",
         description="a generator's central loss: phi of being identified (Eq. 6), or the cross-entropy of being taken "
         "for another site, drawn at random (PrivGAN's code)",
+    )
+    first_weights: Literal["independent", "same"] = Field(
+        "independent",
+        description="how sites' GANs begin: each site with weights of its own, as the paper duplicates a base GAN, or "
+        "all with the same weights",
+    )
+    central: Literal["auto", "one", "per-class"] = Field(
+        "auto",
+        description="central discriminators: one for all classes, or one for each class, as PrivGAN's code, which "
+        "trains classes apart; auto: one for each class where generator.condition = 'apart', else one",
     )
     central_lr: float | None = Field(None, gt=0, description="learning rate of the central discriminator, if another")
     warm_up: int = Field(0, ge=0, description="first steps in which the central term does not act yet")
@@ -91,6 +107,11 @@ class Felicia(Method):
         ge=1,
         description="synthetic images a site's network learns from; as many as it has real ones if not given",
     )
+    share_images: bool = Field(
+        False,
+        description="at the end sites hand synthetic images to each other, and networks also learn from those of all "
+        "sites (training sets synthetic-all and augmented-all)",
+    )
     learner_steps: int = Field(300, ge=1, description="steps of a site's network for each training set")
     weigh_every: int = Field(
         0, ge=0, description="rounds after which synthetic images are evaluated; 0 for the last round only"
@@ -98,7 +119,7 @@ class Felicia(Method):
     margin: float = Field(
         0.0, ge=0, description="by how much validation scores must rise for synthetic images to count"
     )
-    release: Literal["gate", "real", "synthetic", "augmented"] = Field(
+    release: Literal["gate", "real", "synthetic", "augmented", "synthetic-all", "augmented-all"] = Field(
         "gate",
         description="which network a site releases: the one that validation chooses, or always that of one training "
         "set",
@@ -109,10 +130,15 @@ class Felicia(Method):
         tasks=("classification", "regression"), private_networks=("generator",), tunes_generator=False
     )
 
+    @model_validator(mode="after")
+    def _images_are_there(self) -> Felicia:
+        if self.release in utility.SHARED_SETS and not self.share_images:
+            raise ValueError(f"release '{self.release}' needs the other sites' images; set share_images = true")
+        return self
+
     # --- the coordinator --------------------------------------------------------------------------
 
     def run(self, federation: Federation) -> Weights:
-        self.check_generator(federation)
         state = federation.state(central={}, moments={}, worth=[])
         for number in federation.rounds(self.rounds, state):
             if self.weight == 0 or len(federation.sites) == 1:
@@ -122,7 +148,8 @@ class Felicia(Method):
             else:
                 self.local_round(federation, state)
             if number == self.rounds or (self.weigh_every and number % self.weigh_every == 0):
-                state.worth = [*state.worth, utility.ask_utility(federation, "evaluate_utility")]
+                others = self.collect_images(federation)
+                state.worth = [*state.worth, utility.ask_utility(federation, "evaluate_utility", others)]
             federation.evaluate()
         federation.report("worth", state.worth)
         return {}
@@ -132,10 +159,10 @@ class Felicia(Method):
         central, first = None, (federation.round - 1) * self.steps
         replies = federation.ask_all("start_round")
         for step in range(first, first + self.steps):
-            images, site = self.gather_images(federation, replies)
-            central = central or self.central_discriminator(federation, state, images)
-            other = central.other_sites(site, federation.rng(f"other owner {step}"))
-            gradient = central.step_and_gradient(images, site, other, learn=self.learns(step), act=self.acts(step))
+            batch = self.gather_images(federation, replies)
+            central = central or self.central_discriminator(federation, state, batch.images)
+            other = central.other_sites(batch.site, federation.rng(f"other owner {step}"))
+            gradient = central.step_and_gradient(batch, other, learn=self.learns(step), act=self.acts(step))
             replies = self.ask_generators(federation, replies, gradient, last=step == first + self.steps - 1)
             if not replies:
                 break
@@ -166,12 +193,12 @@ class Felicia(Method):
             down = Parcel("generator", state.central) if state.central else None
             names = list(federation.sites)
             replies = federation.ask_all("train_locally", central=down, begin=begin, steps=steps, names=names)
-            images, site = self.gather_images(federation, replies)
-            central = central or self.central_discriminator(federation, state, images)
+            batch = self.gather_images(federation, replies)
+            central = central or self.central_discriminator(federation, state, batch.images)
             for step in range(begin, begin + steps):
-                share = _share_of_step(site, step - begin, steps)
+                share = _share_of_step(batch.site, step - begin, steps)
                 if self.learns(step) and bool(share.any()):
-                    central.step(images[share], site[share])
+                    central.step(batch.images[share], batch.site[share], batch.labels[share])
             _remember(central, state)
 
     def learns(self, step: int) -> bool:
@@ -184,28 +211,66 @@ class Felicia(Method):
 
     def central_discriminator(self, federation: Federation, state: State, images: Tensor) -> CentralDiscriminator:
         """As it stands; built when the first synthetic images show their shape."""
-        settings, count = gan_settings(federation), len(federation.sites)
-        central = CentralDiscriminator(self, settings, federation.trainer, images.shape, count, federation.seed)
+        central = self.first_central(federation, images.shape, len(federation.sites))
         if state.central:
             central.network.load_state_dict(dict(state.central))
         restore_optimizer(central.optimizer, state.moments)
         return central
 
-    def gather_images(self, federation: Federation, replies: list[Reply]) -> tuple[Tensor, Tensor]:
-        """All sites' images in [-1, 1], and the number of the site of each."""
+    def first_central(self, at: Federation | Site, images: Sequence[int], sites: int) -> CentralDiscriminator:
+        """As it is in the beginning, the same wherever it is built; `images` is the shape [N, C, H, W]."""
+        settings = adversarial_settings(at)
+        how: dict[str, Any] = {"towards": self.towards, "lr": self.central_lr, "per_class": self.is_per_class(settings)}
+        return CentralDiscriminator(settings, at.trainer, images, sites, at.seed, **how)
+
+    def gather_images(self, federation: Federation, replies: list[Reply]) -> ImagesOfSites:
+        """All sites' images, and the number of the site and the label of each."""
+        device, per_class = federation.trainer.device, self.is_per_class(adversarial_settings(federation))
         images = [_floats(_images(reply)) for reply in replies]
         site = [
             torch.full((len(some),), federation.sites.index(r.site)) for r, some in zip(replies, images, strict=True)
         ]
-        return torch.cat(images).to(federation.trainer.device), torch.cat(site).to(federation.trainer.device)
+        classes = len(federation.trainer.target.classes)
+        labels = torch.cat(
+            [_labels(reply, classes) if per_class else torch.zeros(len(_images(reply))) for reply in replies]
+        )
+        turns = not per_class or bool((labels == torch.arange(len(labels)) % classes).all())
+        return ImagesOfSites(torch.cat(images).to(device), torch.cat(site).to(device), labels.to(device), turns)
+
+    def collect_images(self, federation: Federation) -> dict[str, dict[str, Any]]:
+        """For each site, the synthetic images of all the others; nothing where sites do not share them."""
+        if not self.share_images or len(federation.sites) == 1:
+            return {}
+        given = {reply.site: reply.parcel("synthetic-images").tensors for reply in federation.ask_all("give_images")}
+        others = {site: [tensors for name, tensors in given.items() if name != site] for site in given}
+        joined = {
+            site: {name: torch.cat([tensors[name] for tensors in sets]) for name in ("images", "labels")}
+            for site, sets in others.items()
+            if sets
+        }
+        return {
+            site: {"synthetic_images": Parcel("synthetic-images", tensors, compressed=("images",))}
+            for site, tensors in joined.items()
+        }
 
     def pack_gradient(self, gradient: Tensor) -> Tensor:
         return gradient.cpu() if self.wire == "exact" else gradient.to(torch.bfloat16).cpu()
 
-    def check_generator(self, federation: Federation) -> None:
-        if not isinstance(federation.generator, GAN):
-            raise BadInput("generator.name: felicia trains GANs; choose one of gan, dcgan, wgan-gp")
-        federation.generator.check_target(federation.trainer.target)
+    def is_per_class(self, generator: AdversarialGenerator) -> bool:
+        """Whether there is a central discriminator for each class."""
+        return generator.separates_classes if self.central == "auto" else self.central == "per-class"
+
+    def check_generator(self, generator: Generator, task: str) -> None:
+        if not isinstance(generator, AdversarialGenerator):
+            can = [name for name, kind in GENERATORS.working().items() if issubclass(kind, AdversarialGenerator)]
+            raise BadInput(f"generator.name: felicia trains GANs; choose one of {', '.join(can)}")
+        if self.central == "per-class" and task != "classification":
+            raise BadInput(f"method.central: 'per-class' needs classes, which {task} does not have; choose 'one'")
+        if self.central == "per-class" and generator.ignores_labels:
+            raise BadInput(
+                "method.central: 'per-class' needs images that are made for a class, and generator.condition = 'none' "
+                "ignores labels; choose 'one', or another generator.condition"
+            )
 
     def needs_generator(self) -> bool:
         return True
@@ -225,7 +290,7 @@ class Felicia(Method):
     def train_alone(self, sites: Sequence[Site]) -> list[None]:
         """A round without the central term."""
         for group in stackable(sites):
-            gans = SiteGANs(group, steps=self.steps, shared_noise=self.shared_noise)
+            gans = self.gans_of(group, self.steps)
             for _ in range(self.steps):
                 gans.local_step()
             gans.keep()
@@ -234,13 +299,13 @@ class Felicia(Method):
     @operation("synthetic-images", grouped=True, address="begin")
     def start_round(self, sites: Sequence[Site]) -> list[Parcel]:
         """Start a round of the synchronous schedule with the discriminator's step; the first images."""
-        images: list[Tensor] = []
+        made: list[SyntheticBatch] = []
         for group in stackable(sites):
-            gans = SiteGANs(group, steps=self.steps, shared_noise=self.shared_noise)
+            gans = self.gans_of(group, self.steps)
             for site in group:
                 site.memory["gans"] = gans
-            images += gans.start()
-        return [self.parcel_of(site, own) for site, own in zip(sites, images, strict=True)]
+            made += gans.start()
+        return [self.parcel_of(site, own) for site, own in zip(sites, made, strict=True)]
 
     @operation("synthetic-images", grouped=True, address="go_on")
     def generator_step(
@@ -257,8 +322,8 @@ class Felicia(Method):
                 for site in group:
                     site.memory.clear()
                 continue
-            images = dict(zip(gans.names, gans.advance(own), strict=True))
-            released |= {site.name: self.parcel_of(site, images[site.name]) for site in group}
+            made = dict(zip(gans.names, gans.advance(own), strict=True))
+            released |= {site.name: self.parcel_of(site, made[site.name]) for site in group}
         return [released.get(site.name) for site in sites]
 
     @operation("synthetic-images", grouped=True, address="train_apart")
@@ -271,18 +336,31 @@ class Felicia(Method):
         central: Sequence[Tensors | None] | None = None,
     ) -> list[Parcel]:
         """Some steps with the central discriminator as it came (in the beginning, as everyone builds it); images."""
-        images: list[Tensor] = []
+        made: list[SyntheticBatch] = []
         for group in stackable(sites):
-            gans = SiteGANs(group, steps=steps[0], shared_noise=self.shared_noise, purpose=f"gan from {begin[0]}")
+            gans = self.gans_of(group, steps[0], purpose=f"gan from {begin[0]}")
             received = self.received(group[0], central[0] if central else None, len(names[0]))
+            received.expect_turns(classes_take_turns(group))
             for step in range(begin[0], begin[0] + steps[0]):
                 self.local_step(gans, group, received, names[0], step)
             gans.keep()
-            images += gans.sample(self.sent or steps[0] * gan_settings(group[0]).batch_size)
-        return [self.parcel_of(site, own) for site, own in zip(sites, images, strict=True)]
+            made += gans.sample(self.sent or steps[0] * adversarial_settings(group[0]).batch_size)
+        return [self.parcel_of(site, own) for site, own in zip(sites, made, strict=True)]
+
+    def gans_of(self, group: Sequence[Site], steps: int, purpose: str = "gan") -> TrainingGANs:
+        """The GANs of some sites, ready for the steps of a round."""
+        models = [self.model_of(site) for site in group]
+        if isinstance(models[0], StyleGAN2Model):
+            return SiteStyleGAN(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
+        gans = [model for model in models if isinstance(model, GANModel)]
+        return SiteGANs(group, gans, steps=steps, shared_noise=self.shared_noise, purpose=purpose)
+
+    def model_of(self, site: Site) -> GeneratorModel:
+        """The site's GAN as it is now."""
+        return gan_model(site, independent=self.first_weights == "independent")
 
     def local_step(
-        self, gans: SiteGANs, group: Sequence[Site], central: CentralDiscriminator, names: list[str], step: int
+        self, gans: TrainingGANs, group: Sequence[Site], central: CentralDiscriminator, names: list[str], step: int
     ) -> None:
         """A step of the local schedule, with the central discriminator as it came down."""
         if not self.acts(step):
@@ -295,39 +373,55 @@ class Felicia(Method):
         ]
         site = torch.cat(number)
 
-        def image_gradient(fake: Tensor, other: Tensor) -> Tensor:
+        def image_gradient(fake: Tensor, labels: Tensor, other: Tensor) -> Tensor:
             """lambda times the gradient of the mean of R over each site's images."""
             together = fake.reshape(-1, *fake.shape[-3:])
-            return (self.weight * central.image_gradient(together, site, other) / rows).reshape(fake.shape)
+            gradient = central.image_gradient(together, site, other, labels.flatten())
+            return (self.weight * gradient / rows).reshape(fake.shape)
 
         gans.local_step(image_gradient, torch.cat(others))
 
     def received(self, site: Site, central: Tensors | None, sites: int) -> CentralDiscriminator:
         """The central discriminator as it came down, for its gradients only."""
-        found = CentralDiscriminator(
-            self, gan_settings(site), site.trainer, site.data.train.images.shape, sites, site.seed
-        )
+        found = self.first_central(site, site.data.train.images.shape, sites)
         if central:
             found.network.load_state_dict(dict(central))
         return found
 
-    def parcel_of(self, site: Site, images: Tensor) -> Parcel:
-        """Synthetic images as they travel, with what differential privacy says about them."""
+    def parcel_of(self, site: Site, made: SyntheticBatch) -> Parcel:
+        """Synthetic images as they travel, with what differential privacy says about them; with the labels that they
+        were made for where each class has a central discriminator."""
+        privacy, small = self.privacy_of(site), self.wire == "small"
+        images = to_uint8((made.images + 1) / 2) if small else made.images.float().cpu()
+        tensors = {"images": images}
+        if self.is_per_class(adversarial_settings(site)):
+            tensors["labels"] = made.labels.cpu()
+        return Parcel("synthetic-images", tensors, {}, privacy, ("images",) if small else ())
+
+    def privacy_of(self, site: Site) -> dict[str, Any] | None:
+        """What differential privacy says about the images that the site's generator makes."""
         privacy = private.record_of(site, "generator")
-        if privacy is not None:
-            privacy = {**privacy, "covers": ["images made by the generator"]}
-        if self.wire == "small":
-            return Parcel("synthetic-images", {"images": to_uint8((images + 1) / 2)}, {}, privacy, ("images",))
-        return Parcel("synthetic-images", {"images": images.float().cpu()}, {}, privacy)
+        return None if privacy is None else {**privacy, "covers": ["images made by the generator"]}
 
     # --- at the sites: what synthetic images are worth --------------------------------------------
 
+    @operation("synthetic-images")
+    def give_images(self, site: Site) -> Parcel:
+        """Synthetic images and the labels that they were made for, for the other sites' networks to learn from."""
+        part = utility.sample_part(site, self.model_of(site), self.images)
+        tensors = {"images": torch.from_numpy(part.images), "labels": torch.from_numpy(part.labels)}
+        return Parcel("synthetic-images", tensors, {}, self.privacy_of(site), ("images",))
+
     @operation("metrics", address="weigh")
-    def evaluate_utility(self, site: Site) -> Parcel:
-        """Sample images, train on each training set, keep what is best on validation images; scores and coverage."""
-        synthetic = utility.sample_part(site, gan_model(site), self.images)
+    def evaluate_utility(self, site: Site, synthetic_images: Tensors | None = None) -> Parcel:
+        """Sample images, train on each training set, keep what is best on validation images; scores and coverage.
+
+        `synthetic_images` are those of all other sites.
+        """
+        synthetic = utility.sample_part(site, self.model_of(site), self.images)
+        others = None if synthetic_images is None else utility.received_part(site, synthetic_images)
         spec = utility.Selection(self.learner_steps, self.margin, None if self.release == "gate" else self.release)
-        return utility.evaluate(site, synthetic, spec)
+        return utility.evaluate(site, synthetic, spec, others)
 
     @operation("metrics", address="mark")
     def test_sums(self, site: Site, weights: Weights) -> Parcel | None:
@@ -345,79 +439,17 @@ class Felicia(Method):
         """Nothing to do: the site has selected for itself."""
 
 
-class CentralDiscriminator:
-    """D_p: a network that identifies the site that made an image, and its optimiser. It never sees a real image.
-
-    Images are [N, C, H, W] in [-1, 1], `site` [N] is the number of the site that made each, logits are [N, K].
-    """
-
-    def __init__(
-        self, method: Felicia, settings: GAN, trainer: TrainerLike, images: Sequence[int], sites: int, seed: int
-    ) -> None:
-        """In the beginning it is the same wherever it is built; `images` is the shape [N, C, H, W]."""
-        shape = settings.shape(images[1], images[2], trainer.target)
-        built = initial_networks(
-            lambda: {"central": settings.central_discriminator(shape, sites)}, seed_of(seed, "central")
-        )
-        self.network: nn.Module = built["central"].to(trainer.device).train()
-        self.towards, self.loss, self.sites = method.towards, settings.gan_loss, sites
-        self.precision, self.device = trainer.precision, trainer.device
-        lr = method.central_lr or settings.lr_discriminator or settings.lr
-        self.optimizer = adam(list(self.network.parameters()), lr, capturable=trainer.graphs)
-        name = "a step of FELICIA's central discriminator"
-        self._both = GraphedFunction(self._step_and_gradient, name) if trainer.graphs else self._step_and_gradient
-
-    def step_and_gradient(
-        self, images: Tensor, site: Tensor, other: Tensor, *, learn: bool, act: bool
-    ) -> Tensor | None:
-        """A step, where it is to learn; then the gradient of R w.r.t. the images, where that is to act."""
-        if learn and act:
-            return self._both(images, site, other)
-        if learn:
-            self.step(images, site)
-        return self.image_gradient(images, site, other) if act else None
-
-    def _step_and_gradient(self, images: Tensor, site: Tensor, other: Tensor) -> Tensor:
-        self.step(images, site)
-        return self.image_gradient(images, site, other)
-
-    def step(self, images: Tensor, site: Tensor) -> Tensor:
-        """A step on synthetic images; the share of them whose site it named."""
-        update_spectral_norms(self.network)
-        logits = self.logits(images.detach())
-        self.optimizer.zero_grad(set_to_none=True)
-        site_cross_entropy(logits, site).mean().backward()
-        self.optimizer.step()
-        return (logits.argmax(-1) == site).float().mean().detach()
-
-    def image_gradient(self, images: Tensor, site: Tensor, other: Tensor) -> Tensor:
-        """The gradient of R, summed over images, w.r.t. each image; `other` [N]: sites to be taken for instead."""
-        images = images.detach().requires_grad_()
-        logits = self.logits(images)
-        confused = self.towards == "other"
-        loss = confusion_loss(logits, other) if confused else self.loss.identification_loss(logits, site)
-        (gradient,) = torch.autograd.grad(loss.sum(), images)
-        return gradient
-
-    def other_sites(self, site: Tensor, rng: torch.Generator) -> Tensor:
-        """For each image one of the other sites, all alike; nobody draws where Eq. 6 is used as printed."""
-        if self.towards == "away":
-            return site
-        ahead = torch.randint(max(1, self.sites - 1), site.shape, generator=rng).to(site.device)
-        return (site + 1 + ahead) % self.sites
-
-    def logits(self, images: Tensor) -> Tensor:
-        with self.autocast():
-            return self.network(images, images.new_zeros(len(images)))
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
 def _images(reply: Reply) -> Tensor:
     return reply.parcel("synthetic-images").tensors["images"]
+
+
+def _labels(reply: Reply, classes: int) -> Tensor:
+    """The classes that a site says it made its images for."""
+    labels = reply.parcel("synthetic-images").tensors.get("labels", torch.empty(0))
+    whole = labels.shape == (len(_images(reply)),) and labels.dtype == torch.long
+    if not whole or bool(((labels < 0) | (labels >= classes)).any()):
+        raise WorkFailed(f"site '{reply.site}': its synthetic images came without a class from 0 to {classes - 1} each")
+    return labels
 
 
 def _floats(images: Tensor) -> Tensor:

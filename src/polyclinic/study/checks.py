@@ -102,6 +102,29 @@ def check_tuning(study: Study) -> None:
         )
 
 
+def check_generator(study: Study) -> None:
+    """BadInput if the study's generator cannot make what the method or replay wants of it."""
+    generator, method, task = study.generator, study.method, study.task.like
+    if not method.needs_generator() and study.replay is None:
+        return
+    generator.check_images(study.data.size, task)
+    method.check_generator(generator, task)
+    samples = method.needs_generator() or (study.replay is not None and study.replay.codes == "prior")
+    if samples and (obstacle := generator.sampling_obstacle()):
+        raise BadInput(obstacle)
+
+
+def check_sites(study: Study) -> None:
+    """BadInput if a setting does not go with the study's sites; those that only the data know are checked later."""
+    names = study.sites.site_names()
+    if not names:
+        return
+    study.method.check_sites(names)
+    unknown = [site for site in study.model.backbones if site not in names]
+    if unknown:
+        raise BadInput(f"model.backbones: there is no site '{unknown[0]}'; the sites are {', '.join(names)}")
+
+
 def check_privacy(study: Study) -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:

@@ -30,7 +30,16 @@ from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
-from polyclinic.study.checks import _backbone, check_model, check_privacy, check_replay, check_task, check_tuning
+from polyclinic.study.checks import (
+    _backbone,
+    check_generator,
+    check_model,
+    check_privacy,
+    check_replay,
+    check_sites,
+    check_task,
+    check_tuning,
+)
 from polyclinic.study.plugged import check_attacks, check_kinds
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
@@ -188,6 +197,8 @@ class Study(Settings):
         check_model(self)
         check_replay(self)
         check_tuning(self)
+        check_generator(self)
+        check_sites(self)
         check_privacy(self)
         check_kinds(self)
         return self

@@ -192,11 +192,24 @@ def test_networks_of_each_class_need_classes():
 def test_a_central_discriminator_is_the_same_network_but_for_its_outputs_and_labels():
     settings = GENERATORS["dcgan"](**TINY)
     shape = settings.shape(1, 28, CLASSES)
-    own, central = settings.networks(shape)["discriminator"], settings.central_discriminator(shape, sites=3)
+    own = settings.networks(shape)["discriminator"]
+    central = settings.central_discriminator(channels=1, size=28, target=CLASSES, sites=3)
     sizes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (own, central)]
     differ = {name for name in sizes[0] | sizes[1] if sizes[0].get(name) != sizes[1].get(name)}
     assert differ == {"head.layer.weight", "head.layer.bias", "head.left", "head.right", "label.embed.weight"}
     assert central(torch.zeros(2, 1, 28, 28), torch.zeros(2)).shape == (2, 3)
+
+
+def test_central_discriminators_of_each_class_judge_their_own_class_only():
+    settings = GENERATORS["dcgan"](**TINY)
+    central = settings.central_discriminator(channels=1, size=28, target=CLASSES, sites=3, per_class=True)
+    images, labels = torch.randn(5, 1, 28, 28, generator=rng()), torch.tensor([1, 0, 0, 1, 0])
+    found = central(images, labels)
+    for row, label in enumerate(labels.tolist()):
+        alone = central.of_class[label](images[row : row + 1], labels[row : row + 1])
+        torch.testing.assert_close(found[row : row + 1], alone)
+    first, second = (next(iter(network.parameters())) for network in central.of_class)
+    assert not torch.equal(first, second)
 
 
 def test_spectral_norm_divides_by_the_largest_singular_value():

@@ -139,8 +139,8 @@ def test_two_styles_in_the_share_of_steps_that_was_asked_for():
 def test_the_discriminator_learns_from_as_many_made_images_with_the_same_labels(monkeypatch):
     """All of one kind are black here, of the other white; it is sure of the real ones."""
     steps, asked, paid = stepping(), [], []
-    monkeypatch.setattr(steps, "make", lambda labels: asked.append(labels) or -torch.ones(len(labels), 1, 32, 32))
-    monkeypatch.setattr(steps, "judge", lambda images, labels: images.mean((1, 2, 3)))
+    monkeypatch.setattr(steps, "make", lambda labels, *_: asked.append(labels) or -torch.ones(len(labels), 1, 32, 32))
+    monkeypatch.setattr(steps, "discriminate", lambda images, labels: images.mean((1, 2, 3)))
     monkeypatch.setattr(training, "_descend", lambda optimizer, loss: paid.append(float(loss)))
     sure = steps._tell_apart(torch.ones(8, 1, 32, 32), LABELS)
     assert torch.equal(asked[0], LABELS)
@@ -179,3 +179,49 @@ def test_a_shortcut_has_half_of_the_variance():
         torch.manual_seed(0)
         block = Block(64, 256).requires_grad_(False)
     assert float(block.shortcut(x)[..., 1:-1, 1:-1].var()) == pytest.approx(0.5, rel=0.15)
+
+
+# --- a step in two halves, for images that others judge ---------------------------------------------------
+
+
+def test_the_generators_half_adds_the_gradient_of_a_further_loss(monkeypatch):
+    steps = stepping(path_weight=0.0, ada_target=0.0, style_mixing=0.0)
+    labels = steps.discriminator_half()
+    fake = steps.make(labels)
+    further = torch.randn(fake.shape, generator=rng(3))
+    weights = list(steps.generator.parameters())
+    loss = torch.nn.functional.softplus(-steps.discriminator(fake, labels)).mean() + (fake * further).sum()
+    wanted = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+    monkeypatch.setattr(steps.of_generator, "step", lambda: None)  # gradients stay to be seen
+    steps.generator_half(fake, labels, further)
+    for weight, gradient in zip(weights, wanted, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-5)
+    assert steps.taken == 1
+
+
+def test_halves_have_their_regularisers_when_due(monkeypatch):
+    steps, due = stepping(), []
+    for name in ("_flatten", "_even_out", "_adapt"):
+        monkeypatch.setattr(steps, name, lambda *_, name=name: due.append((steps.taken, name)))
+    for _ in range(17):
+        labels = steps.discriminator_half()
+        steps.generator_half(steps.make(labels), labels)
+    assert [at for at, name in due if name == "_flatten"] == [0, 16]
+    assert [at for at, name in due if name == "_even_out"] == [0, 4, 8, 12, 16]
+    assert [at for at, name in due if name == "_adapt"] == [4, 8, 12, 16]
+
+
+def test_a_discriminator_of_sites_is_the_same_network_but_for_outputs_labels_and_spread():
+    settings = StyleGAN2(width=2, latent=8)
+    own = settings.build(channels=3, size=28, target=TWO, seed=0).networks["discriminator"]
+    central = settings.central_discriminator(channels=3, size=28, target=TWO, sites=3)
+    sizes = [{name: tuple(t.shape) for name, t in network.state_dict().items()} for network in (own, central)]
+    differ = {name for name in sizes[0] | sizes[1] if sizes[0].get(name) != sizes[1].get(name)}
+    assert differ == {"last.weight", "score.weight", "score.bias", "label.embed.weight"}
+    assert sizes[0]["last.weight"][1] == sizes[1]["last.weight"][1] + 1
+    images = torch.randn(5, 3, 28, 28, generator=rng())
+    found = central(images, torch.zeros(5))
+    assert found.shape == (5, 3)
+    torch.testing.assert_close(found[:1], central(images[:1], torch.zeros(1)))  # no image depends on the others
+    per_class = settings.central_discriminator(channels=3, size=28, target=TWO, sites=3, per_class=True)
+    assert per_class(images, torch.tensor([0, 1, 1, 0, 1])).shape == (5, 3)

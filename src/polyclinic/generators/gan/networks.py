@@ -6,7 +6,6 @@ under `torch.func.vmap`, where many sites' networks of one shape train as one.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -287,9 +286,9 @@ class OfEachClass(nn.Module):
 
     in_turns = False
 
-    def __init__(self, shape: GANShape, build: Callable[[GANShape], nn.Module]) -> None:
+    def __init__(self, target: Target, build: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.of_class = nn.ModuleList([build(shape._replace(target=Target())) for _ in shape.target.classes])
+        self.of_class = nn.ModuleList([build() for _ in target.classes])
 
     def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
         if self.in_turns:
@@ -308,7 +307,8 @@ def generator_network(
     architecture: Architecture, shape: GANShape, condition: Condition, norm: Literal["batch", "group"]
 ) -> nn.Module:
     if condition == "apart":
-        return OfEachClass(shape, lambda one: generator_network(architecture, one, "none", norm))
+        one = shape._replace(target=Target())
+        return OfEachClass(shape.target, lambda: generator_network(architecture, one, "none", norm))
     return DenseGenerator(shape) if architecture == "dense" else ConvGenerator(shape, norm)
 
 
@@ -323,8 +323,8 @@ def discriminator_network(
 ) -> nn.Module:
     """With more than one output it identifies sites, and is otherwise the same network."""
     if condition == "apart":
-        build = functools.partial(discriminator_network, architecture, condition="none", norm=norm)
-        return OfEachClass(shape, lambda one: build(one, outputs=outputs, spread=spread))
+        one, build = shape._replace(target=Target()), discriminator_network
+        return OfEachClass(shape.target, lambda: build(architecture, one, "none", norm, outputs=outputs, spread=spread))
     if architecture == "dense":
         return DenseDiscriminator(shape, condition, norm, outputs)
     return ConvDiscriminator(shape, condition, norm, outputs, spread)

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.base import Generator
+from polyclinic.generators.adversarial import AdversarialGenerator
 from polyclinic.generators.gan.batches import random_labels
 from polyclinic.generators.gan.losses import GANLoss, LossName, gan_loss
 from polyclinic.generators.gan.model import GANModel
@@ -24,12 +26,14 @@ from polyclinic.generators.gan.networks import (
     discriminator_network,
     generator_network,
 )
-from polyclinic.generators.gan.trainer import GANSpec
+from polyclinic.generators.gan.trainer import GANSpec, adam
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.tasks import Target
 
+APART_NEEDS_CLASSES = "generator.condition: 'apart' needs classes, and labels are values; choose 'projection'"
 
-class GAN(Generator):
+
+class GAN(AdversarialGenerator):
     """What the `[generator]` tables of all GANs have in common."""
 
     tunable: ClassVar[bool] = True
@@ -116,6 +120,14 @@ class GAN(Generator):
         return gan_loss(self.loss, self.smoothing, self.saturating)
 
     @property
+    def separates_classes(self) -> bool:
+        return self.condition == "apart"
+
+    @property
+    def ignores_labels(self) -> bool:
+        return self.condition == "none"
+
+    @property
     def spec(self) -> GANSpec:
         """How its networks learn."""
         return GANSpec(
@@ -129,13 +141,14 @@ class GAN(Generator):
             per_class=self.condition == "apart",
         )
 
-    def check_target(self, target: Target) -> None:
-        if self.condition == "apart" and not target.classes:
-            raise BadInput("generator.condition: 'apart' needs classes, and labels are values; choose 'projection'")
+    def check_images(self, size: int, task: str) -> None:
+        if self.separates_classes and task != "classification":
+            raise BadInput(APART_NEEDS_CLASSES)
 
     def shape(self, channels: int, size: int, target: Target) -> GANShape:
         """A GAN without condition knows no labels."""
-        self.check_target(target)
+        if self.separates_classes and not target.classes:
+            raise BadInput(APART_NEEDS_CLASSES)
         known = target if self.condition != "none" else Target()
         return GANShape(channels, size, known, self.width, self.latent)
 
@@ -148,9 +161,17 @@ class GAN(Generator):
         average = copy.deepcopy(generator).requires_grad_(False)
         return {"generator": generator, "average": average, "discriminator": discriminator}
 
-    def central_discriminator(self, shape: GANShape, sites: int) -> nn.Module:
-        """A discriminator that identifies sites: the same network, without labels, and with K outputs."""
-        return discriminator_network(self.architecture, shape, "none", self.discriminator_norm, outputs=sites)
+    def central_discriminator(
+        self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
+    ) -> nn.Module:
+        shape = self.shape(channels, size, target)
+        condition: Condition = "apart" if per_class else "none"
+        return discriminator_network(self.architecture, shape, condition, self.discriminator_norm, outputs=sites)
+
+    def central_optimizer(
+        self, parameters: Iterable[nn.Parameter], lr: float | None, *, capturable: bool
+    ) -> torch.optim.Optimizer:
+        return adam(list(parameters), lr or self.lr_discriminator or self.lr, capturable=capturable)
 
     def labels_to_make(self, labels: Tensor, target: Target, random: RandomSource) -> Tensor:
         """Labels to make images for, where the real batch has these."""

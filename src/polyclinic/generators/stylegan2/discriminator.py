@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyclinic.generators.labels import LabelEmbedding
 from polyclinic.generators.stylegan2.layers import EPS, GAIN, Conv, Linear, activate, unit
@@ -48,26 +49,56 @@ class Spread(nn.Module):
         return torch.cat([x, plane.to(x.dtype)], 1)
 
 
-class Discriminator(nn.Module):
-    """Images [B, C, size, size] in [-1, 1] and labels [B] to scores [B], without a bound."""
+class Features(nn.Module):
+    """Images [B, C, size, size] in [-1, 1] to features [B, width]: all of a discriminator but its last layer."""
 
-    def __init__(self, shape: StyleGAN2Shape) -> None:
+    def __init__(self, shape: StyleGAN2Shape, *, spread: bool = True) -> None:
         super().__init__()
         sides = shape.sides[::-1]
-        widths = [shape.wide(side) for side in sides]
-        self.from_image = Conv(shape.channels, widths[0], 1, gain=GAIN)
-        self.blocks = nn.ModuleList(Block(*pair) for pair in itertools.pairwise(widths))
-        self.spread = Spread()
-        self.last = Conv(widths[-1] + 1, widths[-1], 3, gain=GAIN)
-        self.dense = Linear(widths[-1] * FIRST_SIDE**2, widths[-1], gain=GAIN)
-        self.score = Linear(widths[-1], shape.latent)
-        self.label = LabelEmbedding(shape.target, shape.latent)
+        self.widths = [shape.wide(side) for side in sides]
+        last = self.widths[-1]
+        self.from_image = Conv(shape.channels, self.widths[0], 1, gain=GAIN)
+        self.blocks = nn.ModuleList(Block(*pair) for pair in itertools.pairwise(self.widths))
+        self.spread = Spread() if spread else nn.Identity()
+        self.last = Conv(last + spread, last, 3, gain=GAIN)
+        self.dense = Linear(last * FIRST_SIDE**2, last, gain=GAIN)
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         x = activate(self.from_image(images))
         for block in self.blocks:
             x = block(x)
         x = activate(self.last(self.spread(x)))
-        x = activate(self.dense(x.flatten(1)))
+        return activate(self.dense(x.flatten(1)))
+
+
+class Discriminator(Features):
+    """Images [B, C, size, size] in [-1, 1] and labels [B] to scores [B], without a bound."""
+
+    def __init__(self, shape: StyleGAN2Shape) -> None:
+        super().__init__(shape)
+        self.score = Linear(self.widths[-1], shape.latent)
+        self.label = LabelEmbedding(shape.target, shape.latent)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.features(images)
         known = unit(self.label(labels).float())
         return (self.score(x).float() * known).sum(1) / math.sqrt(known.shape[1])
+
+
+class SiteDiscriminator(Features):
+    """The same network with an output for each site and without labels: images to logits [B, sites].
+
+    It has no spread, as its batches hold images of all sites. Images that are smaller than the network's side are
+    enlarged by repeating their border, as real ones are.
+    """
+
+    def __init__(self, shape: StyleGAN2Shape, sites: int) -> None:
+        super().__init__(shape, spread=False)
+        self.side = shape.size
+        self.score = Linear(self.widths[-1], sites)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        missing = self.side - images.shape[-1]
+        if missing:
+            images = F.pad(images, (0, missing, 0, missing), mode="replicate")
+        return self.score(self.features(images)).float()

@@ -6,7 +6,7 @@ Written from the papers. Images of any size from 28 px on: inside, their side is
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,23 +18,28 @@ from torch.nn import functional as F
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import Generator, GeneratorModel, Progress, as_tensor, initial_networks
+from polyclinic.generators.adversarial import AdversarialGenerator
+from polyclinic.generators.base import GeneratorModel, Progress, as_tensor, initial_networks
 from polyclinic.generators.gan.batches import centred, endless_batches
+from polyclinic.generators.gan.losses import GANLoss, Log
+from polyclinic.generators.gan.networks import OfEachClass
+from polyclinic.generators.gan.trainer import adam
 from polyclinic.generators.labels import check_labels, even_labels
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.random_source import RandomSource
-from polyclinic.generators.stylegan2.discriminator import Discriminator
+from polyclinic.generators.stylegan2.discriminator import Discriminator, SiteDiscriminator
 from polyclinic.generators.stylegan2.networks import StyleGAN2Shape, StyleGenerator
-from polyclinic.generators.stylegan2.training import Steps
+from polyclinic.generators.stylegan2.training import BETAS, Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately
 
 SAMPLED_AT_ONCE = 64
+LARGEST_SIDE = 1024
 REPORTS = 20
 
 
-class StyleGAN2(Generator):
+class StyleGAN2(AdversarialGenerator):
     """The `[generator]` table with `name = "stylegan2"`."""
 
     tunable: ClassVar[bool] = True
@@ -75,6 +80,43 @@ class StyleGAN2(Generator):
             "privacy"
         )
 
+    def check_images(self, size: int, task: str) -> None:
+        if size > LARGEST_SIDE:
+            raise BadInput(f"data.size: StyleGAN2 here makes images of up to {LARGEST_SIDE} px, and these have {size}")
+
+    def shape(self, channels: int, size: int, target: Target) -> StyleGAN2Shape:
+        """Of networks for images of this size: inside, their side is a power of two."""
+        self.check_images(size, "")
+        inner = 2 ** max(5, (size - 1).bit_length())
+        return StyleGAN2Shape(channels, inner, target, self.width, self.latent, self.mapping_layers)
+
+    # --- for FELICIA --------------------------------------------------------------------------------
+
+    @property
+    def gan_loss(self) -> GANLoss:
+        return Log()
+
+    @property
+    def separates_classes(self) -> bool:
+        return False
+
+    @property
+    def ignores_labels(self) -> bool:
+        return False
+
+    def central_discriminator(
+        self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
+    ) -> nn.Module:
+        shape = self.shape(channels, size, target)
+        if not per_class:
+            return SiteDiscriminator(shape, sites)
+        return OfEachClass(target, lambda: SiteDiscriminator(shape, sites))
+
+    def central_optimizer(
+        self, parameters: Iterable[nn.Parameter], lr: float | None, *, capturable: bool
+    ) -> torch.optim.Optimizer:
+        return adam(list(parameters), lr or self.lr, betas=BETAS, capturable=capturable)
+
 
 class Controls(nn.Module):
     """Numbers that training keeps: how much is augmented, how sure the discriminator is, the usual path length."""
@@ -91,15 +133,12 @@ class StyleGAN2Model(GeneratorModel):
     def __init__(
         self, settings: StyleGAN2, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
     ) -> None:
-        inner = 2 ** max(5, (size - 1).bit_length())
-        if inner > 1024:
-            raise BadInput(f"data.size: StyleGAN2 here makes images of up to 1024 px, and these have {size}")
-        shape = StyleGAN2Shape(channels, inner, target, settings.width, settings.latent, settings.mapping_layers)
+        shape = settings.shape(channels, size, target)
         made = initial_networks(lambda: _networks(shape), seed_of(seed, "generator"))
         super().__init__(made, channels=channels, size=size, target=target, device=device)
         if self.device.type == "cuda":
             self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.settings, self.precision, self.inner = settings, precision, inner
+        self.settings, self.precision, self.inner = settings, precision, shape.size
 
     @property
     def average(self) -> StyleGenerator:

@@ -91,10 +91,46 @@ class Steps:
         self._sure += self._tell_apart(real, labels)
         if self.taken % R1_EVERY == 0:
             self._flatten(real, labels)
-        self._follow(len(real))
+        self._end_step(len(real))
+
+    def _end_step(self, batch: int) -> None:
+        self._follow(batch)
         self.taken += 1
         if self.settings.ada_target and self.taken % ADA_EVERY == 0:
-            self._adapt(len(real))
+            self._adapt(batch)
+
+    # --- one step in two halves, for images that others judge in between ------------------------------
+
+    def discriminator_half(self) -> Tensor:
+        """The discriminator's step and R1 where it is due; the labels of the real batch."""
+        real, labels = next(self.batches)
+        self._sure += self._tell_apart(real, labels)
+        if self.taken % R1_EVERY == 0:
+            self._flatten(real, labels)
+        return labels
+
+    def generator_half(self, fake: Tensor, labels: Tensor, image_gradient: Tensor | None = None) -> None:
+        """The generator's step for images of `make`, path length where it is due, the average and ADA.
+
+        `image_gradient` is the gradient of a further loss w.r.t. those images, of their shape.
+        """
+        self.loss = F.softplus(-self._scores(fake, labels)).mean()
+        further = image_gradient is not None
+        ends, gradients = ([self.loss, fake], [None, image_gradient]) if further else ([self.loss], [None])
+        self.of_generator.zero_grad(set_to_none=True)
+        torch.autograd.backward(ends, gradients, inputs=list(self.generator.parameters()))
+        self.of_generator.step()
+        self.loss = self.loss.detach()
+        if self.settings.path_weight and self.taken % PATH_EVERY == 0:
+            self._even_out(labels)
+        self._end_step(len(labels))
+
+    def sureness(self) -> Tensor:
+        """What ADA has counted since it last changed the augmentation; who goes on later puts it back."""
+        return self._sure.detach().cpu().clone()
+
+    def restore_sureness(self, counted: Tensor) -> None:
+        self._sure.copy_(counted)
 
     def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
         """The generator: made images should be taken for real ones. Its loss, without the extra one."""
@@ -166,21 +202,21 @@ class Steps:
 
     # --- making and looking ---------------------------------------------------------------------------
 
-    def make(self, labels: Tensor) -> Tensor:
-        """New images for labels [B]."""
-        styles = self.styles(labels, mixed=self.settings.style_mixing)
+    def make(self, labels: Tensor, noise: RandomSource | None = None) -> Tensor:
+        """New images for labels [B]; `noise` is where their noise z comes from, if not from the steps' own source."""
+        styles = self.styles(labels, self.settings.style_mixing, noise)
         with self._autocast():
             return self.synthesise(styles, self.noises(len(labels))).float()
 
-    def styles(self, labels: Tensor, mixed: float = 0.0) -> Tensor:
+    def styles(self, labels: Tensor, mixed: float = 0.0, noise: RandomSource | None = None) -> Tensor:
         """[B, layers, latent]; for a share `mixed` of calls the last layers get styles of their own."""
-        mapping, generator = self.generator.mapping, self.generator
-        w = mapping(self.random.normal(len(labels), self.settings.latent), labels)
+        mapping, generator, z = self.generator.mapping, self.generator, noise or self.random
+        w = mapping(z.normal(len(labels), self.settings.latent), labels)
         if torch.is_grad_enabled():
             mapping.remember(w.detach())
         if mixed <= 0:
             return generator.repeated(w)
-        other = mapping(self.random.normal(len(labels), self.settings.latent), labels)
+        other = mapping(z.normal(len(labels), self.settings.latent), labels)
         layers = generator.synthesis.layers
         first = torch.arange(layers, device=self.device) <= self.random.integers(layers - 1, 1)
         first = first | (self.random.uniform(1) >= mixed)

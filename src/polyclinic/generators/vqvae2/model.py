@@ -37,6 +37,7 @@ from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
 
 LEVELS = ("top", "bottom")
+NO_PRIOR = "generator.prior_epochs: without a prior nothing can be sampled; set it above 0"
 START_IMAGES = 256  # whose latents a codebook starts from
 CHUNK_PIXELS = 2**22  # encoded or decoded at a time
 CHUNK_CODES = 2**17  # drawn at a time
@@ -80,6 +81,9 @@ class VQVAE2(Generator):
             self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
         )
 
+    def sampling_obstacle(self) -> str | None:
+        return None if self.prior_epochs else NO_PRIOR
+
     def dp_obstacle(self) -> str | None:
         if self.codebook == "ema":
             return (
@@ -122,7 +126,7 @@ class VQVAE2Model(CodedModel):
     @property
     def prior(self) -> Prior:
         if "prior" not in self.networks:
-            raise BadInput("generator.prior_epochs: without a prior nothing can be sampled; set it above 0")
+            raise BadInput(NO_PRIOR)
         return cast(Prior, self.networks["prior"])
 
     # --- learning ---------------------------------------------------------------------------------

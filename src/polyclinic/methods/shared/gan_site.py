@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.generators.adversarial import AdversarialGenerator
+from polyclinic.generators.base import GeneratorModel
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANModel, private_losses, private_rows
 from polyclinic.generators.gan.settings import GAN
@@ -23,7 +25,7 @@ from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, G
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.methods.shared.site_generator import build_generator
-from polyclinic.randomness import torch_rng
+from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.training import private
 from polyclinic.training.graphs import GraphedFunction
 
@@ -38,15 +40,55 @@ GRAPH_PAYS = 100  # steps of a round from which on recording a CUDA graph takes 
 
 #: real images, their labels, labels of fake ones, and random numbers of a discriminator's step
 DiscriminatorInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-#: fake images [..., B, C, H, W], and random numbers, to the gradient of a further loss w.r.t. those images
-ImageGradient = Callable[[Tensor, Tensor], Tensor]
+#: fake images [..., B, C, H, W], their labels [..., B], and random numbers, to the gradient of a further loss w.r.t.
+#: those images
+ImageGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class SyntheticBatch(NamedTuple):
+    """Images in [-1, 1] that a generator made, without gradients, and the labels that it made them for."""
+
+    images: Tensor  #: [B, C, H, W]
+    labels: Tensor  #: [B]
+
+
+class TrainingGANs(Protocol):
+    """GANs of sites in training, for one round: `SiteGANs`, or `SiteStyleGAN`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The sites, in the order of what `start` and `advance` give."""
+
+    @property
+    def rows(self) -> int:
+        """Images of a site that a step makes."""
+
+    def start(self) -> list[SyntheticBatch]:
+        """The discriminators' first steps; then every site's first images."""
+
+    def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
+        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
+        images, by site, if there are any; then the discriminators' steps, and the next images."""
+
+    def finish(self, gradients: Mapping[str, Tensor]) -> None:
+        """The generators' last steps of the round."""
+
+    def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
+        """The discriminators' steps, then one of the generators, with the gradient of a further loss w.r.t. the fake
+        images; `draws` are what `image_gradient` needs besides them."""
+
+    def sample(self, count: int) -> list[SyntheticBatch]:
+        """`count` images of every site."""
+
+    def keep(self) -> None:
+        """Put networks and optimisers into the sites' states."""
 
 
 class SiteGAN:
     """One site's model, real batches and random numbers."""
 
-    def __init__(self, site: Site, shared_noise: bool, purpose: str) -> None:
-        self.site, self.model = site, gan_model(site)
+    def __init__(self, site: Site, model: GANModel, shared_noise: bool, purpose: str) -> None:
+        self.site, self.model = site, model
         part, rng = site.data.train, site.rng(purpose)
         self.batches = RealBatches(self.model, np.asarray(part.images), np.asarray(part.labels), rng)
         self.random = self.noise = RandomSource(rng, site.trainer.device)
@@ -78,16 +120,23 @@ class SiteGANs:
     launched as one graph.
     """
 
-    def __init__(self, sites: Sequence[Site], *, steps: int, shared_noise: bool = False, purpose: str = "gan") -> None:
-        self.members = [SiteGAN(site, shared_noise, purpose) for site in sites]
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        models: Sequence[GANModel],
+        *,
+        steps: int,
+        shared_noise: bool = False,
+        purpose: str = "gan",
+    ) -> None:
+        self.members = [SiteGAN(site, own, shared_noise, purpose) for site, own in zip(sites, models, strict=True)]
         first, trainer = self.members[0].model, sites[0].trainer
         self.settings, self.device = first.settings, first.device
         self.private = private.is_private(sites[0], "generator")
         self.graphed = trainer.graphs and not self.private and steps >= GRAPH_PAYS
         self.networks: GANNetworks = SingleGAN(first.networks)
         if len(sites) > 1:
-            models = [member.model.networks for member in self.members]
-            self.networks = StackedGAN(models, as_products=self.device.type == "cuda")
+            self.networks = StackedGAN([one.networks for one in models], as_products=self.device.type == "cuda")
         capturable = self.graphed and self.device.type == "cuda"
         self.trainer = GANTrainer(
             self.networks, self.settings.spec, device=self.device, precision=first.precision, capturable=capturable
@@ -99,25 +148,20 @@ class SiteGANs:
 
     @property
     def names(self) -> list[str]:
-        """The sites, in the order of what `start` and `advance` give."""
         return [member.site.name for member in self.members]
 
     @property
     def rows(self) -> int:
-        """Images of a site that a step makes."""
         return self.settings.batch_size if self.private else batch_rows(self.members[0].site)
 
     # --- a round in step with a coordinator ---------------------------------------------------------
 
-    def start(self) -> list[Tensor]:
-        """The discriminators' first steps; then every site's first images in [-1, 1], without gradients."""
+    def start(self) -> list[SyntheticBatch]:
         self._discriminator_steps()
         self.noise = self._stack([member.draw_noise() for member in self.members])
-        return self._each(self._make())
+        return self._each(self._make(), self._wanted())
 
-    def advance(self, gradients: Mapping[str, Tensor]) -> list[Tensor]:
-        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
-        images, by site, if there are any; then the discriminators' steps, and the next images."""
+    def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
         gradient = self._gradient(gradients)
         if not self.graphed or gradient is None:
             self._generator_step(gradient)
@@ -125,24 +169,22 @@ class SiteGANs:
         before = (gradient, self.noise, self._wanted(), self._generator_draws())
         inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
         self.noise = self._stack([member.draw_noise() for member in self.members])
-        step = self._step("advance", self._recorded_advance)
-        return self._each(step(*before, self.noise, self._wanted(), *inputs))
+        step, wanted = self._step("advance", self._recorded_advance), self._wanted()
+        return self._each(step(*before, self.noise, wanted, *inputs), wanted)
 
     def finish(self, gradients: Mapping[str, Tensor]) -> None:
-        """The generators' last steps of the round."""
         self._generator_step(self._gradient(gradients))
         self.keep()
 
     # --- steps without a coordinator ----------------------------------------------------------------
 
     def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
-        """The discriminators' steps, then one of the generators, with the gradient of a further loss w.r.t. the fake
-        images; `draws` are what `image_gradient` needs besides them."""
         if self.private:
             self._private_steps()
-            fake = self.trainer.generate(self.members[0].draw_noise(), self._wanted())
-            gradient = None if image_gradient is None else image_gradient(fake, draws)  # type: ignore[arg-type]
-            self.trainer.generator_step(fake, self._wanted(), self._generator_draws(), gradient)
+            wanted = self._wanted()
+            fake = self.trainer.generate(self.members[0].draw_noise(), wanted)
+            gradient = None if image_gradient is None else image_gradient(fake, wanted, draws)  # type: ignore[arg-type]
+            self.trainer.generator_step(fake, wanted, self._generator_draws(), gradient)
             return
         inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
         noise = self._stack([member.draw_noise() for member in self.members])
@@ -161,23 +203,24 @@ class SiteGANs:
     ) -> None:
         self._discriminator_updates(inputs)
         fake = self.trainer.generate(noise, wanted)
-        gradient = None if image_gradient is None else image_gradient(fake, draws)
+        gradient = None if image_gradient is None else image_gradient(fake, wanted, draws)
         self.trainer.generator_step(fake, wanted, generator_draws, gradient)
 
     @torch.no_grad()
-    def sample(self, count: int) -> list[Tensor]:
-        """`count` images of every site in [-1, 1], without gradients."""
+    def sample(self, count: int) -> list[SyntheticBatch]:
         sampled: list[Tensor] = []
+        labels_of_all: list[Tensor] = []
         while sum(some.shape[-4] for some in sampled) < count:
             for member in self.members:
                 labels = member.drawn_labels() if self.private else member.labels_to_make(member.batches.next()[1])
                 member.wanted = labels
             noise = self._stack([member.draw_noise() for member in self.members])
-            sampled.append(self.trainer.generate(noise, self._wanted()))
-        return [images[:count] for images in self._each(torch.cat(sampled, -4))]
+            labels_of_all.append(self._wanted())
+            sampled.append(self.trainer.generate(noise, labels_of_all[-1]))
+        batches = self._each(torch.cat(sampled, -4), torch.cat(labels_of_all, -1))
+        return [SyntheticBatch(images[:count], labels[:count]) for images, labels in batches]
 
     def keep(self) -> None:
-        """Put networks and optimisers into the sites' states."""
         adams = {
             GENERATOR_ADAM: optimizer_tensors(self.trainer.generator_optimizer),
             DISCRIMINATOR_ADAM: optimizer_tensors(self.trainer.discriminator_optimizer),
@@ -273,8 +316,10 @@ class SiteGANs:
     def _stack(self, each: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(each)) if len(self.members) > 1 else each[0]
 
-    def _each(self, images: Tensor) -> list[Tensor]:
-        return list(images) if len(self.members) > 1 else [images]
+    def _each(self, images: Tensor, labels: Tensor) -> list[SyntheticBatch]:
+        if len(self.members) == 1:
+            return [SyntheticBatch(images, labels)]
+        return [SyntheticBatch(*own) for own in zip(images, labels, strict=True)]
 
     def _restore(self) -> None:
         states = [member.site.state for member in self.members]
@@ -330,11 +375,13 @@ def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
 
 
 def stackable(sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites in groups whose GANs can be stacked: all of them, or each one alone."""
-    alone = [[site] for site in sites]
-    if len(sites) < 2 or any(private.is_private(site, "generator") for site in sites):
+    """Sites in groups whose GANs can be stacked: all of them, or each one alone. StyleGAN2 is not stacked."""
+    alone, settings = [[site] for site in sites], sites[0].generator
+    if len(sites) < 2 or not isinstance(settings, GAN) or any(private.is_private(s, "generator") for s in sites):
         return alone
-    return [list(sites)] if len({_shape(site) for site in sites}) == 1 and _in_turns(sites) else alone
+    shapes = {_shape(site) for site in sites}
+    fits = not settings.separates_classes or classes_take_turns(sites)
+    return [list(sites)] if len(shapes) == 1 and fits else alone
 
 
 def _shape(site: Site) -> tuple:
@@ -344,21 +391,21 @@ def _shape(site: Site) -> tuple:
 
 def batch_rows(site: Site) -> int:
     """Real images in a batch: all that a small site has, unless batches are balanced, which repeats images."""
-    settings = gan_settings(site)
-    balanced = settings.balance and bool(site.trainer.target.classes)
+    settings = adversarial_settings(site)
+    balanced = isinstance(settings, GAN) and settings.balance and bool(site.trainer.target.classes)
     return settings.batch_size if balanced else min(settings.batch_size, len(site.data.train))
 
 
-def _in_turns(sites: Sequence[Site]) -> bool:
-    """Where each class has networks of its own, all sites' batches must hold as many images of each class."""
-    settings, classes = gan_settings(sites[0]), len(sites[0].trainer.target.classes)
-    if settings.condition != "apart":
-        return True
+def classes_take_turns(sites: Sequence[Site]) -> bool:
+    """Whether every batch of every site holds all classes in turns (0, 1, 0, 1, ...), each equally often."""
+    settings, classes = sites[0].generator, len(sites[0].trainer.target.classes)
+    if not isinstance(settings, GAN) or not classes or settings.batch_size % classes:
+        return False
     complete = all(len(np.unique(site.data.train.labels)) == classes for site in sites)
-    return settings.balance and settings.labels == "real" and settings.batch_size % classes == 0 and complete
+    return settings.balance and settings.labels == "real" and complete
 
 
-def by_gans(sites: Sequence[Site]) -> Iterator[tuple[SiteGANs, list[Site]]]:
+def by_gans(sites: Sequence[Site]) -> Iterator[tuple[TrainingGANs, list[Site]]]:
     """The GANs in training that sites have in memory, and the sites of each."""
     for _, group in itertools.groupby(sites, key=lambda site: id(site.memory["gans"])):
         found = list(group)
@@ -369,14 +416,14 @@ def steps_taken(site: Site) -> int:
     return int(site.state[STEPS]) if STEPS in site.state else 0
 
 
-def gan_settings(at: Federation | Site) -> GAN:
+def adversarial_settings(at: Federation | Site) -> AdversarialGenerator:
     """The study's table [generator], at the coordinator or at a site."""
-    assert isinstance(at.generator, GAN), "the coordinator checks it before it asks"
+    assert isinstance(at.generator, AdversarialGenerator), "the study's checks refuse any other"
     return at.generator
 
 
-def gan_model(site: Site) -> GANModel:
-    """The site's GAN as it is now; in the beginning all sites' have the same weights."""
-    model = build_generator(site, site.state.group(NETWORKS))
-    assert isinstance(model, GANModel)
-    return model
+def gan_model(site: Site, *, independent: bool) -> GeneratorModel:
+    """The site's GAN as it is now; in the beginning its weights are the site's own (`independent`), or those that all
+    sites begin with."""
+    seed = seed_of(site.seed, site.name, "first weights") if independent else site.seed
+    return build_generator(site, site.state.group(NETWORKS), seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -21,6 +21,7 @@ from polyclinic.training import private
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
+    from polyclinic.generators import Generator
     from polyclinic.models import Backbone
     from polyclinic.training.replayed import ReplayedBatches
 
@@ -54,6 +55,12 @@ class Method(Settings):
 
     def check_task(self, task: str) -> None:
         """BadInput where a setting of the method does not go with the study's task."""
+
+    def check_generator(self, generator: Generator, task: str) -> None:
+        """BadInput where the method's sites cannot train the study's generator for its task."""
+
+    def check_sites(self, sites: Sequence[str]) -> None:
+        """BadInput where a setting of the method does not go with the sites that there are."""
 
     def needs_generator(self) -> bool:
         """Whether sites train the study's generator and hand out what it makes."""

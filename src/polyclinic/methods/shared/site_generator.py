@@ -12,15 +12,18 @@ from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.training import private
 
 
-def build_generator(site: Site, state: Mapping[str, Tensor] | None = None) -> GeneratorModel:
-    """The study's generator for the site's images, in a given state or with its first weights, the same at all sites.
+def build_generator(
+    site: Site, state: Mapping[str, Tensor] | None = None, *, seed: int | None = None
+) -> GeneratorModel:
+    """The study's generator for the site's images, in a given state or with its first weights, the same at all sites
+    unless `seed` is the site's own.
 
     Where it is trained with differential privacy it computes in float32: rounded gradients have no bounded norm.
     """
     return generator_settings(site).build_for(
         site.data.train.images.shape[1:],
         site.trainer.target,
-        seed=site.seed,
+        seed=site.seed if seed is None else seed,
         device=str(site.trainer.device),
         precision="fp32" if private.is_private(site, "generator") else site.trainer.precision,
         state=state,

@@ -19,19 +19,24 @@ from torch import Tensor
 
 from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.parts import ImageSet
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SiteState
 from polyclinic.generators.base import GeneratorModel, as_tensor
+from polyclinic.generators.labels import check_labels
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
 from polyclinic.metrics.principal_components import principal_components
 from polyclinic.randomness import torch_rng
 
-#: what a network can be trained on
-TRAINING_SETS = ("real", "synthetic", "augmented")
+#: what a network can be trained on: a site's real images, its synthetic ones, both
+OWN_SETS = ("real", "synthetic", "augmented")
+#: and where sites share synthetic images: those of all sites, and the site's real images besides
+SHARED_SETS = ("synthetic-all", "augmented-all")
+TRAINING_SETS = (*OWN_SETS, *SHARED_SETS)
 CHECKS = 5  # times that a network in training is scored on validation images
 SHOWN = 8  # columns of the contact sheet
 COVERED = 1000  # images that coverage is measured on
@@ -64,9 +69,21 @@ def sample_part(site: Site, model: GeneratorModel, count: int | None) -> ImageSe
     return ImageSet(model.sample(labels, site.rng("synthetic")).numpy(), labels.numpy())
 
 
-def evaluate(site: Site, synthetic: ImageSet, selection: Selection) -> Parcel:
-    """Train a network on each training set and keep the one to release; scores and coverage of synthetic images."""
-    networks = train_and_keep(site, synthetic, selection)
+def received_part(site: Site, tensors: Mapping[str, Tensor]) -> ImageSet:
+    """Synthetic images of other sites, as they came; WorkFailed where they are not like the site's own."""
+    images, labels = tensors.get("images", torch.empty(0)), tensors.get("labels", torch.empty(0))
+    shape = tuple(site.data.train.images.shape[1:])
+    if images.dtype != torch.uint8 or tuple(images.shape[1:]) != shape:
+        raise WorkFailed(f"synthetic images of other sites are {images.dtype} {tuple(images.shape)}, not uint8 {shape}")
+    return ImageSet(images.numpy(), check_labels(labels, len(images), site.trainer.target).numpy())
+
+
+def evaluate(site: Site, synthetic: ImageSet, selection: Selection, others: ImageSet | None = None) -> Parcel:
+    """Train a network on each training set and keep the one to release; scores and coverage of synthetic images.
+
+    `others` are synthetic images of the other sites, where sites share them.
+    """
+    networks = train_and_keep(site, synthetic, selection, others)
     chosen = selection.release or choose_by_validation(networks, selection.margin)
     site.state.put("local", networks[chosen].weights)
     site.state.put("best", networks[chosen].weights)
@@ -79,11 +96,13 @@ def evaluate(site: Site, synthetic: ImageSet, selection: Selection) -> Parcel:
     return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in finite.items()})
 
 
-def train_and_keep(site: Site, synthetic: ImageSet, selection: Selection) -> dict[str, TrainedNetwork]:
+def train_and_keep(
+    site: Site, synthetic: ImageSet, selection: Selection, others: ImageSet | None = None
+) -> dict[str, TrainedNetwork]:
     """Networks for all training sets; of each, the one of this or an earlier round that validation scores best."""
     before = {name: kept for name in TRAINING_SETS if (kept := _kept(site.state, name)) is not None}
     known = {name: network for name, network in before.items() if name == "real"}
-    now = train_networks(site, synthetic, selection.steps, known)
+    now = train_networks(site, training_sets(site.data.train, synthetic, others), selection.steps, known)
     best = {n: before[n] if n in before and before[n].score > trained.score else trained for n, trained in now.items()}
     for name, network in best.items():
         site.state.put(f"diet-{name}", network.weights)
@@ -91,14 +110,22 @@ def train_and_keep(site: Site, synthetic: ImageSet, selection: Selection) -> dic
     return best
 
 
+def training_sets(real: ImageSet, synthetic: ImageSet, others: ImageSet | None) -> dict[str, ImageSet]:
+    """Training sets by name; `others` are synthetic images of the other sites, where sites share them."""
+    found = {"real": real, "synthetic": synthetic, "augmented": join(real, synthetic)}
+    if others is not None:
+        of_all = join(synthetic, others)
+        found |= {"synthetic-all": of_all, "augmented-all": join(real, of_all)}
+    return found
+
+
 def train_networks(
-    site: Site, synthetic: ImageSet, steps: int, known: Mapping[str, TrainedNetwork]
+    site: Site, sets: Mapping[str, ImageSet], steps: int, known: Mapping[str, TrainedNetwork]
 ) -> dict[str, TrainedNetwork]:
     """A network for each training set, all from the same weights and seed; those in `known` are not trained again."""
-    real, seed = site.data.train, int(torch.randint(2**62, (), generator=site.lasting_rng("learners")))
-    parts = {"real": real, "synthetic": synthetic, "augmented": join(real, synthetic)}
+    seed = int(torch.randint(2**62, (), generator=site.lasting_rng("learners")))
     networks = dict(known)
-    for name, part in parts.items():
+    for name, part in sets.items():
         if name not in networks:
             initial = site.trainer.load(site.trainer.initial_local)
             optimizer = site.trainer.optimizer.make(initial.parameters(), 1)
@@ -128,7 +155,9 @@ def train_network(
 
 def choose_by_validation(networks: Mapping[str, TrainedNetwork], margin: float = 0.0) -> str:
     """The training set with synthetic images where they helped on validation images, else real images alone."""
-    return "augmented" if networks["augmented"].score > networks["real"].score + margin else "real"
+    mixed = [name for name in ("augmented", "augmented-all") if name in networks]
+    best = max(mixed, key=lambda name: networks[name].score)
+    return best if networks[best].score > networks["real"].score + margin else "real"
 
 
 def score(trainer: TrainerLike, part: ImageSet) -> float:
@@ -206,11 +235,14 @@ def _kept(state: SiteState, name: str) -> TrainedNetwork | None:
 # --- at the coordinator -----------------------------------------------------------------------------------
 
 
-def ask_utility(federation: Federation, operation: str) -> dict[str, Any]:
-    """Have every site evaluate its synthetic images as they are now: a row for the result."""
+def ask_utility(
+    federation: Federation, operation: str, others: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Have every site evaluate its synthetic images as they are now, beside what `others` has for it: a row for the
+    result."""
     figures = {
         reply.site: {name: round(float(value), 5) for name, value in reply.metrics.items()}
-        for reply in federation.ask_all(operation)
+        for reply in federation.ask_all(operation, by_site=others)
     }
     return {"round": federation.round, "sites": figures}
 
@@ -222,6 +254,7 @@ def test_tables(federation: Federation, operation: str) -> dict[str, Any]:
     for site in federation.sites:
         state = federation.simulated_state(site)
         kept = {name: state.group(f"diet-{name}") for name in TRAINING_SETS}
+        kept = {name: weights for name, weights in kept.items() if weights or name in OWN_SETS}
         table: dict[str, Any] = {name: test_metrics(federation, operation, weights) for name, weights in kept.items()}
         released = TRAINING_SETS[int(state["released"])] if "released" in state else ""
         tables[site] = {**table, "released": released} if any(table.values()) else {}

@@ -1,0 +1,127 @@
+"""FELICIA on StyleGAN2: its steps against the same steps written out in one place, what leaves, resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.state import SitePosition, SiteState, read_state
+from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.shared.gan_site import NETWORKS
+from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.runner.result import Result
+from polyclinic.runner.run import run
+from polyclinic.study import Study
+from polyclinic.tasks import Target
+
+CPU = torch.device("cpu")
+BATCH, STEPS, ROUNDS = 4, 3, 2
+STUDY = {
+    **{"data.source": "skin-phantom", "data.samples": 60, "sites.count": 2},
+    **{"generator.name": "stylegan2", "generator.width": 2, "generator.latent": 4, "generator.batch_size": BATCH},
+    "generator.ada_images": 20,
+}
+
+
+@pytest.fixture
+def felicia(tiny):
+    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
+        quick = {"steps": STEPS, "rounds": ROUNDS, "learner_steps": 1, "images": 12, "weight": 3.0}
+        return tiny("felicia", {**STUDY, **(settings or {})}, **{**quick, **method})
+
+    return make
+
+
+def state_of(result: Result, site: str) -> SiteState:
+    manifest = json.loads((Path(result.folder) / "checkpoint" / "manifest.json").read_text())
+    return read_state(result.folder, site, SitePosition(*manifest["sites"][site]))
+
+
+def written_out(study: Study) -> dict[str, dict[str, torch.Tensor]]:
+    """Both sites' networks after every D_i, then D_p on all synthetic images, then every G_i, step by step."""
+    parts = prepare(study.data, study.sites)
+    target = Target(classes=tuple(parts.info["classes"]))
+    method, models, steps = study.method, {}, {}
+    assert isinstance(method, Felicia)
+    for name in parts.names:
+        seed = seed_of(study.seed, name, "first weights")
+        models[name] = study.generator.build(channels=3, size=28, target=target, seed=seed)
+    at: Any = SimpleNamespace(generator=study.generator, seed=study.seed)
+    at.trainer = SimpleNamespace(target=target, device=CPU, precision="fp32", graphs=False)
+    central = method.first_central(at, (1, 3, 28, 28), 2)
+    for number in range(1, ROUNDS + 1):
+        for name, model in models.items():
+            part = open_site(parts.folder, name).train
+            images, labels = (torch.from_numpy(np.array(one)) for one in (part.images, part.labels))
+            new = model.begin(images, labels, torch_rng(study.seed, name, "gan", number))
+            if name in steps:  # optimisers and counts go on from round to round
+                for kept in ("of_generator", "of_discriminator", "taken", "_sure"):
+                    setattr(new, kept, getattr(steps[name], kept))
+            steps[name] = new
+        for _ in range(STEPS):
+            labels = {name: one.discriminator_half() for name, one in steps.items()}
+            fakes = {name: one.make(labels[name]) for name, one in steps.items()}
+            seen = torch.cat([fake[..., :28, :28].detach() for fake in fakes.values()])
+            site = torch.tensor([0] * BATCH + [1] * BATCH)
+            central.step(seen, site, torch.cat(list(labels.values())))
+            gradient = 3.0 * central.image_gradient(seen, site, site, torch.cat(list(labels.values()))) / BATCH
+            for name, own in zip(steps, gradient.split(BATCH), strict=True):
+                steps[name].generator_half(fakes[name], labels[name], F.pad(own, (0, 4, 0, 4)))
+    return {name: model.state() for name, model in models.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"central": "per-class"}], ids=str)
+def test_steps_are_those_written_out(felicia, undisturbed, options):
+    study = felicia(**options)
+    result = undisturbed(study)
+    assert result["failures"] == []
+    for site, wanted in written_out(study).items():
+        found = state_of(result, site).group(NETWORKS)
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=f"{site} {name}")
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "local"])
+def test_only_synthetic_images_leave_and_a_resumed_run_ends_with_the_same_bits(
+    felicia, undisturbed, tmp_path, monkeypatch, schedule
+):
+    study = felicia(schedule=schedule, exchange_every=2, shared_noise=True)
+    whole = undisturbed(study)
+    lines = [json.loads(line) for line in (whole.folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"synthetic-images", "metrics"}
+    saved = Federation.save
+
+    def stop_after_the_first_round(self):
+        saved(self)
+        if self.round == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Federation, "save", stop_after_the_first_round)
+    with pytest.raises(KeyboardInterrupt):
+        run(study, tmp_path / "run")
+    monkeypatch.undo()
+    resumed = run(study, tmp_path / "run", resume=True)
+    for site in ("site-1", "site-2"):
+        one, other = (state_of(result, site).group(NETWORKS) for result in (whole, resumed))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_the_central_term_changes_both_sites_and_their_first_weights_differ(felicia, undisturbed):
+    alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia())
+    style = "generator.mapping.layers.0.weight"
+    firsts = [state_of(alone, site).group(NETWORKS)[style] for site in ("site-1", "site-2")]
+    assert (firsts[0] - firsts[1]).abs().max() > 1  # learning moves this layer by far less
+    for site in ("site-1", "site-2"):
+        one, other = (state_of(result, site).group(NETWORKS) for result in (alone, joined))
+        assert any(not torch.equal(one[name], other[name]) for name in one if name.startswith("generator."))

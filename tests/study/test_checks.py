@@ -1,0 +1,170 @@
+"""`polyclinic study check` refuses what a run would refuse, for all methods, generators and tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.federation import Federation
+from polyclinic.generators import GENERATORS
+from polyclinic.methods import METHODS
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run import run
+from polyclinic.study import Study, parse_study
+from polyclinic.tasks import TASKS
+
+SOURCES = {"classification": "fundus-phantom", "regression": "hand-phantom", "segmentation": "brain-phantom"}
+SMALL: dict[str, dict[str, Any]] = {
+    "vqvae2": {"width": 8, "blocks": 1, "prior_width": 8, "prior_layers": 1},
+    "stylegan2": {"width": 2, "latent": 4},
+}
+OF_GAN = {"width": 2, "latent": 4}
+#: further settings of methods and generators that ask for something that not every study has
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "centralized": [{}, {"images": "synthetic"}],
+    "felicia": [{}, {"central": "per-class"}],
+    "fedreplay": [{}, {"encoder_site": "nowhere"}],
+    "feder": [{}, {"turn_takes": {"site-1": 2.0}}],
+}
+GENERATOR_VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "vqvae2": [{}, {"prior_epochs": 0}],
+    "dcgan": [{}, {"condition": "apart"}, {"condition": "none"}],
+}
+
+
+class Reached(Exception):  # noqa: N818
+    """The run has begun to ask sites."""
+
+
+def tables(method: dict[str, Any], generator: dict[str, Any], task: str, **more: Any) -> dict[str, Any]:
+    return {
+        "data": {"source": SOURCES[task], "samples": 24, "size": 28, "validation": 0.2, "test": 0.2},
+        "sites": {"partition": "iid", "count": 2},
+        "task": {"name": task},
+        "model": {"backbone": "unet" if task == "segmentation" else "small-cnn"},
+        "method": {"rounds": 1, **method},
+        "generator": generator,
+        "engine": {"workers": 1, "device": "cpu"},
+        **more,
+    }
+
+
+def generators() -> list[dict[str, Any]]:
+    return [
+        {"name": name, **SMALL.get(name, OF_GAN), **variant}
+        for name in GENERATORS.builtin
+        for variant in GENERATOR_VARIANTS.get(name, [{}])
+    ]
+
+
+def studies(method: str, task: str) -> list[tuple[dict[str, Any], Study | BadInput]]:
+    """All studies of a method and a task; one that is refused, as its refusal."""
+    replays = [{}, {"replay": {"codes": "prior"}}] if METHODS[method].traits.takes_replay else [{}]
+    found: list[tuple[dict[str, Any], Study | BadInput]] = []
+    for variant in VARIANTS.get(method, [{}]):
+        for generator in generators():
+            for replay in replays:
+                given = tables({"name": method, **variant}, generator, task, **replay)
+                try:
+                    found.append((given, parse_study(given)))
+                except BadInput as refusal:
+                    found.append((given, refusal))
+    return found
+
+
+def uses_generator(study: Study) -> bool:
+    return study.method.needs_generator() or study.replay is not None
+
+
+@pytest.mark.parametrize("task", TASKS.builtin)
+@pytest.mark.parametrize("method", METHODS.builtin)
+def test_what_the_check_accepts_the_run_accepts(method, task, monkeypatch, tmp_path):
+    """Every accepted study begins to ask its sites, and its generator can be built; what it does not use, once."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Reached
+
+    monkeypatch.setattr(Federation, "_answers", stop)
+    without = False
+    for number, (_, study) in enumerate(studies(method, task)):
+        if isinstance(study, BadInput) or (without and not uses_generator(study)):
+            continue
+        without = without or not uses_generator(study)
+        with pytest.raises(Reached):
+            run(study, tmp_path / str(number))
+        if uses_generator(study):
+            target = Assembly(study, prepare(study.data, study.sites), Path()).target
+            model = study.generator.build(channels=3, size=28, target=target, seed=0)
+            assert study.generator.sampling_obstacle() is None or not study.method.needs_generator()
+            assert model.networks
+
+
+@pytest.mark.parametrize(
+    ("method", "generator", "task", "more", "refusal"),
+    [
+        ({"name": "felicia"}, {"name": "vqvae2"}, "classification", {}, r"generator\.name: felicia trains GANs"),
+        (
+            {"name": "feder"},
+            {"name": "vqvae2", "prior_epochs": 0},
+            "classification",
+            {},
+            r"generator\.prior_epochs: without a prior nothing can be sampled; set it above 0",
+        ),
+        (
+            {"name": "cwt-replay"},
+            {"name": "vqvae2", "prior_epochs": 0},
+            "classification",
+            {"replay": {"codes": "prior"}},
+            r"generator\.prior_epochs",
+        ),
+        (
+            {"name": "feder"},
+            {"name": "dcgan", "condition": "apart"},
+            "regression",
+            {},
+            r"generator\.condition: 'apart' needs classes",
+        ),
+        (
+            {"name": "feder"},
+            {"name": "dcgan"},
+            "classification",
+            {"sites": {"partition": "iid", "count": 1}},
+            "give it two sites or more",
+        ),
+        (
+            {"name": "feder", "mode": "asynchronous", "turn_takes": {"west": 2.0}},
+            {"name": "dcgan"},
+            "classification",
+            {},
+            r"method\.turn_takes: there is no site 'west'; choose from site-1, site-2",
+        ),
+        (
+            {"name": "feder", "turn_takes": {"site-1": 2.0}},
+            {"name": "dcgan"},
+            "classification",
+            {},
+            r"set method\.mode = 'asynchronous'",
+        ),
+        (
+            {"name": "fedreplay", "encoder_site": "west"},
+            {"name": "vqvae2"},
+            "classification",
+            {},
+            r"method\.encoder_site: there is no site 'west'; choose largest, random or site-1, site-2",
+        ),
+        (
+            {"name": "standalone"},
+            {"name": "vqvae2"},
+            "classification",
+            {"model": {"backbones": {"west": "lenet5"}}},
+            r"model\.backbones: there is no site 'west'; the sites are site-1, site-2",
+        ),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_before(method, generator, task, more, refusal):
+    with pytest.raises(BadInput, match=refusal):
+        parse_study({**tables(method, generator, task), **more})
