@@ -7,8 +7,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 
 from polyclinic.data.archives import Chain
 from polyclinic.data.file_source import FileSource
@@ -44,6 +42,9 @@ class Svhn(FileSource):
 
 def read_digits(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Pixels uint8 [N, 32, 32, 3] and labels int64 [N]; the file calls zero 10."""
+    from scipy.io import loadmat  # here: every process of a run would pay for it
+    from scipy.io.matlab import MatReadError
+
     if not file.is_file():
         raise BadInput(f"{file}: is missing; see `polyclinic data show svhn`")
     try:

@@ -7,8 +7,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.cluster.vq import ClusterError, kmeans2, vq
-from scipy.linalg import eigh
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.partitions.base import Address, Sites
@@ -36,6 +34,8 @@ class Clustering:
 
     def nearest(self, images: np.ndarray, index: np.ndarray) -> np.ndarray:
         """The cluster of each image at `index`, int64 [len(index)]; images: uint8 [N, C, H, W]."""
+        from scipy.cluster.vq import vq  # here: every process of a run would pay for it
+
         found = [np.empty(0, dtype=np.int64)]
         for start in range(0, len(index), CHUNK):
             pixels = small_pixels(images[index[start : start + CHUNK]])
@@ -54,6 +54,8 @@ def small_pixels(images: np.ndarray) -> np.ndarray:
 
 def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Clustering:
     """PCA, then k-means on the leading components; clusters in the order of their first coordinate."""
+    from scipy.cluster.vq import ClusterError, kmeans2
+
     mean = pixels.mean(axis=0)
     components = leading_directions(pixels - mean)
     coordinates = (pixels - mean) @ components
@@ -69,6 +71,8 @@ def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Cl
 
 def leading_directions(centred: np.ndarray) -> np.ndarray:
     """Up to 50 leading directions, float32 [D, P], each with its largest entry positive."""
+    from scipy.linalg import eigh
+
     gram = centred @ centred.T
     wanted = min(COMPONENTS, len(gram) - 1)
     _, vectors = eigh(gram.astype(np.float64), subset_by_index=(len(gram) - wanted, len(gram) - 1))

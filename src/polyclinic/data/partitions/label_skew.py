@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.special import ndtri
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
@@ -24,6 +23,8 @@ class Spectrum:
     """Ways to give images, in label order, to `count` equal sites: from sorted to evenly mixed."""
 
     def __init__(self, labels: np.ndarray, count: int, rng: np.random.Generator) -> None:
+        from scipy.special import ndtri  # here: every process of a run would pay for it
+
         n, rounds = len(labels), -(-len(labels) // count)
         self.labels, self.count = np.sort(labels), count
         self._sorted = ndtri((np.arange(n) + 0.5) / n)

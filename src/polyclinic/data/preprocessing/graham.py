@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from PIL import Image
-from scipy.ndimage import gaussian_filter
 
 RADIUS = 300
 KEPT = 0.9  # of the radius: the rim of the eye, where the local average is of black, is cut away
@@ -17,6 +16,8 @@ def graham(pixels: np.ndarray) -> np.ndarray:
     The eye is brought to a radius of 300 pixels, its local average colour is taken away (and what is left made four
     times stronger, around grey), and the rim is cropped.
     """
+    from scipy.ndimage import gaussian_filter  # here: every process of a run would pay for it
+
     eye = scale_radius(pixels).astype(np.float32)
     average = gaussian_filter(eye, sigma=(RADIUS / 30, RADIUS / 30, 0), truncate=3)
     detail = np.clip(4 * (eye - average) + GREY, 0, 255)
