@@ -30,6 +30,7 @@ from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_
 from polyclinic.errors import BadInput
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspensions
 from polyclinic.files import atomic_write, lock
@@ -126,6 +127,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     own = {
         "only": site,
         "suspensions": Suspensions(kit),
+        "keys": KitKeys(kit / "local"),
         "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
     }
     return SiteHost(replace(assembly.host_spec(), **own))

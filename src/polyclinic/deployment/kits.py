@@ -16,17 +16,22 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.sealing import public_key
+from polyclinic.files import atomic_write
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, parse_study
 from polyclinic.study.template import settings_with_comments
@@ -54,6 +59,7 @@ def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Di
     sent = as_sent(study, parts, names) if parts else study
     folder.mkdir(parents=True, exist_ok=True)
     _provision(folder, names, server, port)
+    pin_keys({name: folder / "sites" / name / "local" for name in names})
     for name in names:
         _write_site(folder / "sites" / name, name, sent.data, parts)
     _write_server(folder / "server")
@@ -124,6 +130,17 @@ def _builders() -> list[dict[str, Any]]:
     ]
 
 
+def pin_keys(local: Mapping[str, Path]) -> None:
+    """A sealing key for each site, into its own kit only, and the public keys of all sites into every kit.
+
+    So nobody has to trust a key that comes through the coordinator."""
+    keys = {name: X25519PrivateKey.generate() for name in local}
+    public = {name: public_key(key).hex() for name, key in keys.items()}
+    for name, folder in local.items():
+        atomic_write(folder / PRIVATE_FILE, keys[name].private_bytes_raw(), private=True)
+        atomic_write(folder / PUBLIC_FILE, KEYS_HEAD + tomli_w.dumps(public))
+
+
 def _write_site(kit: Path, name: str, data: Any, parts: PreparedSites | None) -> None:
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
@@ -161,6 +178,8 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2), encoding="utf-8")
 
 
+KEYS_HEAD = """# The public sealing keys of all sites, made with the kits. Nothing is sealed for a site not listed.
+"""
 SITE_HEAD = """# This site's own settings. They stay here: the coordinator knows datasets by their names only.
 """
 SERVER_HEAD = """# The server's own settings; no study can change them.

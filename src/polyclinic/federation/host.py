@@ -19,9 +19,13 @@ from torch import Tensor
 
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.federation.call import COORDINATOR, Call, Reply
+from polyclinic.federation.call_check import check_call
 from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.archive import ParcelArchive
+from polyclinic.federation.leaving.budget import Budget, price_at, tells_something
+from polyclinic.federation.leaving.cohort import cohort, patients_in, scored_splits
 from polyclinic.federation.leaving.gate import Gate, GateRefused
+from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
@@ -80,6 +84,8 @@ class HostSpec:
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
     #: the one site that a deployed host serves; None where all sites of a simulation live in one folder
     only: str | None = None
+    #: the sealing keys of a deployed site; those of simulated sites follow from the seed
+    keys: KeyRing | None = None
     #: where a deployed site's studies are stopped until a person there has looked
     suspensions: Suspensions | None = None
 
@@ -147,12 +153,18 @@ class SiteHost:
         self._refuse_other_names([call.site])
         if self.spec.suspensions:
             self.spec.suspensions.refuse_while_any()
+        check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
         site = self._site(call.site, group)
         site.round = call.round
-        parcels = {name: self._received(site, parcel, call, declared) for name, parcel in call.parcels.items()}
+        turn = Turn(site, call)
+        with _undone_on_error([turn]):
+            turn.parcels = {name: self._received(site, one, call, declared) for name, one in call.parcels.items()}
         if self.spec.archive:
-            self.spec.archive.begins(site, parcels)
-        return Turn(site, call, parcels)
+            self.spec.archive.begins(site, turn.parcels)
+        return turn
+
+    def _work_of(self, call: Call) -> Callable[..., Any]:
+        return self._operation(call.operation)[0]
 
     def _work(self, work: Callable[..., Any], declared: Operation, turns: Sequence[Turn]) -> list[tuple[Parcel, ...]]:
         """What each site releases, before its gate has seen it."""
@@ -171,8 +183,8 @@ class SiteHost:
                 return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
 
     def _work_alone(self, work: Callable[..., Any], turn: Turn) -> tuple[Parcel, ...]:
-        """One site's work; an archive wants to know which images it used."""
-        if not self.spec.archive:
+        """One site's work; an archive and a smallest cohort want to know which images it used."""
+        if not (self.spec.archive or self.spec.policy.min_cohort):
             return _parcels(work(turn.site, **turn.payload))
         with turn.site.trainer.note_batches() as turn.used:
             return _parcels(work(turn.site, **turn.payload))
@@ -213,11 +225,19 @@ class SiteHost:
             to=call.to,
             simulation_only=declared.simulation_only,
             seal=None if call.to == COORDINATOR else lambda parcel: key_exchange.seal(site, parcel, call),
-            cohort=cohort(site.data, str(call.arguments.get("split", "train"))) if policy.min_cohort else None,
+            cohort=self._cohort(turn, declared, parcels) if policy.min_cohort else None,
         )
         if self.spec.archive:
             self.spec.archive.released(site, call, parcels, turn.used, declared.address)
         return leaving
+
+    def _cohort(self, turn: Turn, declared: Operation, parcels: Sequence[Parcel]) -> int:
+        """Patients behind what a site releases: those of its batches, or of the splits it scored."""
+        data, scored = turn.site.data, scored_splits(turn.call, declared, self._work_of(turn.call))
+        uncovered = any(parcel.privacy is None and tells_something(parcel) for parcel in parcels)
+        if turn.used and uncovered and scored == ("train",):  # which images a private step takes is itself a secret
+            return patients_in(data.train, turn.used)
+        return min(cohort(data, split) for split in scored)
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
@@ -290,7 +310,8 @@ class SiteHost:
             self._ledgers[name].expect_repeats_after(position.lines)
         runs = spec.folder.parent if spec.policy.deployed else None  # a site's runs lie side by side
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
-        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, runs)
+        budget = Budget(spec.policy, self._ledgers[name].path, runs, price_at(spec.policy, data.train))
+        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, budget)
         folder = spec.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if spec.policy.deployed else ""
@@ -306,6 +327,8 @@ class SiteHost:
             replay_settings=spec.replay_settings,
             trainers=(spec.trainer, *spec.trainers.values()),
             secret=secret,
+            keys=spec.keys or SeedKeys(spec.seed),
+            max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
             keep_model=spec.keep_model,
         )
 
@@ -319,12 +342,6 @@ class SiteHost:
             write_tensors(path, site.state)
             site.state.changed = False
         self._positions[site.name] = SitePosition(version, lines)
-
-
-def cohort(data: SiteData, split: str) -> int:
-    """Patients in a split of a site's images, or images where nobody knows whose they are."""
-    part = getattr(data, split)
-    return len(part) if part.cases is None else len(set(part.cases.tolist()))
 
 
 def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> None:
@@ -370,8 +387,10 @@ class Turn:
     """An operation at a site. `undo` leaves the site as it was, as if its process had died: no half-made state (or NaN
     in it) may reach the next round."""
 
-    def __init__(self, site: Site, call: Call, parcels: Mapping[str, Parcel]) -> None:
-        self.site, self.call, self.parcels = site, call, parcels
+    def __init__(self, site: Site, call: Call) -> None:
+        self.site, self.call = site, call
+        #: what came with the call, opened
+        self.parcels: Mapping[str, Parcel] = {}
         self.before, self.changed = dict(site.state), site.state.changed
         #: indices of the site's images in every batch that it took, where an archive wants them
         self.used: list[Tensor] = []

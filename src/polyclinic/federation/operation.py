@@ -12,6 +12,8 @@ class Operation(NamedTuple):
     releases: tuple[str, ...]
     simulation_only: bool
     sealed_only: bool
+    for_sites_only: bool
+    scores: tuple[str, ...]
     grouped: bool
     address: str
 
@@ -20,21 +22,25 @@ def operation(
     *releases: str,
     simulation_only: bool = False,
     sealed_only: bool = False,
+    for_sites_only: bool = False,
+    scores: tuple[str, ...] = (),
     grouped: bool = False,
     address: str | None = None,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
-    `sealed_only`: what it is given must come sealed from another site, not from the coordinator. `grouped`: the
-    function gets a list of sites, and for every keyword a list with each site's value; it returns a list with what
-    each site releases. The list holds one site, or, where sites are simulated in one process (`engine.stacked`), all
-    that were asked; it must not draw from global random state. `address`: what random draws are addressed by instead
-    of the function's name, so that a function can be renamed and its draws stay the same.
+    `sealed_only`: what it is given must come sealed from another site, not from the coordinator. `for_sites_only`: what
+    it releases goes to another site, sealed; the coordinator cannot have it. `scores`: the splits of a site's images
+    that its release is computed from, where that is not the training images and no argument `split` says so.
+    `grouped`: the function gets a list of sites, and for every keyword a list with each site's value; it returns a list
+    with what each site releases. The list holds one site, or, where sites are simulated in one process
+    (`engine.stacked`), all that were asked; it must not draw from global random state. `address`: what random draws are
+    addressed by instead of the function's name, so that a function can be renamed and its draws stay the same.
     """
 
     def mark(function: Callable) -> Callable:
         named = address or function.__name__
-        function.operation = Operation(releases, simulation_only, sealed_only, grouped, named)  # type: ignore[attr-defined]
+        function.operation = Operation(releases, simulation_only, sealed_only, for_sites_only, scores, grouped, named)  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.state import SiteState
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
@@ -28,7 +29,8 @@ class Site:
     the study's tables [generator], [tuning] and [replay]. `trainers` are the trainers of all networks that the study's
     sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
     draw it; a simulated site has none, and its noise is the same in every run. `keep_model` puts a finished model where
-    the site's people find it; nobody is there at a simulated site.
+    the site's people find it; nobody is there at a simulated site. `keys` are the sealing keys that it has and knows.
+    `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Site:
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
     secret: str = ""
+    keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
+    max_delta: float = 1.0
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
 
     def rng(self, purpose: str) -> torch.Generator:

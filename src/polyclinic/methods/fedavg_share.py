@@ -49,7 +49,7 @@ class FedAvgShare(FedAvg):
                 federation.ask(site, "take_shared", **pooling.parcels_of(pooling.pool(others)))
         return {"count": torch.tensor(sum(len(_images(reply)) for reply in replies))}
 
-    @operation("real-images", "labels", "masks")
+    @operation("real-images", "labels", "masks", simulation_only=True)
     def give_share(self, site: Site) -> tuple[Parcel, ...]:
         count = max(1, round(self.share * len(site.data.train)))
         chosen = torch.randperm(len(site.data.train), generator=site.rng("share"))[:count]

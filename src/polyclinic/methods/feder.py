@@ -157,7 +157,7 @@ class FedER(LocalWork, PeerMethod):
         self.train(site, None)
         return synthetic_buffer.figures_parcel(figures)
 
-    @operation("weights", "synthetic-images")
+    @operation("weights", "synthetic-images", for_sites_only=True)
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
         """The site's model and its own buffer; a buffer that was received is never relayed."""
         parcels = [Parcel("weights", site.state.group("local"))] if model and self.hands_over_models else []

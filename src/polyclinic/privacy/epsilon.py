@@ -57,6 +57,27 @@ def composed_epsilon(history: Iterable[Mechanism], delta: float, accountant: Acc
     return _prv(known, delta) if accountant == "prv" else _rdp(known, delta)
 
 
+def group_epsilon(history: Iterable[Mechanism], delta: float, images: int, accountant: Accountant = "rdp") -> float:
+    """The epsilon, at `delta`, for a patient with so many images: group privacy (Dwork and Roth 2014, Theorem 2.2).
+
+    What is (e, d) for one image is (k e, d (exp(k e) - 1) / (exp(e) - 1)) for k of them: d is made smaller until that
+    is at most `delta`. Infinite where no d is small enough.
+    """
+    known = tuple(history)
+    if images <= 1:
+        return composed_epsilon(known, delta, accountant)
+    single = delta / images
+    while single > 1e-300:
+        one = composed_epsilon(known, single, accountant)
+        if one == 0 or not math.isfinite(one) or images * one > 700:
+            return one if one == 0 else math.inf
+        allowed = delta * math.expm1(one) / math.expm1(images * one)
+        if single <= allowed:
+            return images * one
+        single = allowed / 2
+    return math.inf
+
+
 def steps_for(
     epsilon: float,
     sampling_rate: float,

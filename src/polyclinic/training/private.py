@@ -40,7 +40,7 @@ def is_private(site: Site, part: str) -> bool:
 def account_of(site: Site) -> Account:
     """What the site has spent on its training images so far, whatever was trained."""
     privacy = _privacy(site)
-    delta = privacy.delta_for(len(site.data.train))
+    delta = min(privacy.delta_for(len(site.data.train)), site.max_delta)
     return Account.restored(site.state.group(STATE), delta, privacy.accountant)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.host import cohort
-from polyclinic.federation.leaving.budget import Spent
+from polyclinic.federation.leaving.budget import Budget, Spent
+from polyclinic.federation.leaving.cohort import cohort
 from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
@@ -24,7 +24,8 @@ def gate_of(folder, run="a", earlier=(), resume_after=None, **policy):
     if resume_after is not None:
         ledger.expect_repeats_after(resume_after)
     runs = folder if earlier else None
-    return Gate("north", Policy(kinds=tuple(KINDS), **policy), ledger, RawImages(IMAGES), runs)
+    rules = Policy(kinds=tuple(KINDS), **policy)
+    return Gate("north", rules, ledger, RawImages(IMAGES), Budget(rules, ledger.path, runs))
 
 
 def weights(value=1.0, size=10, privacy=None):

@@ -85,7 +85,7 @@ def test_a_deployed_site_refuses_what_exists_in_simulation_only(make_gate):
     parcel = Parcel("real-images", {"images": torch.from_numpy(OWN)})
     release(make_gate(), parcel, simulation_only=True)
     sentence = refused(make_gate(deployed=True), parcel, simulation_only=True)
-    assert sentence == "site 'north' kept back real-images of 'train': it pools images, which exists in simulation only"
+    assert sentence == "site 'north' kept back real-images of 'train': this exists in simulation only"
     refused(make_gate(deployed=True), Parcel("metrics", {}), simulation_only=True)
     release(make_gate(deployed=True), Parcel("metrics", {}))
 

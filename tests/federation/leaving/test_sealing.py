@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.federation.leaving.sealing import OVERHEAD, SealBroken, key_in, public_key, seal, unseal
+from polyclinic.federation.leaving.sealing import OVERHEAD, SealBroken, public_key, seal, unseal
 
 ANNA, BEN, EVE = (X25519PrivateKey.generate() for _ in range(3))
 ABOUT = {"from": "anna", "to": "ben", "round": 4}
@@ -60,11 +60,3 @@ def test_only_the_recipient_opens_and_only_the_sender_could_have_sealed():
 def test_a_point_that_gives_everybody_the_same_secret_is_refused():
     with pytest.raises(SealBroken):
         unseal(bytes(32) + from_anna_to_ben()[32:], ABOUT, recipient=BEN, sender=public_key(ANNA))
-
-
-def test_a_site_keeps_one_key_that_others_may_not_read(tmp_path):
-    first = key_in(tmp_path)
-    assert public_key(first) == public_key(key_in(tmp_path))
-    assert (tmp_path / "sealing.key").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "other").mkdir()
-    assert public_key(key_in(tmp_path / "other")) != public_key(first)

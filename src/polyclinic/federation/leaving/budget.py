@@ -8,13 +8,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.privacy_coverage import PUBLIC
 from polyclinic.files import lock
+from polyclinic.privacy.epsilon import Mechanism, group_epsilon
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
 
 #: held while a budget is checked and charged, by one run of the site at a time
 LOCK = ".budget.lock"
@@ -62,12 +68,41 @@ class Spent:
         return named and record["steps"] >= self.steps
 
 
+@dataclass(frozen=True)
+class Price:
+    """What a record costs at this site: epsilon counted anew, at the site's own delta, for an image or for a patient.
+
+    A study that sets a large delta would else have a small epsilon. `images` is the most that a patient has.
+    """
+
+    delta: float = 1.0
+    accountants: tuple[str, ...] = ("rdp", "prv")
+    images: int = 1
+
+    def __call__(self, record: Mapping[str, Any]) -> float:
+        if "mechanisms" not in record:
+            return math.inf if record["epsilon"] is None else record["epsilon"]
+        if record["accountant"] not in self.accountants:
+            accepted = ", ".join(self.accountants)
+            raise OverBudget(f"the site's policy accepts the accountants {accepted}, not '{record['accountant']}'")
+        known = [Mechanism(**one) for one in record["mechanisms"]]
+        return group_epsilon(known, min(self.delta, record["delta"]), self.images, record["accountant"])
+
+
+def price_at(policy: Policy, train: ImageSet) -> Price:
+    """What a site counts for a record of differential privacy."""
+    most = 1 if train.cases is None else int(np.unique(train.cases, return_counts=True)[1].max(initial=1))
+    return Price(policy.delta_for(len(train)), policy.accountants, most if policy.unit == "patient" else 1)
+
+
 class Budget:
     """What may leave a site in all, as its policy says. The runs of a deployed site lie side by side and share it."""
 
-    def __init__(self, policy: Policy, ledger: Path, runs: Path | None = None) -> None:
-        """`ledger` is that of this run; `runs` is the folder with all runs of a deployed site."""
+    def __init__(self, policy: Policy, ledger: Path, runs: Path | None = None, price: Price | None = None) -> None:
+        """`ledger` is that of this run; `runs` is the folder with all runs of a deployed site; `price(record)` is the
+        epsilon that the site counts for a record."""
         self._policy, self._ledger, self._runs = policy, ledger, runs
+        self._price_of = price or Price()
         self._limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
         self._here = self._spent(ledger) if self._limited else Spent()
         self._known: dict[Path, tuple[tuple[int, int], Spent]] = {}  # other runs' ledgers, by size and time
@@ -106,7 +141,7 @@ class Budget:
         self._here.add(kind, size, record, self._price(record))
 
     def _check_epsilon(self, parcels: Sequence[Parcel], total: float, most: float) -> None:
-        if any(parcel.privacy is None and _tells_something(parcel) for parcel in parcels):
+        if any(parcel.privacy is None and tells_something(parcel) for parcel in parcels):
             raise OverBudget("the site's policy has an epsilon budget, and differential privacy does not cover this")
         if total > most:
             raise OverBudget(f"epsilon {total:.4g} would be spent, and the site's policy allows {most:g}")
@@ -117,10 +152,7 @@ class Budget:
             raise OverBudget(f"{total} scores would have left this site, and its policy allows {most} (max_scores)")
 
     def _price(self, record: Mapping[str, Any] | None) -> float:
-        """What a record costs, at the policy's own delta."""
-        if record is None or self._policy.max_epsilon is None:
-            return 0.0
-        return math.inf if record["epsilon"] is None else record["epsilon"]
+        return 0.0 if record is None or self._policy.max_epsilon is None else self._price_of(record)
 
     def _spent(self, ledger: Path) -> Spent:
         spent = Spent()
@@ -138,6 +170,6 @@ class Budget:
         return [spent for _, spent in self._known.values()]
 
 
-def _tells_something(parcel: Parcel) -> bool:
+def tells_something(parcel: Parcel) -> bool:
     """Whether a parcel holds more than sizes, which count as public."""
     return bool(parcel.tensors or parcel.metadata.keys() - PUBLIC)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,14 +33,14 @@ class Gate:
     """Guards one site: `release` returns the parcel once it may leave, with its line in the ledger."""
 
     def __init__(
-        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, runs: Path | None = None
+        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, budget: Budget | None = None
     ) -> None:
-        """`runs`: the folder with all runs of a deployed site, whose ledgers count in its budgets."""
+        """`budget` is that of a deployed site, over all its runs; that of this run alone if not given."""
         self.site = site
         self.policy = policy
         self.ledger = ledger
         self.raw_images = raw_images
-        self.budget = Budget(policy, ledger.path, runs)
+        self.budget = budget or Budget(policy, ledger.path)
 
     def release(
         self,
@@ -97,7 +96,9 @@ class Gate:
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
         if simulation_only and self.policy.deployed:
-            raise GateRefused("it pools images, which exists in simulation only")
+            raise GateRefused("this exists in simulation only")
+        if kind == "real-images" and self.policy.deployed:
+            raise GateRefused("real images never leave a deployed site, whatever its policy lists")
         if kind not in self.policy.kinds:
             allowed = ", ".join(self.policy.kinds)
             where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"

@@ -1,8 +1,8 @@
 """Key exchange between sites, and sealed parcels: public keys, encryption for one site, decryption.
 
-Public keys go through the coordinator once (`KeyExchange`). A site takes a key for good: one that changes later is
-refused. What a site holds is bound into its ledger by `take_keys`, whose line has the same digest at every site; a
-coordinator that swapped a key would leave ledgers that differ there, for anyone who lays two side by side.
+Every site has the others' public keys on its key ring (`key_ring.py`): a deployed one in its kit. They go through the
+coordinator only to be compared (`KeyExchange`): a key that is not the one on the ring is refused, and so is a site that
+is not on it. What a site agreed to is bound into its ledger by `take_keys`. A sealed box is taken once.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from polyclinic.federation.site import Site
 
 
+#: where a site's state keeps which boxes it has taken, uint8 [boxes, 32]
+TAKEN = "boxes taken"
+
+
 class KeyExchange:
     """Two operations that every site has, whatever the method."""
 
     @operation("keys")
     def give_key(self, site: Site) -> Parcel:
-        """The site's public key; its private one is drawn here at first, and stays."""
-        return Parcel("keys", {site.name: _tensor(_own_key(site))})
+        """The site's public key; its private one stays."""
+        return Parcel("keys", {site.name: _tensor(sealing.public_key(site.keys.own(site.name)))})
 
     @operation("keys")
     def take_keys(self, site: Site, keys: Mapping[str, Tensor]) -> Parcel:
-        """Keep the public keys of all sites; all that the site holds now."""
-        held = site.state.group("keys")
+        """Compare the public keys of all sites with those on the site's ring; the keys that it agrees to."""
         for name, key in keys.items():
             if key.dtype != torch.uint8 or tuple(key.shape) != (sealing.KEY_BYTES,):
                 raise ParcelRejected(f"what came as the key of site '{name}' is none")
-            if name in held and not torch.equal(held[name], key):
-                raise ParcelRejected(f"the key of site '{name}' is not the one it had; ask that site before you go on")
-        if not torch.equal(keys.get(site.name, torch.zeros(0)), _tensor(_own_key(site))):
-            raise ParcelRejected("the keys that came hold a false one in this site's own name")
-        site.state.put("keys", {**held, **keys})
-        return Parcel("keys", site.state.group("keys"))
+            if site.keys.public(name) != _bytes(key):
+                raise ParcelRejected(f"the key of site '{name}' is not the one that site '{site.name}' has for it")
+        return Parcel("keys", keys)
 
 
 def seal(site: Site, parcel: Parcel, call: Call) -> Parcel:
@@ -53,18 +53,19 @@ def seal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     Its kind and what it says of privacy stay readable, for the coordinator's accounts.
     """
     about = {"from": site.name, "operation": call.operation, "kind": parcel.kind}
-    key = site.state.group("keys").get(call.to)
+    key = site.keys.public(call.to)
     if key is None:
-        raise ParcelRejected(f"site '{site.name}' has no key of site '{call.to}', for which the parcel is")
+        raise ParcelRejected(f"site '{site.name}' has no key of '{call.to}', for whom the parcel is")
     bound = {**about, "to": call.to, "round": call.round}
-    box = sealing.seal(parcel.encoded, bound, sender=sealing.key_in(site.folder), recipient=_bytes(key))
+    box = sealing.seal(parcel.encoded, bound, sender=site.keys.own(site.name), recipient=key)
     return Parcel(SEALED, {"box": _tensor(box)}, about, parcel.privacy)
 
 
 def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
-    """The parcel that another site sealed for this one; ParcelRejected if the box does not open here and now."""
+    """The parcel that another site sealed for this one; ParcelRejected if the box does not open here and now, or was
+    taken before."""
     about: JsonObject = {name: parcel.metadata.get(name) for name in ("from", "operation", "kind")}
-    key = site.state.group("keys").get(str(about["from"]))
+    key = site.keys.public(str(about["from"]))
     if key is None or set(parcel.tensors) != {"box"}:
         raise ParcelRejected(f"a sealed parcel came from '{about['from']}', of whom site '{site.name}' has no key")
     box = parcel.tensors["box"]
@@ -72,18 +73,25 @@ def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
         raise ParcelRejected(f"what came sealed from site '{about['from']}' is no box")
     bound = {**about, "to": site.name, "round": call.round}
     try:
-        mine, theirs = sealing.key_in(site.folder), _bytes(key)
-        plain = sealing.unseal(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=theirs)
+        mine = site.keys.own(site.name)
+        plain = sealing.unseal(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=key)
     except sealing.SealBroken as broken:
         raise ParcelRejected(f"the sealed {about['kind']} of site '{about['from']}' do not open: {broken}") from broken
+    _take_once(site, box, str(about["from"]))
     found = decode(plain)
     if found.kind != about["kind"]:
         raise ParcelRejected(f"a parcel of kind '{found.kind}' came under the name of '{about['kind']}'")
     return found
 
 
-def _own_key(site: Site) -> bytes:
-    return sealing.public_key(sealing.key_in(site.folder))
+def _take_once(site: Site, box: Tensor, sender: str) -> None:
+    """ParcelRejected for a box that the site has taken before: twice, a model would count twice. The site's state keeps
+    the key that was drawn for each box, by which a box is known."""
+    drawn = box[: sealing.KEY_BYTES].cpu().reshape(1, -1)
+    taken = site.state.get(TAKEN, torch.zeros(0, sealing.KEY_BYTES, dtype=torch.uint8))
+    if bool((taken == drawn).all(1).any()):
+        raise ParcelRejected(f"the sealed parcel from site '{sender}' was taken before")
+    site.state[TAKEN] = torch.cat([taken, drawn])
 
 
 def _tensor(data: bytes | bytearray) -> Tensor:

@@ -33,6 +33,9 @@ class Policy(Settings):
     accountants: tuple[Accountant, ...] = Field(
         ("rdp", "prv"), min_length=1, description="accountants whose epsilon this site accepts"
     )
+    unit: Literal["image", "patient"] = Field(
+        "image", description="whom epsilon protects: one image, or a patient with all images (group privacy)"
+    )
     max_scores: int | None = Field(
         None, ge=0, description="parcels of metrics that may leave this site, over all its runs together"
     )
@@ -43,4 +46,9 @@ class Policy(Settings):
     min_cohort: int = Field(
         0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
     )
+
+    def delta_for(self, images: int) -> float:
+        """The delta at which a site with so many training images counts epsilon."""
+        return self.max_delta if self.max_delta is not None else 1 / max(images, 2)
+
     deployed: bool = Field(False, description="true at a real institution, where pooling images is never allowed")

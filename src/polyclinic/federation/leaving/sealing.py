@@ -9,7 +9,6 @@ and is bound to them: a box handed to another site, in another round or under an
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping
 
 KEY_BYTES = 32
@@ -29,17 +27,6 @@ NONCE = bytes(12)
 
 class SealBroken(Exception):  # noqa: N818
     """A box that does not open: changed on its way, made by another, for another, or about something else."""
-
-
-def key_in(folder: Path) -> X25519PrivateKey:
-    """The private key kept in a site's own folder; drawn the first time, so that a resumed run has it still.
-
-    Drawn by the operating system and not from the study's seed, which everybody knows.
-    """
-    path = folder / "sealing.key"
-    if not path.exists():
-        atomic_write(path, X25519PrivateKey.generate().private_bytes_raw(), private=True)
-    return X25519PrivateKey.from_private_bytes(path.read_bytes())
 
 
 def public_key(key: X25519PrivateKey) -> bytes:

@@ -1,0 +1,76 @@
+"""Attack: have what sites hand to each other sent in the clear, or sealed for somebody who does not exist."""
+
+import pytest
+import torch
+from attacked_site import SITE, ask
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from polyclinic.deployment.kits import pin_keys
+from polyclinic.federation.leaving.key_ring import KitKeys
+from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.leaving.sealing import public_key, seal
+from polyclinic.federation.leaving.suspension import Suspensions
+
+FEDER = {
+    "method": {"name": "feder", "rounds": 2, "buffer": 8},
+    "generator": {"name": "dcgan", "steps": 1, "batch_size": 8, "width": 2, "latent": 4},
+    "tuning": {"on": False},
+    "model__backbone": "lenet5",
+    "data__size": 32,
+}
+
+
+@pytest.fixture
+def host(kit, tmp_path):
+    """The site after it has trained its generator and its model, with kits of two sites."""
+    (tmp_path / "south").mkdir()
+    pin_keys({SITE: kit.folder / "local", "south": tmp_path / "south"})
+    host = kit.host(**FEDER)
+    ask(host, "prepare", 0)
+    return host
+
+
+def test_what_is_for_another_site_is_not_for_the_coordinator(kit, host):
+    with pytest.raises(ParcelRejected, match="'hand_over' releases to another site only, sealed"):
+        ask(host, "hand_over", model=True)
+    sent = ask(host, "hand_over", model=True, to="south")
+    assert {parcel.kind for parcel in sent.parcels} == {SEALED}
+    assert Suspensions(kit.folder).all() == []
+
+
+def key_of(private):
+    return torch.frombuffer(bytearray(public_key(private)), dtype=torch.uint8)
+
+
+def test_a_phantom_gets_no_key_and_no_parcel(host, tmp_path):
+    """Both ledgers would agree on it: the coordinator sends it to all sites alike."""
+    own, south = (
+        torch.frombuffer(bytearray(KitKeys(tmp_path / "kit" / "local").public(n)), dtype=torch.uint8)
+        for n in (SITE, "south")
+    )
+    phantom = key_of(X25519PrivateKey.generate())
+    agreed = Parcel("keys", {SITE: own, "south": south})
+    assert ask(host, "take_keys", parcels={"keys": agreed}).parcels
+    for keys in ({SITE: own, "south": south, "phantom": phantom}, {SITE: own, "south": phantom}):
+        with pytest.raises(ParcelRejected, match="is not the one that site 'north' has for it"):
+            ask(host, "take_keys", parcels={"keys": Parcel("keys", keys)})
+    with pytest.raises(ParcelRejected, match="has no key of 'phantom'"):
+        ask(host, "hand_over", model=True, to="phantom")
+
+
+def test_a_box_is_taken_once(host, tmp_path):
+    """Twice, a model would stand in the queue twice."""
+    sender, mine = KitKeys(tmp_path / "south"), KitKeys(tmp_path / "kit" / "local").public(SITE)
+    buffer = Parcel(
+        "synthetic-images", {"images": torch.zeros(2, 1, 32, 32, dtype=torch.uint8), "labels": torch.zeros(2)}
+    )
+    about = {"from": "south", "operation": "hand_over", "kind": "synthetic-images"}
+    box = seal(buffer.encoded, {**about, "to": SITE, "round": 1}, sender=sender.own(""), recipient=mine)
+    sealed = Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
+    changed = Parcel(SEALED, {"box": sealed.tensors["box"].clone()}, about)
+    changed.tensors["box"][-1] ^= 1
+    with pytest.raises(ParcelRejected, match="do not open"):  # which does not use up the true one
+        ask(host, "receive", parcels={"synthetic_images": changed})
+    ask(host, "receive", parcels={"synthetic_images": sealed})
+    with pytest.raises(ParcelRejected, match="was taken before"):
+        ask(host, "receive", parcels={"synthetic_images": sealed})
