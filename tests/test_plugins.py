@@ -21,7 +21,7 @@ from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.cli.new_plugin import write_plugin
 from polyclinic.engines import in_process
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
@@ -468,6 +468,49 @@ def test_a_mistake_in_a_plugin_is_one_sentence(tmp_path, content, words):
     file.write_text(content)
     with pytest.raises(BadInput, match=words):
         plugins.load([str(file)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            '{"head": ("flatten", "linear")}',
+            '{"head": ("flatten", "lines")}',
+            r"cannot take 1 x 16 x 16 .*lines",
+        ),
+        ("nn.Linear(channels * size * size, outputs)", "nn.Linear(channels * size * size, 5)", r"gives \(2, 5\) for 2"),
+        ("    stages: ClassVar", "    parts: ClassVar", r"'one-layer' in backbones lacks stages; define it"),
+        ("    kinds: ClassVar", "    fits: ClassVar", r"'looking' in attacks lacks kinds; define it"),
+        ("    width: ClassVar[int] = 3\n", "", r"'means' in encoders lacks width; define it"),
+    ],
+)
+def test_a_mistake_in_a_class_is_found_when_the_study_is_checked(plugin, old, new, words):
+    text = plugin.read_text()
+    assert old in text
+    plugin.write_text(text.replace(old, new))
+    with pytest.raises(BadInput, match=words):
+        Study(plugins=[str(plugin)], **TABLES)
+
+
+def test_a_source_or_a_partition_that_was_edited_makes_other_images(study, plugin):
+    from polyclinic.data.parts import prepare
+
+    before = prepare(study.data, study.sites)
+    again = Study(plugins=[str(plugin)], **TABLES)
+    assert prepare(again.data, again.sites).folder == before.folder
+    for old, new in (("= 250", "= 200"), ("index[k ::", "index[::-1][k ::")):
+        plugin.write_text(plugin.read_text().replace(old, new))
+        edited = Study(plugins=[str(plugin)], **TABLES)
+        now = prepare(edited.data, edited.sites)
+        assert now.folder != before.folder
+        before = now
+
+
+def test_an_attack_that_gives_no_findings_is_named(study, plugin, tmp_path):
+    plugin.write_text(plugin.read_text().replace("return [Finding", "found = [Finding"))
+    done = run(Study(plugins=[str(plugin)], **TABLES).with_settings({"method.rounds": 1}), tmp_path / "run")
+    with pytest.raises(WorkFailed, match=r"the attack 'looking' \(plug-in .*\) gave None, and must give"):
+        polyclinic.audit(done.folder, kinds=["prototypes"])
 
 
 def test_a_plugin_that_is_neither_file_nor_module(tmp_path):

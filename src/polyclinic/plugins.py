@@ -42,6 +42,8 @@ class Plugin:
     folder: Path
 
 
+#: packages that our own classes come from
+OWN_PACKAGES = ("polyclinic", "pydantic", "torch", "abc", "builtins", "typing")
 #: the plug-ins of this process: by absolute path, or by the name of the module
 LOADED: dict[str, Plugin] = {}
 
@@ -129,6 +131,22 @@ def _unload() -> None:
     LOADED.clear()
     for entries in PLUGGED.values():
         entries.clear()
+
+
+def foreign_modules(kind: type) -> list[str]:
+    """The modules, not our own, that a class and its parents are defined in."""
+    modules = [parent.__module__ for parent in kind.__mro__]
+    return [module for module in modules if module.partition(".")[0] not in OWN_PACKAGES]
+
+
+def code_of(kind: type) -> list[str]:
+    """The SHA-256 of the code of a class that is not our own: of its plug-in files and packages."""
+    files = {plugin.module.__name__: plugin.sha256 for plugin in LOADED.values()}
+    found = []
+    for module in foreign_modules(kind):
+        with contextlib.suppress(ImportError, ValueError, OSError):  # a notebook's own class has no file
+            found.append(files.get(module) or digest_of_package(module)[1])
+    return found
 
 
 def folders(names: Iterable[str]) -> list[str]:

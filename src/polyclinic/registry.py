@@ -7,7 +7,6 @@ among the entry points of installed packages (group `polyclinic.methods`, ...), 
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import sys
 import warnings
@@ -126,9 +125,9 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 f"{origin}: '{name}' in {self.kind} is no subclass of {self.base.__name__}; "
                 f"derive it from polyclinic.{self.base.__name__}"
             )
-        if isinstance(entry, type) and inspect.isabstract(entry):
-            missing = ", ".join(sorted(getattr(entry, "__abstractmethods__", ())))
-            raise BadInput(f"{origin}: '{name}' in {self.kind} lacks {missing}; define it")
+        missing = [*sorted(getattr(entry, "__abstractmethods__", ())), *_missing_facts(entry, self.base)]
+        if missing:
+            raise BadInput(f"{origin}: '{name}' in {self.kind} lacks {', '.join(missing)}; define it")
         taken = self._taken_by(name, entry, origin)
         if taken:
             raise BadInput(f"{origin}: '{name}' in {self.kind} is taken already, by {taken}; give it another name")
@@ -184,6 +183,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
             ) from None
         self.check(name, entry, _distribution(point))
         return entry
+
+
+def _missing_facts(entry: Any, base: type | None) -> list[str]:
+    """The class variables that the base declares without a value, and the entry has not; a summary may be missing."""
+    declared = vars(base).get("__annotations__", {}) if base else {}
+    facts = [fact for fact, kind in declared.items() if str(kind).startswith("ClassVar") and fact != "summary"]
+    return [fact for fact in facts if not hasattr(entry, fact)]
 
 
 def _own_name(entry: Any) -> str | None:

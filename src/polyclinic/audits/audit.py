@@ -121,7 +121,7 @@ def _attack(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
 def _run_attack(name: str, attack: type[Attack], seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     """What one attack found; an audit goes on with the others where one is too much for the device."""
     try:
-        return attack().attack(seen, truth)
+        return _checked(name, attack().attack(seen, truth))
     except torch.OutOfMemoryError:
         return [NotTried(name, f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU")]
     except (BadInput, WorkFailed):
@@ -130,6 +130,15 @@ def _run_attack(name: str, attack: type[Attack], seen: Seen, truth: Truth) -> li
         if name in ATTACKS.builtin:
             raise
         raise WorkFailed(f"the attack '{name}' ({ATTACKS.origin(name)}) failed: {reason(error)}") from error
+
+
+def _checked(name: str, found: Any) -> list[Finding | NotTried]:
+    """What an attack gave; WorkFailed if it is no list of findings."""
+    if not isinstance(found, list) or not all(isinstance(one, Finding | NotTried) for one in found):
+        raise WorkFailed(
+            f"the attack '{name}' ({ATTACKS.origin(name)}) gave {found!r:.50}, and must give a list of Finding"
+        )
+    return found
 
 
 def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:

@@ -26,6 +26,7 @@ from polyclinic.data.preprocessing.prepare import prepare_images
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.files import cache_folder, digest_of
+from polyclinic.plugins import code_of
 
 #: settings that do not change what is prepared, only how it is split afterwards
 AFTERWARDS = {"validation", "test", "fold", "test_per_class", "seed", "acquisition", "origin"}
@@ -112,12 +113,14 @@ class FileSource(Source):
         return listing.take(balanced(listing.labels, per_class, self.seed)) if per_class else listing
 
     def _entry(self) -> str:
-        code = [Path(inspect.getfile(kind)) for kind in type(self).__mro__ if kind.__module__.startswith("polyclinic")]
+        code = [Path(inspect.getfile(kind)) for kind in type(self).__mro__ if kind.__module__.startswith("polyclinic.")]
         code += [*PACKAGE.glob("preprocessing/*.py"), PACKAGE / "reading.py", PACKAGE / "listing.py"]
         drawn = {"seed"} if getattr(self, "per_class", None) else set()
         settings = self.model_dump(mode="json", exclude=AFTERWARDS - drawn)
         settings["path"] = str(self.location.resolve())
-        return digest_of({"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))})
+        made_of = {"settings": settings, "content": self.fingerprint(), "code": code_digest(set(code))}
+        foreign = code_of(type(self))
+        return digest_of(made_of | ({"plugins": foreign} if foreign else {}))
 
 
 def open_prepared(folder: Path) -> Dataset:

@@ -37,6 +37,7 @@ from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS, Fold, patient_groups, split
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_folder, cache_folder, digest_of
+from polyclinic.plugins import code_of
 
 #: the images of each split of each site, as indices into the dataset
 Spread = dict[str, dict[str, np.ndarray]]
@@ -123,14 +124,14 @@ def load(data: Source, cache: Path | None = None, progress: Progress | None = No
 
 
 def _name_of(data: Source, sites: Sites) -> str:
-    return digest_of(
-        {
-            "data": data.model_dump(mode="json"),
-            "sites": sites.model_dump(mode="json"),
-            "content": data.fingerprint() if isinstance(data, FileSource) else "",
-            "code": code_digest(PACKAGE.rglob("*.py")),
-        }
-    )
+    settings = {
+        "data": data.model_dump(mode="json"),
+        "sites": sites.model_dump(mode="json"),
+        "content": data.fingerprint() if isinstance(data, FileSource) else "",
+        "code": code_digest(PACKAGE.rglob("*.py")),
+    }
+    foreign = [*code_of(type(data)), *code_of(type(sites))]  # a plug-in that was edited makes other images
+    return digest_of(settings | ({"plugins": foreign} if foreign else {}))
 
 
 def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progress: Progress | None) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.methods import Method
+from polyclinic.plugins import foreign_modules
 from polyclinic.registry import reason
 
 OURS = Path(__file__).parents[1]
-#: packages that the classes of our own methods come from
-OWN_PACKAGES = ("polyclinic", "pydantic", "abc", "builtins", "typing")
 
 
 def run_method(method: Method, federation: Federation) -> Weights:
@@ -38,8 +37,7 @@ def run_method(method: Method, federation: Federation) -> Weights:
 
 def _foreign_files(method: Method) -> list[Path]:
     """The files of the method's classes that are not our own."""
-    modules = [kind.__module__ for kind in type(method).__mro__ if kind.__module__.split(".")[0] not in OWN_PACKAGES]
-    found = [getattr(sys.modules.get(module), "__file__", None) for module in modules]
+    found = [getattr(sys.modules.get(module), "__file__", None) for module in foreign_modules(type(method))]
     return [Path(file) for file in found if file]
 
 

@@ -16,6 +16,7 @@ from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.randomness import torch_rng
+from polyclinic.registry import reason
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
@@ -46,6 +47,9 @@ def check_task(study: Study) -> None:
 def check_model(study: Study) -> None:
     """BadInput if the network lacks what the study wants of it."""
     model, method = study.model, study.method
+    for name in dict.fromkeys((model.backbone, *model.backbones.values())):
+        if not is_importable(name) and name not in BACKBONES.builtin:
+            _try_network(name, BACKBONES[name], study.data.size, model.norm)
     cuts = _cuts(study)
     if not cuts and (model.cut is not None or method.traits.needs_cut):
         why = f"'{method.name}' cuts the network" if method.traits.needs_cut else "the study sets model.cut"
@@ -143,6 +147,22 @@ def check_privacy(study: Study) -> None:
     check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
         _try_private(study)
+
+
+def _try_network(name: str, kind: type[Backbone], size: int, norm: str) -> None:
+    """BadInput if a plug-in's network cannot be built, or gives a wrong shape: two images are sent through it."""
+    where = f"'{name}' ({BACKBONES.origin(name)})"
+    try:
+        output = kind.without_weights(size, norm).eval()(torch.zeros(2, 1, size, size, device="meta"))
+        shape = tuple(output.shape)
+    except Exception as error:  # whatever a stranger's network does
+        raise BadInput(f"model.backbone: {where} cannot take 1 x {size} x {size} images: {reason(error)}") from None
+    wanted = (2, 2, size, size) if kind.dense else (2, 2)
+    if shape != wanted:
+        raise BadInput(
+            f"model.backbone: {where} gives {shape} for 2 images and 2 outputs, and must give {wanted}; mend its last "
+            "layer, or its `dense`"
+        )
 
 
 def _try_private(study: Study) -> None:
