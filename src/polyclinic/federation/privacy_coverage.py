@@ -22,12 +22,16 @@ class Coverage:
         """What a checkpoint keeps."""
         return {"records": self.records, "uncovered": sorted(self.uncovered)}
 
+    def add(self, site: str, record: JsonMapping) -> None:
+        """A record about this site's images: of a parcel, or of what a coordinator trained on what it had sent."""
+        before = self.records.get(site, {})
+        joined = {name: _union(before.get(name, []), record[name]) for name in ("covers", "does_not_cover")}
+        self.records[site] = {**record, **joined}
+
     def note(self, site: str, parcel: Parcel) -> None:
         """A site released this parcel."""
         if parcel.privacy is not None and _is_record(parcel.privacy):
-            before = self.records.get(site, {})
-            joined = {name: _union(before.get(name, []), parcel.privacy[name]) for name in ("covers", "does_not_cover")}
-            self.records[site] = {**parcel.privacy, **joined}
+            self.add(site, parcel.privacy)
         elif parcel.content != "keys" and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
             self.uncovered.add(parcel.content)
 

@@ -24,7 +24,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared import optimizer_state
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.training import private
+from polyclinic.training import private, private_latents
 
 
 class FedReplay(Method):
@@ -38,19 +38,26 @@ class FedReplay(Method):
     latents: Literal["fp32", "fp16", "int8"] = Field("fp32", description="how latents travel")
 
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=("encoder",), needs_cut=True)
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=("encoder", "primary"), needs_cut=True)
 
     def run(self, federation: Federation) -> Weights:
         trainer = federation.trainer
         encoder = federation.once("encoder", lambda: self.encoder(federation))
-        latents, targets = _pooled(federation.once("latents", lambda: self.collect(federation, encoder)))
-        state = federation.state(weights={**federation.initial_weights(), **encoder})
+        sent = federation.once("latents", lambda: self.collect(federation, encoder))
+        latents, targets = _pooled(sent)
+        private = trainer.privacy is not None and "primary" in trainer.privacy.on
+        state = federation.state(weights={**federation.initial_weights(), **encoder}, privacy=None)
+        if private and state.privacy is None:
+            state.privacy = private_latents.open_accounts(federation, _counts(sent))
         for _ in federation.rounds(self.rounds, state):
             rest = trainer.split(trainer.load(state.weights))[1]
             optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
             size = min(trainer.optimizer.batch_size, len(latents))
-            batches = _batches(latents, targets, size, federation.rng("batches"), trainer.device)
-            trainer.train(batches, len(latents) // size, optimizer, model=rest)
+            if private:
+                state.privacy = private_latents.train(federation, state.privacy, rest, (latents, targets), optimizer)
+            else:
+                batches = _batches(latents, targets, size, federation.rng("batches"), trainer.device)
+                trainer.train(batches, len(latents) // size, optimizer, model=rest)
             optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = {**encoder, **trainer.weights(rest)}
             federation.evaluate(state.weights)
@@ -129,6 +136,11 @@ def _pooled(sent: Weights) -> tuple[Tensor, Tensor]:
     # half precision stays half in memory: hundreds of thousands of latents must fit
     latents = [one["latents"] if one["latents"].is_floating_point() else restore(one).half() for one in of_site]
     return torch.cat(latents), torch.cat([one["targets"] for one in of_site])
+
+
+def _counts(sent: Weights) -> dict[str, int]:
+    """How many latents each site has sent."""
+    return {name.rsplit("/", 1)[0]: len(tensor) for name, tensor in sent.items() if name.endswith("/targets")}
 
 
 def _batches(

@@ -18,6 +18,7 @@ HELD_OUT = "validation and test images, whose scores are released as they are"
 ONE_IMAGE = "a patient with several images: epsilon is for one image and its label"
 COUNTS = "how many training images a site has, which counts as public"
 CODES = "codes or latents computed from real images, even with a private encoder"
+SEES_LATENTS = "the coordinator, and whoever else sees latents: noise is added when it trains the primary model on them"
 SAMPLED = "images sampled through generator and prior"
 SEED = "anyone who knows the study's seed, from which a simulated site draws its noise"
 
@@ -25,6 +26,7 @@ SEED = "anyone who knows the study's seed, from which a simulated site draws its
 RELEASES = {
     "classifier": "weights of the classifier",
     "encoder": "weights of the encoder",
+    "primary": "weights of the primary model, which the coordinator trains on latents",
     "generator": "weights of the generator",
     "prior": "weights of the prior",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +15,8 @@ from polyclinic.privacy.epsilon import Accountant, steps_for
 from polyclinic.privacy.obstacles import obstacles
 from polyclinic.settings import Settings
 
-#: what a site can train with differential privacy
-PrivateNetwork = Literal["classifier", "encoder", "generator", "prior"]
+#: what can be trained with differential privacy: by a site, or (primary) by a coordinator on what sites have sent
+PrivateNetwork = Literal["classifier", "encoder", "primary", "generator", "prior"]
 
 
 class Privacy(Settings):
@@ -24,10 +25,16 @@ class Privacy(Settings):
     on: tuple[PrivateNetwork, ...] = Field(
         ("classifier",),
         min_length=1,
-        description="what sites train with it: classifier (the network of any task), encoder, generator, prior",
+        description="what is trained with it: classifier (the network of any task), encoder, primary (what the "
+        "coordinator of fedreplay trains on latents), generator, prior",
     )
     noise: float = Field(
         0.7, gt=0, allow_inf_nan=False, description="standard deviation of the noise, in clipping norms"
+    )
+    noise_form: Literal["per-batch", "per-image"] = Field(
+        "per-batch",
+        description="one noise for the sum of a batch's gradients (Abadi et al. 2016), or one for each image of it "
+        "(Qu et al. 2022, Algorithm 3 as printed): sqrt(batch size) times as much in the sum",
     )
     clip: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="clipping norm: the longest gradient that one image may have"
@@ -46,6 +53,14 @@ class Privacy(Settings):
         if len(set(value)) < len(value):
             raise ValueError("must name each part once")
         return value
+
+    def noise_in_sum(self, images: float) -> float:
+        """The noise in the sum of a batch of so many images on average, in clipping norms: what an account enters.
+
+        Independent noise of each image adds up in squares. It is drawn for the expected number of images, as the true
+        one is private.
+        """
+        return self.noise * math.sqrt(images) if self.noise_form == "per-image" else self.noise
 
     def delta_for(self, images: int) -> float:
         """The delta of a site with so many training images."""
@@ -79,6 +94,11 @@ def check_facts(privacy: Privacy, facts: Facts) -> None:
             "privacy.on: a prior learns codes of a generator, which has seen every image without noise; "
             "name 'generator' beside 'prior'"
         )
+    if "primary" in privacy.on and "encoder" not in privacy.on:
+        raise BadInput(
+            "privacy.on: the latents that the primary model learns come from an encoder, which has seen every image of "
+            "its site without noise; name 'encoder' beside 'primary'"
+        )
     if {"generator", "prior"} & set(privacy.on) and facts.generator_obstacle:
         raise BadInput(facts.generator_obstacle)
     if {"classifier", "encoder"} & set(privacy.on) and facts.network is not None:
@@ -104,7 +124,8 @@ def check_budget(privacy: Privacy, images: dict[str, int], batch_size: int) -> N
     for site, count in images.items():
         delta = privacy.delta_for(count)
         rate = min(1.0, batch_size / max(count, 1))
-        if steps_for(privacy.target_epsilon, rate, privacy.noise, delta, privacy.accountant) == 0:
+        noise = privacy.noise_in_sum(rate * count)
+        if steps_for(privacy.target_epsilon, rate, noise, delta, privacy.accountant) == 0:
             raise BadInput(
                 f"privacy.target_epsilon: at site '{site}' ({count} training images) a single step spends more than "
                 f"{privacy.target_epsilon:g}; raise it or privacy.noise"

@@ -74,14 +74,15 @@ def take_private_steps(
 
     privacy, account = _privacy(site), account_of(site)
     rate = epsilon.sampling_rate_for(len(site.data.train), objective.batch_size)
-    steps = account.steps_left(privacy.target_epsilon, privacy.noise, rate, steps)
+    expected = rate * len(site.data.train) + objective.joined
+    noise = privacy.noise_in_sum(expected)
+    steps = account.steps_left(privacy.target_epsilon, noise, rate, steps)
     address = _address(site, account)
-    _enter(site, account, privacy.noise, rate, steps)
+    _enter(site, account, noise, rate, steps)
     indices = dp_sgd.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
     batches = objective.join(objective.fetch(index) for index in indices)
-    expected = rate * len(site.data.train) + objective.joined
     draw = dp_sgd.noise_from(site.trainer.device, *address, "noise")
-    mean = dp_sgd.NoisyMean(privacy.noise, privacy.clip, expected, draw)
+    mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, draw)
     some = itertools.islice(batches, steps)
     dp_sgd.take_noisy_steps(objective.module, optimizer, objective.losses, some, mean, correct)
     site.state.put(STATE, account.tensors())
@@ -143,15 +144,16 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     from polyclinic.privacy import dp_sgd
 
     trainer, part, privacy, account = site.trainer, site.data.train, _privacy(site), account_of(site)
-    if not account.steps_left(privacy.target_epsilon, privacy.noise, sampling_rate, 1):
+    noise = privacy.noise_in_sum(sampling_rate * len(part))
+    if not account.steps_left(privacy.target_epsilon, noise, sampling_rate, 1):
         return {name: torch.zeros_like(weight, device="cpu") for name, weight in trainer.model.named_parameters()}
     address = _address(site, account)
-    _enter(site, account, privacy.noise, sampling_rate, 1)
+    _enter(site, account, noise, sampling_rate, 1)
     index = next(dp_sgd.poisson(len(part), sampling_rate, numpy_rng(*address, "images")))
     turns = site.rng("augmentation")
     pieces = (trainer.batch(part, some, turns) for some in index.split(dp_sgd.MOST_ROWS))
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
-    mean = dp_sgd.NoisyMean(privacy.noise, privacy.clip, sampling_rate * len(part), draw)
+    mean = dp_sgd.NoisyMean(noise, privacy.clip, sampling_rate * len(part), draw)
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
     with dp_sgd.private_gradients(trainer.model, optimizer, mean) as put_gradients:
         put_gradients(lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target), pieces)

@@ -19,9 +19,9 @@ class Traits:
     serial: bool = False
     #: batch-norm layers are averaged or stay at the sites as `model.batch_norm` says, or always the one or the other
     batch_norm: Literal["as the study says", "average", "local"] = "as the study says"
-    #: what its sites can train with differential privacy (`privacy.on`), besides a generator that they replay:
-    #: classifier (the network of any task), encoder, generator. A site does not release weights or gradients that were
-    #: trained without, where the study wants them private (`federation/host.py`)
+    #: what can be trained with differential privacy (`privacy.on`), besides a generator that sites replay: classifier
+    #: (the network of any task), encoder, primary (by the coordinator), generator. A site does not release weights or
+    #: gradients that were trained without, where the study wants them private (`federation/host.py`)
     private_networks: tuple[str, ...] = ("classifier",)
     #: its sites train on `replayed=self.replayed(site)`, so that a table [replay] can join replayed images
     takes_replay: bool = False
