@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from polyclinic.engines.worker_process import WorkerProcess
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: what the first optimiser of a process would import
-_CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.worker", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.engines", "torch._dynamo"])
 
 
 def start(function: Callable, *arguments: Any, **keywords: Any) -> multiprocessing.Process:
@@ -114,12 +115,13 @@ def _run_program(arguments: list[str], output: DupFd) -> None:
 
 
 class ForkedWorker(WorkerProcess):
-    """A worker process of the engine that starts at once and gets its spec as an argument."""
+    """A worker process, of an engine or a deployed site, that starts at once; `command` ends with its module."""
 
     def __init__(self, command: list[str], *, threads: int, spec: str = "") -> None:
         read_calls, write_calls = os.pipe()
         read_answers, write_answers = os.pipe()
-        process = start(_serve, spec, threads, DupFd(read_calls), DupFd(write_answers))
+        self._spec = spec
+        process = start(_serve, command[-1], threads, DupFd(read_calls), DupFd(write_answers))
         os.close(read_calls)
         os.close(write_answers)
         self._process = _Handle(process, write_calls, read_answers)  # type: ignore[assignment]
@@ -142,16 +144,10 @@ class _Handle:
         return self.process.exitcode
 
 
-def _serve(order: str, threads: int, calls: DupFd, answers: DupFd) -> None:
+def _serve(module: str, threads: int, calls: DupFd, answers: DupFd) -> None:
     import torch
-
-    from polyclinic.engines.worker_process import serve
-    from polyclinic.runner.assembly import assemble_from
-    from polyclinic.runner.folder_lock import worker_lock
 
     sys.stdin = os.fdopen(calls.detach(), "r")
     sys.stdout = os.fdopen(answers.detach(), "w")
     torch.set_num_threads(threads)
-    assembly = assemble_from(order)
-    with worker_lock(assembly.folder):
-        serve(assembly.host())
+    runpy.run_module(module, run_name="__main__")

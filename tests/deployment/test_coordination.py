@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from processes import ForkedWorker
 from run_folders import history, result
 
 from polyclinic import __version__
@@ -19,6 +20,7 @@ pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 def coordinate(tiny, tmp_path, monkeypatch):
     """Makes the coordination of a run, with sites that have just been started."""
     monkeypatch.setattr(deployed_site, "end_with", lambda pid: None)
+    monkeypatch.setattr(deployed_site, "WorkerProcess", ForkedWorker)
     folder, relays = tmp_path / "deployment", []
     make_kits(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
     study = load_study(folder / "study.toml")
