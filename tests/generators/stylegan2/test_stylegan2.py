@@ -169,6 +169,35 @@ def test_real_and_made_images_judged_in_one_pass_are_judged_alone():
     assert torch.allclose(together, torch.cat([judge(made, labels), judge(real, labels)]), atol=1e-5)
 
 
+def test_a_label_may_pass_through_layers_before_it_meets_an_image():
+    """As in the reference implementation; written out by hand, and only the discriminator has them."""
+    torch.manual_seed(0)
+    model = build(label_layers=2)
+    judge, images, labels = (
+        model.networks["discriminator"],
+        torch.randn(4, 1, 32, 32, generator=rng()),
+        torch.arange(4) % 2,
+    )
+    known = judge.label(labels)
+    known = known / (known.square().mean(1, keepdim=True) + 1e-8).sqrt()
+    for layer in judge.label_layers:
+        known = F.leaky_relu(F.linear(known, layer.weight * layer.scale, layer.bias * layer.offset), 0.2)
+    expected = (judge.score(judge.features(images)) * known).sum(1) / math.sqrt(8)
+    assert torch.allclose(judge(images, labels), expected, atol=1e-5)
+    assert len(judge.label_layers) == 2
+    plain = set(build().networks.state_dict())
+    assert {name for name in model.networks.state_dict() if "label_layers" in name} == set(
+        model.networks.state_dict()
+    ) - plain
+
+
+@pytest.mark.parametrize("memory", [0.998, 0.995])
+def test_the_mean_style_forgets_as_fast_as_it_is_told(memory):
+    mapping = build(style_memory=memory).networks["generator"].mapping
+    mapping.remember(torch.ones(4, 8))
+    assert torch.allclose(mapping.get_buffer("mean"), torch.full((8,), 1 - memory))
+
+
 def test_every_layer_gets_its_style():
     shape = StyleGAN2Shape(1, 32, TWO, 2, 8, 2)
     network = StyleGenerator(shape)

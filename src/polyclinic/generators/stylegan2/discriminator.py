@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyclinic.generators.labels import LabelEmbedding
 from polyclinic.generators.stylegan2.layers import EPS, GAIN, Conv, Linear, activate, unit
-from polyclinic.generators.stylegan2.networks import FIRST_SIDE, StyleGAN2Shape
+from polyclinic.generators.stylegan2.networks import FIRST_SIDE, StyleGAN2Shape, slow_layers
 
 #: images whose spread is taken together
 GROUP = 4
@@ -78,10 +78,13 @@ class Discriminator(Features):
         super().__init__(shape)
         self.score = Linear(self.widths[-1], shape.latent)
         self.label = LabelEmbedding(shape.target, shape.latent)
+        self.label_layers = slow_layers([shape.latent] * (shape.label_layers + 1))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         x = self.features(images)
         known = unit(self.label(labels).float())
+        for layer in self.label_layers:
+            known = activate(layer(known)).float()
         return (self.score(x).float() * known).sum(1) / math.sqrt(known.shape[1])
 
 

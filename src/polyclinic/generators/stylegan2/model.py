@@ -52,6 +52,19 @@ class StyleGAN2(AdversarialGenerator):
     )
     latent: int = Field(128, ge=2, description="random numbers an image is made from, and length of a style")
     mapping_layers: int = Field(2, ge=1, description="layers from noise to style")
+    label_layers: int = Field(
+        0,
+        ge=0,
+        description="layers of the discriminator from a label's embedding to what it compares images with; the "
+        "reference implementation has 8, and 0 takes the embedding itself",
+    )
+    style_memory: float = Field(
+        0.998,
+        ge=0,
+        lt=1,
+        description="what is left of the running mean style after a batch (used for truncation); the reference "
+        "implementation has 0.995",
+    )
     gamma: float | None = Field(None, ge=0, description="weight of R1; 0.0002 · side² / batch size if not given")
     path_weight: float = Field(2.0, ge=0, description="weight of path-length regularisation; 0 for none")
     style_mixing: float = Field(0.9, ge=0, le=1, description="share of steps in which images have two styles")
@@ -88,7 +101,8 @@ class StyleGAN2(AdversarialGenerator):
         """Of networks for images of this size: inside, their side is a power of two."""
         self.check_images(size, "")
         inner = 2 ** max(5, (size - 1).bit_length())
-        return StyleGAN2Shape(channels, inner, target, self.width, self.latent, self.mapping_layers)
+        layers = (self.mapping_layers, self.label_layers)
+        return StyleGAN2Shape(channels, inner, target, self.width, self.latent, *layers, self.style_memory)
 
     # --- for FELICIA --------------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ class StyleGAN2Shape(NamedTuple):
     width: int
     latent: int
     mapping_layers: int
+    #: layers between a label and what the discriminator multiplies its features with; 0 takes the embedding itself
+    label_layers: int = 0
+    #: what is left of the mean style after a batch
+    style_memory: float = 0.998
 
     @property
     def sides(self) -> list[int]:
@@ -42,19 +46,24 @@ class StyleGAN2Shape(NamedTuple):
         return self.width * min(self.size // side, 8)
 
 
+#: how much slower than the rest mapping networks learn
+SPEED = 0.01
+
+
+def slow_layers(widths: list[int]) -> nn.ModuleList:
+    """The layers of a mapping network."""
+    pairs = itertools.pairwise(widths)
+    return nn.ModuleList(Linear(inputs, outputs, speed=SPEED, gain=GAIN) for inputs, outputs in pairs)
+
+
 class Mapping(nn.Module):
     """Noise [B, latent] and labels [B] to styles w [B, latent]. Keeps their running mean, for truncation."""
 
-    #: how much slower than the rest it learns
-    SPEED = 0.01
-    MEMORY = 0.998
-
     def __init__(self, shape: StyleGAN2Shape) -> None:
         super().__init__()
+        self.memory = shape.style_memory
         self.label = LabelEmbedding(shape.target, shape.latent)
-        widths = [2 * shape.latent] + [shape.latent] * shape.mapping_layers
-        pairs = itertools.pairwise(widths)
-        self.layers = nn.ModuleList(Linear(inputs, outputs, speed=self.SPEED, gain=GAIN) for inputs, outputs in pairs)
+        self.layers = slow_layers([2 * shape.latent] + [shape.latent] * shape.mapping_layers)
         self.register_buffer("mean", torch.zeros(shape.latent))
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
@@ -65,7 +74,7 @@ class Mapping(nn.Module):
 
     @torch.no_grad()
     def remember(self, w: Tensor) -> None:
-        self.get_buffer("mean").lerp_(w.float().mean(0), 1 - self.MEMORY)
+        self.get_buffer("mean").lerp_(w.float().mean(0), 1 - self.memory)
 
 
 class Block(nn.Module):
