@@ -118,7 +118,7 @@ def network(name: str, images: Tensor, options: argparse.Namespace, row: int) ->
     widths = tuple(options.resnet_widths)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(options.seed + row)
-        made = networks.ResNet18(channels, CLASSES, size, widths)
+        made = networks.UnstridedResNet18(channels, CLASSES, size, widths)
     if options.resnet_weights == "torch":
         return made
     return networks.with_random_weights(made, torch_rng(options.seed, *address), batch_norm=True)

@@ -31,7 +31,7 @@ from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objectiv
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS
-from polyclinic.attacks.solvers.search import Optimizer, SearchResult, search
+from polyclinic.attacks.solvers.search import BatchedOptimizer, SearchResult, search
 from polyclinic.randomness import torch_rng
 
 CLASSES, SIZE = 100, 32
@@ -47,15 +47,15 @@ class Case:
     reference_targets: int
     goal: float
     network: Callable[[], nn.Module]
-    ours: Callable[[Tensor, int], Optimizer]
+    ours: Callable[[Tensor, int], BatchedOptimizer]
     theirs: Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
-def lbfgs(points: Tensor, steps: int) -> Optimizer:
+def lbfgs(points: Tensor, steps: int) -> BatchedOptimizer:
     return LBFGS(points, lr=0.1, steps=steps)
 
 
-def adamw(points: Tensor, steps: int) -> Optimizer:
+def adamw(points: Tensor, steps: int) -> BatchedOptimizer:
     return Adam(points, lr=1e-3, steps=steps)
 
 
@@ -66,7 +66,7 @@ def lenet() -> nn.Module:
 def resnet() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return networks.ResNet18(classes=CLASSES, size=SIZE)
+        return networks.UnstridedResNet18(classes=CLASSES, size=SIZE)
 
 
 def cases(options: argparse.Namespace) -> list[Case]:

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, prepare_for_attack, with_random_weights
+from polyclinic.attacks.gradient_inversion.networks import (
+    LeNet,
+    UnstridedResNet18,
+    prepare_for_attack,
+    with_random_weights,
+)
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, StackedSimulation, cross_entropy
 from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
@@ -25,7 +30,7 @@ def seeded(make) -> nn.Module:
 
 def test_sizes_are_the_papers():
     assert parameter_count(LeNet()) == 85_036
-    assert parameter_count(ResNet18()) == 14_445_732
+    assert parameter_count(UnstridedResNet18()) == 14_445_732
     assert LeNet(1, 10, 28)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
@@ -63,7 +68,7 @@ def assert_same_second_derivatives(model: nn.Module, twin: nn.Module, size: int,
 
 
 def small_resnet() -> nn.Module:
-    return ResNet18(3, 4, 8, widths=(4, 6, 6, 8))
+    return UnstridedResNet18(3, 4, 8, widths=(4, 6, 6, 8))
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from polyclinic.attacks import scoring
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion.initialisation import draw
-from polyclinic.attacks.gradient_inversion.networks import LeNet, ResNet18, with_random_weights
+from polyclinic.attacks.gradient_inversion.networks import LeNet, UnstridedResNet18, with_random_weights
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge, Reconstruction, _better
@@ -341,7 +341,7 @@ def test_train_mode_batch_norm_of_our_backbones(sent):
 def test_resnet_of_the_papers_in_miniature(sent, smooth_images):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = ResNet18(1, 5, 8, widths=(4, 4)).train()
+        model = UnstridedResNet18(1, 5, 8, widths=(4, 4)).train()
     images = smooth_images(2, size=8)[:, None]
     parcels = sent(model, images, torch.tensor([[1], [2]]))
     known = Knowledge(model, (1, 8, 8), classes=5)

@@ -59,7 +59,7 @@ class Block(nn.Module):
         return (self.bn2(self.conv2(h)) + self.shortcut(x)).sigmoid()
 
 
-class ResNet18(nn.Module):
+class UnstridedResNet18(nn.Module):
     """Images [B, channels, size, size], size a multiple of 4, to logits [B, classes]; no strides at all."""
 
     def __init__(

@@ -20,7 +20,7 @@ from polyclinic.attacks.gradient_inversion.initialisation import Scaling, Scheme
 from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS
-from polyclinic.attacks.solvers.search import Optimizer
+from polyclinic.attacks.solvers.search import BatchedOptimizer
 from polyclinic.federation.leaving.parcel import Parcel
 
 GAUSSIAN = ("gaussian", *ADAPTED)
@@ -151,7 +151,7 @@ class GradientInversion(AttackSettings):
             return partial(gaussian, variance=spread, kernel=self.kernel, factor=self.variance_factor)
         return DISTANCES[self.distance]
 
-    def optimizer_at(self, start: Tensor, pixels: int) -> Optimizer:
+    def optimizer_at(self, start: Tensor, pixels: int) -> BatchedOptimizer:
         """The optimiser of targets that start at [N, D], of which the first `pixels` variables are the images."""
         if self.optimizer == "lbfgs":
             return LBFGS(start, lr=self.lr or 0.1, steps=self.iterations)

@@ -25,7 +25,7 @@ class Minimised(Protocol):
     def select_rows(self, rows: Tensor) -> Minimised: ...
 
 
-class Optimizer(Protocol):
+class BatchedOptimizer(Protocol):
     """What LBFGS and Adam have in common; rows of all tensors are targets."""
 
     point: Tensor
@@ -57,7 +57,7 @@ class SearchResult:
 
 def search(
     objective: Minimised,
-    optimizer: Optimizer,
+    optimizer: BatchedOptimizer,
     *,
     returns: Literal["best", "last"] = "best",
     graphs: bool = True,
@@ -105,7 +105,7 @@ def on_gpu(tensor: Tensor) -> bool:
 class _Batch:
     """The targets that are still searched for, the best point of each, and one iteration of all."""
 
-    def __init__(self, objective: Minimised, optimizer: Optimizer, trajectory: Sequence[int]) -> None:
+    def __init__(self, objective: Minimised, optimizer: BatchedOptimizer, trajectory: Sequence[int]) -> None:
         self.objective, self.optimizer = objective, optimizer
         self.recorder = Recorder(trajectory, optimizer.point)
         self.best = optimizer.point.clone()
