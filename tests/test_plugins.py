@@ -506,6 +506,33 @@ def test_a_source_or_a_partition_that_was_edited_makes_other_images(study, plugi
         before = now
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "error", "words"),
+    [
+        (
+            "images.astype(np.uint8)",
+            "images",
+            WorkFailed,
+            r"'squares' of a plug-in cannot be loaded: ValueError",
+        ),
+        (
+            "index[k :: len(self.names)]",
+            "index",
+            BadInput,
+            r"'in-turn' assigns an image twice",
+        ),
+        ("index[k :: len(self.names)]", "np.array([k])", BadInput, r"assigns an image twice, or one of another split"),
+    ],
+)
+def test_images_that_a_plugin_makes_or_spreads_wrongly_are_one_sentence(plugin, old, new, error, words):
+    from polyclinic.data.parts import prepare
+
+    plugin.write_text(plugin.read_text().replace(old, new))
+    study = Study(plugins=[str(plugin)], **TABLES)
+    with pytest.raises(error, match=words):
+        prepare(study.data, study.sites)
+
+
 def test_an_attack_that_gives_no_findings_is_named(study, plugin, tmp_path):
     plugin.write_text(plugin.read_text().replace("return [Finding", "found = [Finding"))
     done = run(Study(plugins=[str(plugin)], **TABLES).with_settings({"method.rounds": 1}), tmp_path / "run")

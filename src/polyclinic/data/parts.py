@@ -35,9 +35,10 @@ from polyclinic.data.names import check_site_names, refuse_unsafe_name
 from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS, Fold, patient_groups, split
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder, cache_folder, digest_of
-from polyclinic.plugins import code_of
+from polyclinic.plugins import code_of, foreign_modules
+from polyclinic.registry import reason
 
 #: the images of each split of each site, as indices into the dataset
 Spread = dict[str, dict[str, np.ndarray]]
@@ -120,7 +121,16 @@ def _open_part(folder: Path) -> ImageSet:
 
 def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
     """The whole source; what is read from files is prepared once and memory-mapped from then on."""
-    return data.prepared(cache, progress) if isinstance(data, FileSource) else data.load()
+    if isinstance(data, FileSource):
+        return data.prepared(cache, progress)
+    try:
+        return data.load()
+    except BadInput:
+        raise
+    except Exception as error:
+        if not foreign_modules(type(data)):
+            raise
+        raise WorkFailed(f"data.source: '{data.source}' of a plug-in cannot be loaded: {reason(error)}") from error
 
 
 def _name_of(data: Source, sites: Sites) -> str:
