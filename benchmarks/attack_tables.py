@@ -270,7 +270,7 @@ class Figures:
         self.curves.setdefault(place, {})[name] = score
 
     def draw(self, truth: Tensor, baseline: dict[str, float], shown: int = 8) -> None:
-        """`truth` [N, C, H, W]: of the data that were added last."""
+        """`truth` [N, C, H, W]: the images that were attacked."""
         if self.folder is None:
             return
         from polyclinic.attacks.trajectory_plots import draw_curves, draw_images
@@ -285,7 +285,6 @@ class Figures:
             true = truth[min(self.image, len(truth) - 1)]
             draw_images(self.folder / f"images-{file}", chosen, [steps[k] for k in some], true)
             draw_curves(self.folder / f"curves-{file}", scores, baseline=baseline, title=f"{data}, {name}, lr {lr:g}")
-        self.rows, self.curves = {}, {}
 
 
 def main() -> None:
@@ -293,8 +292,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
     baselines: dict[str, Any] = {}
-    figures = Figures(options.figures, options.figure_image)
     for data in options.data:
+        figures = Figures(options.figures, options.figure_image)
         if data == "svhn" and not data_file(data).is_file():
             print("svhn: left out, as there is no svhn.npz in the folder that POLYCLINIC_DATA names")
             continue
@@ -316,7 +315,7 @@ def main() -> None:
                 written = figures_of(rows, baselines, options)
                 if options.json:  # as they come, so that an interrupted benchmark keeps what it has found
                     options.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-        figures.draw(images, baselines[data]["ours"])
+            figures.draw(images, baselines[data]["ours"])
     print(json.dumps(figures_of(rows, baselines, options)))
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion as GradientInversion
     from polyclinic.attacks.gradient_inversion.simulation import LocalTraining as LocalTraining
     from polyclinic.attacks.gradient_inversion.solver import Knowledge as Knowledge
+    from polyclinic.attacks.latent_decoder import PairedDecoder as PairedDecoder
+    from polyclinic.attacks.latent_decoder import SurrogateDecoder as SurrogateDecoder
     from polyclinic.attacks.latent_inversion import LatentInversion as LatentInversion
     from polyclinic.attacks.latent_inversion import read_latents as read_latents
     from polyclinic.attacks.membership.attacks import LossThreshold as LossThreshold
@@ -43,8 +45,10 @@ _HOMES = {
     "LossThreshold": "attacks.membership.attacks",
     "NearestSynthetic": "attacks.membership.attacks",
     "PRESETS": "attacks.gradient_inversion.settings",
+    "PairedDecoder": "attacks.latent_decoder",
     "Projection": "attacks.projection",
     "ShadowModels": "attacks.membership.attacks",
+    "SurrogateDecoder": "attacks.latent_decoder",
     "ThreatModel": "attacks.attack",
     "Verdict": "attacks.verdict",
     "draw_curves": "attacks.trajectory_plots",

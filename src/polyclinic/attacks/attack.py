@@ -31,6 +31,7 @@ class Capability(StrEnum):
     LABELS = "labels"
     PRIOR = "prior"
     SIMILAR_IMAGES = "similar-images"
+    PAIRED_LATENTS = "paired-latents"
 
     @property
     def words(self) -> str:
@@ -54,6 +55,7 @@ _WORDS = {
     Capability.LABELS: "the labels of the images behind a parcel",
     Capability.PRIOR: "images to start from",
     Capability.SIMILAR_IMAGES: "images of the same kind, to train models of its own",
+    Capability.PAIRED_LATENTS: "images of its own with the latents that the same encoder made of them",
 }
 #: what an attacker holds in its hands; the rest is what it knows
 _HELD = frozenset(list(Capability)[: list(Capability).index(Capability.ARCHITECTURE)])
@@ -64,6 +66,7 @@ RECEIVER = frozenset(Capability) - {
     Capability.LABELS,
     Capability.PRIOR,
     Capability.SIMILAR_IMAGES,
+    Capability.PAIRED_LATENTS,
 }
 
 

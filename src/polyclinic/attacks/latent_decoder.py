@@ -1,0 +1,238 @@
+"""Black-box inversion of latents: a decoder that the attacker trains, without the encoder's weights.
+
+Qu et al. (preprint) say that nobody can rebuild images as long as the encoder is unknown. Two attackers try:
+
+- `PairedDecoder` has images of its own with the latents that the same encoder made of them: it could have the encoder
+  applied (a query), or it knows some of a site's images (a patient's own, a public data set).
+- `SurrogateDecoder` has images of its own and the latents that were sent, and nothing else: not the structure of the
+  encoder either. It draws encoders of its own, and brings the latents of all encoders into one form (principal
+  components over the channels, by variance), so that a decoder for its own encoders fits the unknown one.
+
+Both need latents that are maps [C, h, w]; places in a map belong to places in the image whatever the encoder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
+from polyclinic.attacks.scoring import Score, score
+from polyclinic.errors import BadInput
+from polyclinic.metrics.perceptual import Distance
+from polyclinic.randomness import seed_of, torch_rng
+
+
+@dataclass(frozen=True)
+class DecodedLatents:
+    """Images [N, C, H, W] in [0, 1], on the CPU, and the guess without any latents: the mean of the attacker's own."""
+
+    images: Tensor
+    guess: Tensor
+    threat_model: str
+
+    def score(self, truth: Tensor, *, distance: Distance | None = None) -> Score:
+        """Against the true images [N, C, H, W] in their order; an image failed if the guess is as near to the truth."""
+        guess = self.guess.expand_as(truth)
+        return score(self.images[:, None], truth[:, None], guess[:, None], distance=distance)
+
+
+class _DecoderSettings(AttackSettings):
+    width: int = Field(128, ge=8, description="channels of the decoder at the latents' size; halved at each doubling")
+    steps: int = Field(1500, ge=1, description="training steps of the decoder")
+    batch_size: int = Field(32, ge=1, description="images in a training step")
+    lr: float = Field(2e-3, gt=0, description="learning rate of Adam, which falls to zero along a cosine")
+
+    reads: ClassVar[tuple[str, ...]] = ("latents", "activations")
+
+    def _decode(
+        self, latents: Tensor, sets: Sequence[Tensor], images: Tensor, seed: int, device: str
+    ) -> DecodedLatents:
+        """`sets`: latents of the attacker's images [M, C, H, W], one set for each encoder that made some."""
+        decoder = self._train(sets, images, seed, device)
+        with torch.no_grad():
+            found = torch.cat([decoder(some.to(device)).cpu() for some in latents.float().split(64)])
+        return DecodedLatents(found, images.float().mean(0, keepdim=True), str(self))
+
+    def _train(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
+        """A decoder that has learnt the images from their latents, a batch of one set in each step."""
+        decoder = _build_decoder(sets[0].shape[1:], tuple(images.shape[1:]), self.width, seed).to(device)
+        optimizer = torch.optim.Adam(decoder.parameters(), self.lr)
+        rng = torch_rng(seed, "latent decoder", "batches")
+        there = [latents.float().to(device) for latents in sets]
+        wanted = images.float().to(device)
+        for step in range(self.steps):
+            optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+            rows = torch.randint(len(images), (self.batch_size,), generator=rng).to(device)
+            optimizer.zero_grad()
+            F.l1_loss(decoder(there[step % len(there)][rows]), wanted[rows]).backward()
+            optimizer.step()
+        return decoder.eval()
+
+
+class PairedDecoder(_DecoderSettings):
+    """`PairedDecoder().run(latents, own_images, own_latents)`."""
+
+    name: Literal["paired-decoder"] = "paired-decoder"
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.LATENTS, Capability.PAIRED_LATENTS})
+
+    @property
+    def assumptions(self) -> str:
+        return "the encoder is unknown; a decoder is trained on the attacker's own pairs of image and latents"
+
+    def run(
+        self,
+        latents: Tensor,
+        own_images: Tensor,
+        own_latents: Tensor,
+        *,
+        threat: ThreatModel | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> DecodedLatents:
+        """Images behind latents [N, C, h, w], from pairs of own_images [M, C, H, W] in [0, 1] and own_latents."""
+        if threat is not None:
+            self.check(threat)
+        _check_maps(latents)
+        if own_latents.shape[1:] != latents.shape[1:] or len(own_latents) != len(own_images):
+            raise BadInput(
+                f"attack: there are {len(own_images)} images with latents {tuple(own_latents.shape)}, and the parcel "
+                f"holds {tuple(latents.shape)}; give the latents of the attacker's images by the same encoder"
+            )
+        mean, deviation = _statistics(own_latents)
+        prepared = [(maps.float() - mean) / deviation for maps in (latents, own_latents)]
+        return self._decode(prepared[0], prepared[1:], own_images, seed, device)
+
+
+class SurrogateDecoder(_DecoderSettings):
+    """`SurrogateDecoder().run(latents, own_images)`."""
+
+    name: Literal["surrogate-decoder"] = "surrogate-decoder"
+    surrogates: int = Field(24, ge=1, description="encoders that the attacker draws")
+    components: int = Field(6, ge=1, description="principal components of the channels that the decoder sees")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.LATENTS, Capability.SIMILAR_IMAGES})
+
+    @property
+    def assumptions(self) -> str:
+        return "structure and weights of the encoder are unknown; encoders that the attacker draws stand for it"
+
+    def run(
+        self,
+        latents: Tensor,
+        own_images: Tensor,
+        *,
+        encoders: Sequence[nn.Module] = (),
+        threat: ThreatModel | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> DecodedLatents:
+        """Images behind latents [N, C, h, w] of one encoder, N in the hundreds, from images of the same kind alone.
+
+        `encoders`: the attacker's own, which make maps of the same sides; drawn at random if there are none.
+        """
+        if threat is not None:
+            self.check(threat)
+        _check_maps(latents)
+        made = list(encoders) or [
+            draw_encoder(own_images.shape[1], own_images.shape[-1] // latents.shape[-1], seed_of(seed, "surrogate", i))
+            for i in range(self.surrogates)
+        ]
+        count = min(self.components, latents.shape[1])
+        height, width = latents.shape[2:]
+        layout = F.adaptive_avg_pool2d(own_images.float().mean((0, 1), keepdim=True), (height, width))[0, 0]
+        sets = [_encode(encoder, own_images, device) for encoder in made]
+        for maps in sets:
+            if maps.shape[2:] != latents.shape[2:]:
+                raise BadInput(
+                    f"attack: an encoder makes maps of {maps.shape[2]} x {maps.shape[3]}, and the parcel holds "
+                    f"{height} x {width}; give encoders that make such maps"
+                )
+        prepared = [principal_maps(maps, count, layout) for maps in (latents, *sets)]
+        return self._decode(prepared[0], prepared[1:], own_images, seed, device)
+
+
+def principal_maps(latents: Tensor, count: int, layout: Tensor) -> Tensor:
+    """Latents [N, C, h, w] of one encoder as `count` principal components over channels, [N, count, h, w].
+
+    Each has mean 0 and variance 1 over all images and places. Its sign is open; it is chosen so that the mean over all
+    images goes with `layout` [h, w], the mean of the attacker's own images: medical images share their layout.
+    """
+    mean, deviation = _statistics(latents)
+    flat = ((latents.float() - mean) / deviation).transpose(0, 1).flatten(1)  # [C, N * h * w]
+    _, directions = torch.linalg.eigh(flat @ flat.T / flat.shape[1])
+    maps = directions.flip(1)[:, :count].T @ flat
+    maps = maps / maps.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+    maps = maps.unflatten(1, (len(latents), *latents.shape[2:]))  # [count, N, h, w]
+    agreement = (maps.mean(1) * (layout - layout.mean())).sum((1, 2))
+    return (maps * torch.where(agreement < 0, -1.0, 1.0)[:, None, None, None]).transpose(0, 1)
+
+
+def draw_encoder(channels: int, factor: int, seed: int) -> nn.Module:
+    """A convolutional encoder with random weights and structure that makes sides `factor` times smaller."""
+    rng = torch_rng(seed, "structure")
+    layers: list[nn.Module] = []
+    before, remaining = channels, factor
+    while remaining > 1 or not layers:
+        kernel, width = (int(torch.randint(*span, (1,), generator=rng)) for span in ((1, 4), (16, 65)))
+        stride = 2 if remaining > 1 else 1
+        layer = nn.Conv2d(before, width, 2 * kernel + 1, stride, kernel, bias=False)
+        nn.init.kaiming_normal_(layer.weight, generator=rng)
+        layers += [layer, nn.BatchNorm2d(width, track_running_stats=False), nn.ReLU()]
+        before, remaining = width, remaining // stride
+    return nn.Sequential(*layers)
+
+
+@torch.no_grad()
+def _encode(encoder: nn.Module, images: Tensor, device: str) -> Tensor:
+    encoder = encoder.to(device)
+    return torch.cat([encoder(some.float().to(device)).cpu() for some in images.split(256)])
+
+
+def _statistics(latents: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, [1, C, 1, 1]."""
+    deviation, mean = torch.std_mean(latents.float(), (0, 2, 3), keepdim=True)
+    return mean, deviation.clamp(min=1e-6)
+
+
+def _build_decoder(latents: torch.Size, image: tuple[int, ...], width: int, seed: int) -> nn.Module:
+    """Maps [C, h, w] to images [C, H, W]: convolutions, sides doubled until they are at least those of the image, with
+    half as many channels each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(seed, "latent decoder", "weights"))
+        layers: list[nn.Module] = [nn.Conv2d(latents[0], width, 1), _Residual(width), _Residual(width)]
+        for _ in range(max(0, math.ceil(math.log2(image[1] / latents[1])))):
+            narrow = max(8, width // 8 * 4)  # whole groups of four
+            layers += [nn.Conv2d(width, narrow, 1), nn.Upsample(scale_factor=2, mode="bilinear"), _Residual(narrow)]
+            layers.append(_Residual(narrow))
+            width = narrow
+        layers += [nn.Upsample(size=image[1:], mode="bilinear"), nn.Conv2d(width, image[0], 3, padding=1), nn.Sigmoid()]
+        return nn.Sequential(*layers)
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(4, width), nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(self.norm(x).relu())
+
+
+def _check_maps(latents: Tensor) -> None:
+    if latents.dim() != 4:
+        raise BadInput(
+            f"attack: latents of shape {tuple(latents.shape)} are no maps [N, C, h, w]; a decoder needs their places"
+        )

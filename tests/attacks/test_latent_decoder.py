@@ -1,0 +1,90 @@
+"""Black-box inversion of latents: decoders without the encoder, what they need, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.latent_decoder import PairedDecoder, SurrogateDecoder, draw_encoder, principal_maps
+from polyclinic.errors import BadInput
+from polyclinic.generators.vqvae2.autoencoder import noise_images
+from polyclinic.randomness import torch_rng
+
+FAST = {"width": 16, "steps": 120, "batch_size": 16, "lr": 5e-3}
+
+
+def images(count: int, name: str) -> Tensor:
+    """Random clouds over a slope that all share, as medical images share a layout."""
+    clouds = noise_images(count, 1, 16, torch_rng("decoder", name))
+    return 0.6 * clouds + 0.4 * torch.linspace(0, 1, 16)
+
+
+def encoder(seed: int = 5) -> nn.Module:
+    return draw_encoder(1, 2, seed)
+
+
+@torch.no_grad()
+def encoded(network: nn.Module, pictures: Tensor) -> Tensor:
+    return network(pictures)
+
+
+def test_pairs_give_images_back():
+    own, truth = images(128, "own"), images(32, "truth")
+    unknown = encoder()
+    found = PairedDecoder(**FAST).run(encoded(unknown, truth), own, encoded(unknown, own))
+    error = (found.images - truth).square().mean()
+    guess = (found.guess - truth).square().mean()
+    assert float(error) < 0.3 * float(guess)
+    assert int(found.score(truth).non_converging.sum()) == 0
+    assert found.images.shape == truth.shape
+
+
+def test_surrogates_give_images_back_without_structure_or_weights():
+    own, truth = images(128, "own"), images(64, "truth")
+    found = SurrogateDecoder(**FAST, surrogates=6, components=3).run(encoded(encoder(7), truth), own)
+    error = (found.images - truth).square().mean()
+    assert float(error) < 0.5 * float((found.guess - truth).square().mean())
+    assert "structure and weights of the encoder are unknown" in found.threat_model
+
+
+def test_principal_maps_do_not_know_the_channels_apart():
+    """Channels in another order, another sign and size, and a constant: the same maps."""
+    latents, layout = encoded(encoder(), images(16, "own")), torch.linspace(0, 1, 8).expand(8, 8)
+    order = torch.randperm(latents.shape[1], generator=torch_rng("order"))
+    signs = 1 - 2 * (torch.arange(latents.shape[1]) % 2)
+    sizes = (torch.linspace(0.5, 3, latents.shape[1]) * signs)[:, None, None]
+    changed = latents[:, order] * sizes + 7
+    first, second = principal_maps(latents, 3, layout), principal_maps(changed, 3, layout)
+    torch.testing.assert_close(first, second, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(first.square().mean((0, 2, 3)), torch.ones(3), rtol=1e-4, atol=1e-4)
+
+
+def test_drawn_encoders_differ_and_have_the_size():
+    for factor in (1, 2, 4, 8):
+        assert draw_encoder(3, factor, 1)(torch.rand(2, 3, 32, 32)).shape[2:] == (32 // factor, 32 // factor)
+    kernels = {
+        tuple(layer.kernel_size for layer in draw_encoder(1, 4, i) if isinstance(layer, nn.Conv2d)) for i in range(9)
+    }
+    assert len(kernels) > 1
+
+
+def test_needs_are_declared_and_checked():
+    assert PairedDecoder().needs == {Capability.LATENTS, Capability.PAIRED_LATENTS}
+    assert SurrogateDecoder().needs == {Capability.LATENTS, Capability.SIMILAR_IMAGES}
+    latents, own = torch.zeros(2, 3, 4, 4), images(4, "own")
+    with pytest.raises(BadInput, match="grant paired-latents"):
+        PairedDecoder().run(latents, own, torch.zeros(4, 3, 4, 4), threat=ThreatModel())
+    with pytest.raises(BadInput, match="grant similar-images"):
+        SurrogateDecoder().run(latents, own, threat=ThreatModel())
+
+
+def test_what_does_not_fit_is_refused():
+    own = images(4, "own")
+    with pytest.raises(BadInput, match="are no maps"):
+        SurrogateDecoder().run(torch.zeros(2, 3), own)
+    with pytest.raises(BadInput, match="by the same encoder"):
+        PairedDecoder().run(torch.zeros(2, 3, 4, 4), own, torch.zeros(4, 5, 4, 4))
+    with pytest.raises(BadInput, match="an encoder makes maps of 8 x 8"):
+        SurrogateDecoder().run(torch.rand(8, 3, 4, 4), own, encoders=[encoder()])
