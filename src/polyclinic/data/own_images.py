@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import secrets
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +22,14 @@ from polyclinic.data.partitions.iid import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
+from polyclinic.files import atomic_write, lock
 from polyclinic.messages import sentences
 from polyclinic.settings import nearest, variant
 
-#: what the study decides about every site's images
-FROM_STUDY = ("size", "validation", "test", "fold", "test_per_class", "seed")
+#: how a site's images are split: the site's own business, and the same for every study
+SPLIT = ("validation", "test", "test_per_class", "seed")
+#: in the folder `local` of a kit: the split of each dataset, drawn once
+SPLITS_FILE = "splits.json"
 
 
 def find_kit(folder: Path) -> Path | None:
@@ -73,13 +78,13 @@ def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
 
 
 def own_source(file: Path, wanted: AtSites) -> Source:
-    """Where a site's images come from, at the size and with the split of the study; the study's own words where they
-    lie prepared already, as in a rehearsal."""
+    """Where a site's images come from, at the size of the study and with the split of the site; the study's own words
+    where they lie prepared already, as in a rehearsal."""
     table, base = _table(file, wanted), file.parent
     if "prepared" in table:
         return wanted
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
-    settings = {**table, **{name: getattr(wanted, name) for name in FROM_STUDY}}
+    settings = {**own_split(file, wanted), **table, "size": wanted.size}
     if "path" in settings:
         path = Path(settings["path"]).expanduser()
         settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path
@@ -89,6 +94,24 @@ def own_source(file: Path, wanted: AtSites) -> Source:
         return kind.model_validate(settings)
     except ValidationError as error:
         raise BadInput(sentences(error, f"datasets.{wanted.dataset}", kind)) from None
+
+
+def own_split(file: Path, wanted: AtSites) -> dict[str, Any]:
+    """How a site splits a dataset: drawn once and kept, so that no study's training image is another one's test image.
+
+    The first study that uses the dataset proposes the shares; the seed is the site's own, and the table of the dataset
+    in site.toml may say otherwise.
+    """
+    if wanted.fold is not None:
+        raise BadInput("data.fold: a deployed site has one split for all studies; take the setting out")
+    kept = file.parent / SPLITS_FILE
+    with lock(file.parent / f".{SPLITS_FILE}.lock"):
+        splits = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        if wanted.dataset not in splits:
+            shares = {name: getattr(wanted, name) for name in SPLIT}
+            splits[wanted.dataset] = {**shares, "seed": secrets.randbelow(2**31)}
+            atomic_write(kept, json.dumps(splits, indent=1) + "\n", private=True)
+    return {name: value for name, value in splits[wanted.dataset].items() if value is not None}
 
 
 def _prepared(source: Source, wanted: AtSites, site: str, cache: Path) -> tuple[SiteData, list[str]]:

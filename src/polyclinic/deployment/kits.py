@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
+from polyclinic.deployment.site_config import MAX_SCORES
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE
@@ -205,5 +206,6 @@ def _policy_text(rehearsed: bool) -> str:
     from polyclinic.federation.leaving.kinds import KINDS
 
     kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images") if rehearsed else Policy().kinds
-    chosen = Policy(kinds=kinds, min_cohort=1 if rehearsed else 10)
+    scores: Any = "fine" if rehearsed else "coarse"  # a rehearsal gives the scores of a run in one process
+    chosen = Policy(kinds=kinds, min_cohort=1 if rehearsed else 10, max_scores=MAX_SCORES, scores=scores)
     return POLICY_HEAD + "\n".join(settings_with_comments(chosen, without=("deployed",))) + "\n"

@@ -15,6 +15,9 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.messages import sentences
 
+#: parcels of metrics that a site lets out over all its runs, where its policy does not say how many
+MAX_SCORES = 1000
+
 
 def policy_of(file: Path) -> Policy:
     """The policy in a site's file. `deployed` is what every such site is, and no setting."""
@@ -22,6 +25,6 @@ def policy_of(file: Path) -> Policy:
     if "deployed" in tables:
         raise BadInput(f"{file}: 'deployed' is not a setting; take it out")
     try:
-        return Policy(**tables, deployed=True)
+        return Policy(**{"max_scores": MAX_SCORES, **tables}, deployed=True)
     except ValidationError as error:
         raise BadInput(f"{file}: {sentences(error, '', Policy)}") from None

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.call_check import check_call
 from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.archive import ParcelArchive
-from polyclinic.federation.leaving.budget import Budget, price_at, tells_something
+from polyclinic.federation.leaving.budget import SCORES, Budget, price_at, tells_something
 from polyclinic.federation.leaving.cohort import cohort, patients_in, scored_splits
 from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
@@ -30,6 +30,7 @@ from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.leaving.score_course import check_round, check_scores
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended, Suspensions
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.site import Site
@@ -154,7 +155,11 @@ class SiteHost:
         if self.spec.suspensions:
             self.spec.suspensions.refuse_while_any()
         check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
+        if self.spec.policy.deployed:
+            check_round(call, self._rounds)
         site = self._site(call.site, group)
+        if SCORES in declared.releases:
+            self._gates[call.site].check_scores_left()
         site.round = call.round
         turn = Turn(site, call)
         with _undone_on_error([turn]):
@@ -162,6 +167,11 @@ class SiteHost:
         if self.spec.archive:
             self.spec.archive.begins(site, turn.parcels)
         return turn
+
+    @property
+    def _rounds(self) -> int:
+        """Rounds of the study."""
+        return int(getattr(self.spec.method, "rounds", 0))
 
     def _work_of(self, call: Call) -> Callable[..., Any]:
         return self._operation(call.operation)[0]
@@ -195,7 +205,16 @@ class SiteHost:
             check_private(turn.site, turn.call.operation, released)
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
+            released = tuple(self._coarse(turn.site, parcel) for parcel in released)
             return Reply(turn.call.site, self._release(turn, declared, released))
+
+    def _coarse(self, site: Site, parcel: Parcel) -> Parcel:
+        """Scores as a deployed site's policy lets them out; anything else as it is."""
+        policy = self.spec.policy
+        if parcel.kind != SCORES or not policy.deployed or policy.scores == "fine":
+            return parcel
+        sums = site.trainer.task.coarse(dict(parcel.tensors), max(policy.min_cohort, 1))
+        return replace(parcel, tensors=sums)
 
     def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
         """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
@@ -218,6 +237,8 @@ class SiteHost:
         for parcel in parcels:
             if parcel.kind not in declared.releases:
                 raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
+        if policy.deployed:
+            check_scores(call, parcels, self._gates[call.site].ledger, self._rounds)
         leaving = self._gates[call.site].release(
             parcels,
             round=call.round,

@@ -10,9 +10,12 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
+from polyclinic.tasks.coarse import merge_small, significant, to_multiples
 from polyclinic.tasks.task import Sums, Target, Task
 
 BINS = 1024
+#: bins that a deployed site puts together before it looks for small counts
+WIDTH = 16
 # Edges of the score histogram: fine around zero, where an untrained network's scores crowd, and ever wider
 # (2 % of the score) up to margins of a thousand, where an overconfident one's lie. More bins would tell more
 # about single images; fewer would blur the AUC, which errs most where all scores crowd far from zero.
@@ -53,6 +56,21 @@ class Classification(Task):
             "histograms": score_histograms(observations, labels, classes),
             "loss": self.losses(observations, labels, target).sum(),
             "count": torch.tensor(len(labels)),
+        }
+
+    def coarse(self, sums: Sums, least: int) -> Sums:
+        """Histograms that tell of no fewer than `least` images, and a confusion matrix in steps of half as many."""
+        if "confusion" not in sums:
+            return super().coarse(sums, least)
+        rows = sums["histograms"]
+        merged = [merge_small(row, least, WIDTH) for row in rows.reshape(-1, rows.shape[-1])]
+        confusion = to_multiples(sums["confusion"], max(1, least // 2))
+        mean = significant(sums["loss"].double() / sums["count"].clamp(min=1), 2)
+        return {
+            "confusion": confusion,
+            "histograms": torch.stack(merged).reshape(rows.shape),
+            "loss": mean * confusion.sum(),
+            "count": confusion.sum(),
         }
 
     def finish(self, sums: Sums) -> dict[str, float]:

@@ -6,10 +6,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from polyclinic.settings import Settings
+from polyclinic.tasks.coarse import significant
 
 Sums = dict[str, Tensor]
 
@@ -82,6 +84,15 @@ class Task(Settings):
     def add(a: Sums, b: Sums) -> Sums:
         """The sums of two sites together."""
         return {name: a[name] + b[name] for name in a}
+
+    def coarse(self, sums: Sums, least: int) -> Sums:
+        """The sums as a deployed site releases them: so rounded that little can be learnt about `least` patients.
+
+        Here: means over the images with three significant digits, and counts as they are.
+        """
+        count = sums["count"].double().clamp(min=1) if "count" in sums else torch.ones((), dtype=torch.float64)
+        rounded = {name: significant(value.double() / count) * count for name, value in sums.items()}
+        return {name: rounded[name] if value.is_floating_point() else value for name, value in sums.items()}
 
     @abstractmethod
     def finish(self, sums: Sums) -> dict[str, float]:

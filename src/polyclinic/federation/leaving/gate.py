@@ -80,6 +80,13 @@ class Gate:
                 self._write_down(parcel, len(sent.encoded), round, operation, to)
         return leaving
 
+    def check_scores_left(self) -> None:
+        """GateRefused, before any work, if the site's budget of scores is spent."""
+        try:
+            self.budget.check_scores()
+        except OverBudget as refusal:
+            raise GateRefused(f"site '{self.site}' releases no more scores: {refusal}") from None
+
     def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
         """Charge the budgets and write the line, before a byte leaves."""
         if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):

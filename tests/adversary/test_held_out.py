@@ -1,0 +1,110 @@
+"""Attack: learn about held-out images by scoring chosen weights again and again, or by moving images between splits."""
+
+import hashlib
+
+import pytest
+import torch
+from attacked_site import PRIVATE, ask, first_weights
+
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.leaving.suspension import Suspensions
+
+
+def images_of(host, split):
+    return {hashlib.sha256(image.tobytes()).hexdigest() for image in getattr(host._site("north").data, split).images}
+
+
+@pytest.mark.parametrize("change", [{"data__seed": 1}, {"data__seed": 7, "data__test": 0.5, "data__validation": 0.3}])
+def test_every_study_gets_the_same_split(kit, change):
+    first = kit.host("first")
+    splits = {name: images_of(first, name) for name in ("train", "validation", "test")}
+    assert {name: images_of(kit.host("second", **change), name) for name in splits} == splits
+    assert (kit.folder / "local" / "splits.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_two_sites_with_the_same_images_split_them_each_in_their_own_way(kit):
+    before = images_of(kit.host("first"), "test")
+    (kit.folder / "local" / "splits.json").unlink()  # as at another site
+    assert images_of(kit.host("second"), "test") != before
+
+
+def test_the_sites_own_people_may_choose_the_split(kit):
+    file = kit.folder / "local" / "site.toml"
+    file.write_text(file.read_text() + "test = 0.5\nseed = 3\n")
+    host = kit.host(data__seed=9)
+    assert len(images_of(host, "test")) == 30
+
+
+def test_folds_would_make_training_images_of_test_images(kit):
+    with pytest.raises(BadInput, match=r"data\.fold: a deployed site has one split for all studies"):
+        kit.host(data__fold="1/5")
+
+
+def test_weights_of_its_choice_are_scored_once_a_round(kit):
+    """Even at an epsilon budget of next to nothing, which is about training images; and test images at the very end."""
+    kit.policy(max_epsilon=1e-6)
+    host = kit.host(privacy=PRIVATE)
+    chosen = [{name: tensor + number for name, tensor in first_weights(host).items()} for number in range(4)]
+    assert ask(host, "evaluate", 1, weights=chosen[0]).parcels
+    for split in ("validation", "test"):
+        with pytest.raises(GateRefused, match="has released its scores of round 1 already"):
+            ask(host, "evaluate", 1, weights=chosen[1], split=split)
+    assert ask(host, "evaluate", 3, weights=chosen[1]).parcels
+    assert ask(host, "evaluate", 3, weights=chosen[2], split="test").parcels
+    with pytest.raises(GateRefused, match="has released its scores of round 3 already"):
+        ask(host, "evaluate", 3, weights=chosen[3], split="test")
+    assert Suspensions(kit.folder).all() == []
+
+
+@pytest.mark.parametrize("number", [4, -1, 1.5, "1", True])
+def test_a_study_has_its_rounds_and_no_others(kit, number):
+    host = kit.host()
+    with pytest.raises(ParcelRejected, match="the study has rounds 0 to 3"):
+        ask(host, "evaluate", number, weights=first_weights(host))
+
+
+def test_putting_the_site_back_gives_no_more_scores(kit):
+    host = kit.host()
+    weights = first_weights(host)
+    ask(host, "evaluate", 1, weights=weights)
+    host.restore({})
+    assert ask(host, "evaluate", 1, weights=weights).parcels  # the same answer again tells nothing
+    with pytest.raises(GateRefused, match="already"):
+        ask(host, "evaluate", 1, weights={name: tensor + 1 for name, tensor in weights.items()})
+
+
+def test_scores_have_a_budget_over_all_runs_that_is_asked_before_the_work(kit, monkeypatch):
+    kit.policy(max_scores=3)
+    for run, number in (("a", 1), ("a", 2), ("b", 1)):
+        host = kit.host(run)
+        ask(host, "evaluate", number, weights=first_weights(host))
+    host = kit.host("c")
+    monkeypatch.setattr(type(host.spec.trainer), "evaluate", lambda *a: pytest.fail("the site worked nevertheless"))
+    with pytest.raises(GateRefused, match=r"4 scores would have left this site, and its policy allows 3"):
+        ask(host, "evaluate", 1, weights=first_weights(host))
+
+
+def test_a_policy_that_says_nothing_about_scores_allows_a_thousand(kit):
+    assert kit.host().spec.policy.max_scores == 1000
+
+
+# --- coarse scores --------------------------------------------------------------------------------------
+
+
+def test_no_bin_and_no_cell_is_about_a_few_images(kit):
+    kit.policy(min_cohort=5, scores="coarse")
+    host = kit.host(data__test=0.5, data__validation=0.2)
+    [parcel] = ask(host, "evaluate", 1, weights=first_weights(host), split="test").parcels
+    histograms, confusion = parcel.tensors["histograms"], parcel.tensors["confusion"]
+    assert len(host._site("north").data.test) == 30
+    for row in histograms.reshape(-1, 1024):
+        changes = torch.cat([torch.ones(1, dtype=torch.bool), row[1:] != row[:-1]]).cumsum(0)
+        images = [float(row[changes == run].sum()) for run in changes.unique()]
+        assert min((one for one in images if one), default=5) > 4.99  # runs of equal bins are all that is told
+    assert set((confusion % 2).flatten().tolist()) == {0}
+    scores = host.spec.trainer.task.finish(parcel.tensors)
+    assert set(scores) == {"accuracy", "balanced_accuracy", "loss", "auc"}
+    assert verify(kit.folder / "runs" / "run" / "ledger" / "north.jsonl")[-1]["digest"] == parcel.digest
