@@ -11,8 +11,10 @@ import pytest
 import torch
 from processes import ForkedWorker
 
+from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
+from polyclinic.methods.shared import replay_quality
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
@@ -146,9 +148,18 @@ def test_every_choice_changes_what_is_learned(tiny_run, settings):
     assert (usual["weights_sha256"] == other["weights_sha256"]) == (settings == {"made": "buffer"})
 
 
-def test_the_contact_sheet_stays_in_the_folder_of_the_site(tiny_run):
+def test_the_contact_sheet_stays_in_the_folder_of_the_site_and_shows_images_and_codes(tiny_run, monkeypatch):
+    shown = []
+
+    def draw(rows, path, captions):
+        shown.append(rows)
+        contact_sheet(rows, path, captions)
+
+    monkeypatch.setattr(replay_quality, "contact_sheet", draw)
     result = tiny_run({"name": "cwt-replay", "rounds": 1})
     assert (result.folder / "sites" / "site-1" / "replay.png").read_bytes().startswith(b"\x89PNG")
+    assert list(shown[0]) == ["real", "reconstructed", "top codes", "bottom codes"]
+    assert shown[0]["top codes"].shape == shown[0]["bottom codes"].shape == (10, 3, 28, 28)
 
 
 def test_segmentation_replays_masks_with_their_images(tiny_run):

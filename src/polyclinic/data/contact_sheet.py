@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 
@@ -33,6 +35,15 @@ def mosaic(rows: Sequence[Images], gap: int = GAP) -> np.ndarray:
             top, left = r * (height + gap), c * (width + gap)
             sheet[top : top + height, left : left + width] = np.moveaxis(np.asarray(image), 0, -1)
     return sheet
+
+
+def coloured(codes: Tensor, count: int, size: int) -> Tensor:
+    """Maps of codes 0 to `count` - 1, int [N, h, w], as uint8 images [N, 3, size, size]: a colour for each code."""
+    from matplotlib import colormaps  # here: every process of a run would pay for it
+
+    colours = colormaps["viridis"](codes.numpy() / max(1, count - 1), bytes=True)[..., :3]
+    maps = torch.from_numpy(np.moveaxis(colours, -1, 1).copy())
+    return F.interpolate(maps, size=(size, size), mode="nearest-exact")
 
 
 def draw_rows(axes: Axes, rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import contact_sheet
+from polyclinic.data.contact_sheet import coloured, contact_sheet
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, GeneratorModel, probe
@@ -28,7 +28,10 @@ def measure(site: Site, model: GeneratorModel, *, sampled: bool) -> Parcel:
     images, replayed = real_and_replayed(site, model, sampled=sampled)
     rows = {"real": images[:SHOWN]}
     if isinstance(model, CodedModel):
-        rows["reconstructed"] = model.decode(model.encode(images[:SHOWN]))
+        codes = model.encode(images[:SHOWN])
+        rows["reconstructed"] = model.decode(codes)
+        for level, values in codes.items():
+            rows[f"{level} codes"] = coloured(values, model.codebook_sizes[level], images.shape[-1])
     if sampled:
         rows["sampled"] = replayed[:SHOWN]
     labels = site.data.train.labels[: len(images[:SHOWN])]
