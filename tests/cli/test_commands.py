@@ -6,14 +6,16 @@ import csv
 import json
 import re
 import statistics
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from json_schemas import errors
 from processes import ForkedProgram
 
 from polyclinic.cli import run_app
-from polyclinic.runner import compare
+from polyclinic.runner import compare, comparison_figure
 from polyclinic.study import parse_study
 from polyclinic.study.tables import VARIANTS
 
@@ -140,6 +142,8 @@ def test_a_target_that_cannot_be_reached_leaves_no_folder(here, capsys):
         (["compare", "study.toml", "--methods", "fedavg,cwtt"], "did you mean 'cwt'"),
         (["compare", "study.toml", "--methods", "cwt", "--set", "method.mu=1"], "none of the methods compared"),
         (["compare", "study.toml", "--methods", "cwt", "--folds", "1"], "--folds"),
+        (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr"], "table.setting=value,value"),
+        (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr=1,1"], "each value only once"),
         (["run", "study.toml", "--set", "data.fold=7/5"], "data.fold: there is no fold 7/5"),
         (["ledger", "none"], "holds no ledger"),
         (["forgetting", "none"], "is not a run folder"),
@@ -197,7 +201,8 @@ def test_check_says_fine_and_what_the_study_is(here, capsys):
 @pytest.fixture
 def forked(monkeypatch):
     """The runs of a comparison are processes that start at once."""
-    monkeypatch.setattr(compare.subprocess, "Popen", ForkedProgram)
+    # in this module only: matplotlib starts programs, too
+    monkeypatch.setattr(compare, "subprocess", SimpleNamespace(Popen=ForkedProgram, DEVNULL=subprocess.DEVNULL))
 
 
 def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsys, forked):
@@ -219,12 +224,31 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     ]
     fedprox = (here / "all" / "fedprox-seed0" / "study.toml").read_text()
     assert "mu = 0.5" in fedprox
+    assert (here / "all" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     kept = (here / "all" / "cwt-seed0" / "result.json").read_bytes()
     (here / "all" / "cwt-seed1" / "result.json").unlink()
     assert run_app(arguments) == 0
     again = json.loads((here / "all" / "comparison.json").read_text())
     assert [row["weights_sha256"] for row in again["rows"]] == [row["weights_sha256"] for row in summary["rows"]]
     assert (here / "all" / "cwt-seed0" / "result.json").read_bytes() == kept
+
+
+def test_compare_over_values_of_a_setting_has_a_comparison_for_each_and_one_figure(here, capsys, forked, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(comparison_figure, "draw", lambda found, task, file: drawn.append((found, task.metric, file)))
+    arguments = ["compare", "study.toml", "--methods", "cwt,fedprox", "--out", "all", "--quiet"]
+    arguments += ["--set", "method.rounds=1", "--over", "optimizer.lr=0.1,0.001"]
+    assert run_app(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "optimizer.lr=0.001" in printed
+    found = {
+        lr: json.loads((here / "all" / f"optimizer.lr={lr}" / "comparison.json").read_text()) for lr in (0.1, 0.001)
+    }
+    assert "lr = 0.001" in (here / "all" / "optimizer.lr=0.001" / "cwt-seed0" / "study.toml").read_text()
+    assert len({row["weights_sha256"] for one in found.values() for row in one["rows"]}) == 4
+    (groups, metric, file) = drawn[0]
+    assert (metric, file) == ("accuracy", Path("all") / "comparison.png")
+    assert [groups[f"optimizer.lr={lr}"]["methods"] for lr in found] == [one["methods"] for one in found.values()]
 
 
 def test_compare_with_folds_tests_every_image_once_and_goes_on_where_it_stopped(here, capsys, forked):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from polyclinic.cli.run import SET, STUDY, chosen_study
-from polyclinic.errors import WorkFailed
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def compare(
     tuned: Path | None = typer.Option(
         None, help="A folder of `polyclinic tune`: each method gets the settings that were chosen for it."
     ),
+    over: str | None = typer.Option(
+        None,
+        metavar="TABLE.SETTING=VALUE,VALUE",
+        help="Compare once for each value of a setting, in a folder each; comparison.png shows all side by side.",
+    ),
     jobs: int | None = typer.Option(
         None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
     ),
@@ -38,25 +43,42 @@ def compare(
 ) -> None:
     """Run several methods on one study; a comparison that was interrupted goes on where it stopped.
 
-    `--set fedprox:method.mu=0.1` changes a setting for one method only.
+    `--set fedprox:method.mu=0.1` changes a setting for one method only. `--over sites.target_ks=0.02,0.63,0.97`
+    compares all methods at each of the values.
     """
     import json
 
     from polyclinic.runner import compare as comparison
+    from polyclinic.runner import comparison_figure
     from polyclinic.runner.tune import chosen_settings
 
     chosen = chosen_study(study, [])
     best = chosen_settings(tuned) if tuned else None
-    planned = comparison.entries(chosen, comparison.parse_methods(methods), seeds, out, sets, folds, best)
-    with Bars(planned, quiet=quiet or as_json) as bars:
-        failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(chosen), bars.update)
-    summary = comparison.summarise(planned)
-    comparison.write(summary, chosen, out)
+    names = comparison.parse_methods(methods)
+    groups = {
+        group: comparison.entries(chosen, names, seeds, out / group, [*sets, *more], folds, best)
+        for group, more in groups_over(over).items()
+    }
+    every = [entry for planned in groups.values() for entry in planned]
+    failed: dict[Path, str] = {}
+    with Bars(every, quiet=quiet or as_json) as bars:
+        for group, planned in groups.items():
+            failed |= comparison.run_all(
+                planned, out / group, jobs or comparison.default_jobs(chosen), lambda _: bars.update(every)
+            )
+    found = {group: comparison.summarise(planned) for group, planned in groups.items()}
+    for group, summary in found.items():
+        comparison.write(summary, chosen, out / group)
     if as_json:
-        typer.echo(json.dumps(summary))
-    elif summary["rows"]:
-        print_table(summary, chosen)
-        typer.echo(f"runs, comparison.json and comparison.csv are in {out}")
+        typer.echo(json.dumps(found if over else found[""]))
+    for group, summary in found.items():
+        if summary["rows"] and not as_json:
+            print_table(summary, chosen, group)
+    if any(summary["rows"] for summary in found.values()):
+        comparison_figure.draw(found, chosen.task, out / "comparison.png")
+        if not as_json:
+            where = "comparison.png; each value's folder has its runs" if over else "comparison.png, the runs"
+            typer.echo(f"{where}, comparison.json and comparison.csv: see {out}")
     if failed:
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
 
@@ -98,7 +120,22 @@ class Bars:
                     self.console.print(f"{entry.words}: finished ({done})")
 
 
-def print_table(summary: JsonObject, study: Study) -> None:
+def groups_over(over: str | None) -> dict[str, list[str]]:
+    """Changes of the study by the name of their folder: one for each value of `--over`; without it, none."""
+    import json
+
+    from polyclinic.runner.tune import parse_over
+
+    if over is None:
+        return {"": []}
+    ((path, values),) = parse_over([over]).items()
+    groups = {f"{path}={value}".replace("/", "_"): [f"{path}={json.dumps(value)}"] for value in values}
+    if len(groups) < len(values):
+        raise BadInput(f"--over {over}: give each value only once")
+    return groups
+
+
+def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     """Mean ± standard deviation over seeds and folds, a row for each method."""
     from rich.console import Console
     from rich.table import Table
@@ -110,7 +147,8 @@ def print_table(summary: JsonObject, study: Study) -> None:
     n = next(iter(summary["methods"].values()))["seconds"]["n"]
     folds = max(row.get("fold", 0) for row in summary["rows"])
     runs = f"{n} runs of {folds} folds" if folds else f"{n} seed{'s' if n > 1 else ''}"
-    table = Table(title=f"{study.data.source}, mean KS between sites {ks:.2f}, {runs}")
+    where = f"{study.data.source}, {group}" if group else study.data.source
+    table = Table(title=f"{where}, mean KS between sites {ks:.2f}, {runs}")
     table.add_column("method", no_wrap=True)
     for name in names:
         table.add_column(name.removeprefix("test_").replace("_", " "), justify="right")
