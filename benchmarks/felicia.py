@@ -1,4 +1,4 @@
-"""FELICIA: the paper's three experiments as studies, and how fast stacked sites train against one by one.
+"""FELICIA: the paper's three experiments as studies, its check of the clusters, and how fast stacked sites train.
 
     python benchmarks/felicia.py --quick                                 # one seed, minutes on a CPU
     python benchmarks/felicia.py --device cuda --jobs 12 --out runs/f    # three seeds, as docs/felicia.md reports them
@@ -35,8 +35,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             out = options.out or Path(scratch)
             jobs = list(felicia_runs.plan(names, options.data, out, _settings(options), quick=options.quick))
-            figures["rows"] = felicia_runs.run_all(jobs, options.jobs)
-            (out / "rows.json").write_text(json.dumps(figures["rows"], indent=1) + "\n", encoding="utf-8")
+            out.mkdir(parents=True, exist_ok=True)
+            figures["rows"] = felicia_runs.run_all(jobs, options.jobs, out / "rows.json")
             felicia_figures.draw(figures["rows"], out)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -25,6 +25,10 @@ def draw(rows: list[Row], out: Path) -> None:
     """Print the tables of all experiments in `rows`, and draw their figures."""
     for name in dict.fromkeys(row["experiment"] for row in rows):
         own = where(rows, experiment=name)
+        if name == "clusters":
+            print(f"\nclusters: {len(values(own, 'seed'))} seeds\n")
+            print("\n".join(cluster_table(own)), flush=True)
+            continue
         table = coverage_table if name == "digits" else utility_table
         print(f"\n{name}: {len(values(own, 'seed'))} seeds, {own[0]['images']:,} images of each site\n")
         print("\n".join(table(own)), flush=True)
@@ -63,6 +67,17 @@ def gain(rows: Iterable[Row], base: Iterable[Row], metric: str) -> dict[int, flo
 def table_of(head: list[str], lines: Iterable[list[str]]) -> list[str]:
     rows = [f"| {' | '.join(cells)} |" for cells in lines]
     return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows]
+
+
+# --- clusters -----------------------------------------------------------------------------------------
+
+
+def cluster_table(rows: list[Row]) -> list[str]:
+    """Whether a CNN learns as well from either cluster as from all images (Sec. 5.1)."""
+    lines = [
+        [name, text(by_seed(where(rows, **{"trained on": name}), "accuracy"))] for name in values(rows, "trained on")
+    ]
+    return table_of(["trained on", "accuracy of held-out digits"], lines)
 
 
 # --- digits -------------------------------------------------------------------------------------------
@@ -131,6 +146,10 @@ def utility_table(rows: list[Row]) -> list[str]:
         own = where(rows, **{"lambda": weight})
         found[f"real + {name_of(weight)}"] = where(own, **{"trained on": "augmented"})
         found[f"{name_of(weight)}'s alone"] = where(own, **{"trained on": "synthetic"})
+        of_all = {"real + all sites' images": "augmented-all", "all sites' images alone": "synthetic-all"}
+        for label, kind in of_all.items():
+            if shared := where(own, **{"trained on": kind}):
+                found[f"{label}, {name_of(weight)}"] = shared
         found[f"released, {name_of(weight)}"] = where(own, released=True)
     metrics = ("accuracy", f"accuracy of {usual}", f"accuracy of {rare}")
     lines = []

@@ -7,6 +7,7 @@ measured on what the sites' generators of the finished run make.
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import shutil
@@ -35,34 +36,46 @@ from polyclinic.tasks import Target
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SAMPLED = 2000  # images of each generator, as in Fig. 5
-TRAINING_SETS = ("real", "synthetic", "augmented")
+TRAINING_SETS = ("real", "synthetic", "augmented", "synthetic-all", "augmented-all")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A study in `examples/` and its settings; `lambdas` and `alphas` are what a figure varies."""
+    """A study in `examples/` and its settings; `lambdas`, `alphas` and `methods` are what a figure varies.
+
+    A method other than FELICIA trains no generator: it gets none of the study's settings for one.
+    """
 
     study: str
     lambdas: tuple[float, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     alphas: tuple[float, ...] = (0.0,)
     seeds: int = 3
+    methods: tuple[str, ...] = ("felicia",)
 
 
 #: fours and nines, all there are; coverage is that of fours, as in the paper
 FOURS = {"data.keep": {"labels": [4, 9]}, "data.per_class": None, "method.rounds": 2}
+#: sites hand each other synthetic images at the end, so that networks also learn from those of all sites
+SHARED = {"method.share_images": True}
 EXPERIMENTS = {
+    "clusters": Experiment(
+        "digits", (0.0,), {"data.per_class": None, "method.rounds": 3}, methods=("standalone", "centralized")
+    ),
     "digits": Experiment("digits", (0.0, 3.0), {**FOURS, "method.steps": 1250}, (0, 10, 50)),
-    "digit-bias": Experiment("digit_bias", (0.0, 3.0), {"method.rounds": 2, "method.steps": 2500}),
-    "bias": Experiment("bias", (0.0, 3.0), {"method.rounds": 2, "method.steps": 2500}),
-    "skin": Experiment("skin", (0.0, 3.0), {"method.rounds": 4, "method.steps": 1000, "method.weigh_every": 1}),
+    "digit-bias": Experiment("digit_bias", (0.0, 3.0), {"method.rounds": 2, "method.steps": 2500, **SHARED}),
+    "bias": Experiment("bias", (0.0, 3.0), {"method.rounds": 2, "method.steps": 2500, **SHARED}),
+    "skin": Experiment(
+        "skin", (0.0, 3.0), {"method.rounds": 4, "method.steps": 1000, "method.weigh_every": 1, **SHARED}
+    ),
 }
 #: minutes on a CPU: one seed, small networks, few steps
 QUICK: dict[str, dict[str, Any]] = {
+    "clusters": {"data.per_class": 60, "method.rounds": 1},
     "digits": {"method.rounds": 1, "method.steps": 20, "generator.width": 4, "method.learner_steps": 2},
     "digit-bias": {"method.rounds": 1, "method.steps": 20, "generator.width": 4, "method.learner_steps": 20},
     "bias": {"method.rounds": 1, "method.steps": 20, "generator.width": 4, "method.learner_steps": 20},
-    "skin": {"method.steps": 10, "generator.width": 4, "data.size": 32, "method.learner_steps": 20},
+    "skin": {"method.rounds": 2, "method.steps": 10, "generator.width": 4, "data.size": 32, "method.learner_steps": 20},
 }
 
 
@@ -89,14 +102,18 @@ def plan(names: list[str], data: Path, out: Path, settings: dict[str, Any], *, q
         tables = tomllib.loads((EXAMPLES / f"felicia_{one.study}.toml").read_text(encoding="utf-8"))
         path = data / Path(tables["data"].pop("path", f"{one.study}.npz")).name
         changes = {"data.path": str(path), **one.settings, **(QUICK[name] if quick else {}), **settings}
-        for seed in range(1 if quick else one.seeds):
-            for alpha in one.alphas[:1] if quick else one.alphas:
-                for weight in one.lambdas:
-                    key = {"seed": seed, "alpha": alpha, "lambda": weight}
-                    varied = {"seed": seed, "data.seed": seed, "method.weight": weight}
-                    varied |= {"sites.mixing": alpha} if name == "digits" else {}
-                    folder = out / name / "-".join(f"{n}{v:g}" for n, v in key.items())
-                    yield Job(name, key, changed(tables, {**changes, **varied}), folder)
+        seeds, alphas = range(1 if quick else one.seeds), one.alphas[:1] if quick else one.alphas
+        for seed, alpha, weight, method in itertools.product(seeds, alphas, one.lambdas, one.methods):
+            key = {"seed": seed, "alpha": alpha, "lambda": weight}
+            varied = {"seed": seed, "data.seed": seed, "method.weight": weight}
+            varied |= {"sites.mixing": alpha} if one.study == "digits" else {}
+            folder = out / name / "-".join(f"{n}{v:g}" for n, v in key.items())
+            study = changed(tables, {**changes, **varied})
+            if method != "felicia":
+                key, folder = {"seed": seed, "method": method}, folder.with_name(f"seed{seed}-{method}")
+                study = {**study, "method": {"name": method, "rounds": study["method"]["rounds"]}}
+                del study["generator"]
+            yield Job(name, key, study, folder)
 
 
 def changed(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -121,8 +138,11 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def run_all(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
-    """The rows of all jobs, in the order of the jobs; longest studies first, so that no process is left alone."""
+def run_all(jobs: list[Job], processes: int, file: Path) -> list[dict[str, Any]]:
+    """The rows of all jobs, in the order of the jobs; longest studies first, so that no process is left alone.
+
+    `file` gets the rows whenever a job is done: what was measured is not lost with what was not.
+    """
     rows: dict[int, list[dict[str, Any]]] = {}
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -133,14 +153,21 @@ def run_all(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
             k = running[done]
             rows[k] = done.result()
             told = f"{len(rows)} of {len(jobs)}: {jobs[k].folder.parent.name} {jobs[k].key}"
+            _write(rows, file)
             spent = time.perf_counter() - started
             print(f"{told}, {rows[k][0]['seconds']:.0f} s, {spent:.0f} s in all", file=sys.stderr, flush=True)
-    return [row for k in range(len(jobs)) for row in rows[k]]
+    return _write(rows, file)
+
+
+def _write(rows: dict[int, list[dict[str, Any]]], file: Path) -> list[dict[str, Any]]:
+    found = [row for k in sorted(rows) for row in rows[k]]
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def _cost(job: Job) -> float:
     method, size = job.tables["method"], job.tables["data"]["size"]
-    return method["rounds"] * method["steps"] * size**2 * (3 if method["weight"] else 1)
+    return method["rounds"] * method.get("steps", 1000) * size**2 * (3 if method.get("weight") else 1)
 
 
 def run_job(job: Job) -> list[dict[str, Any]]:
@@ -153,9 +180,12 @@ def run_job(job: Job) -> list[dict[str, Any]]:
     result = polyclinic.run(job.study, job.folder, resume=job.folder.exists())
     if result["failures"]:
         raise polyclinic.WorkFailed(f"{job.folder}: {result['failures'][0]}")
+    common = {"experiment": job.experiment, **job.key, "seconds": result["timing"]["seconds"]}
+    if job.experiment == "clusters":
+        return [{**common, **row} for row in cluster_rows(result)]
     method = job.study.method
-    common = {"experiment": job.experiment, **job.key, "steps": method.rounds * method.steps}
-    common |= {"images": common["steps"] * job.study.generator.batch_size, "seconds": result["timing"]["seconds"]}
+    common |= {"steps": method.rounds * method.steps}
+    common |= {"images": common["steps"] * job.study.generator.batch_size}
     rows = coverage_rows(job) if job.experiment == "digits" else utility_rows(result)
     return [{**common, **row} for row in rows]
 
@@ -163,10 +193,21 @@ def run_job(job: Job) -> list[dict[str, Any]]:
 # --- what a run has found ---------------------------------------------------------------------------------
 
 
+def cluster_rows(result: polyclinic.Result) -> Iterator[dict[str, Any]]:
+    """Accuracy of all held-out digits after training on one site's cluster, or on all images."""
+    counts = {site: own["test"] for site, own in result["data"]["counts"].items()}
+    if result["method"] == "centralized":
+        yield {"trained on": "all images", "accuracy": result.metrics["test"]["accuracy"]}
+        return
+    for number, (_, scores) in enumerate(sorted(result.metrics["across_sites"].items()), 1):
+        accuracy = np.average([scores[site]["accuracy"] for site in counts], weights=list(counts.values()))
+        yield {"trained on": f"cluster {number}", "accuracy": float(accuracy)}
+
+
 def utility_rows(result: polyclinic.Result) -> Iterator[dict[str, Any]]:
     """The first site's networks, one for each training set, on the test images of all sites; and its curve of AUC."""
     site, table = next(iter(result.metrics["diets"].items()))
-    for name in TRAINING_SETS:
+    for name in [one for one in TRAINING_SETS if one in table]:
         scores = table[name]["test"]
         groups = {f"accuracy of {group}": one["accuracy"] for group, one in table[name]["subgroups"].items()}
         curve = {str(row["round"]): row["sites"][site].get(f"test_{name}") for row in result["worth"]}

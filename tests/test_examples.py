@@ -58,6 +58,8 @@ def test_one_word_changes_an_example_to_phantoms(file, tmp_path):
     few = {"data.samples": 400, "data.size": 28}  # fewer and smaller, so that they are drawn in a second
     if hasattr(study.sites, "per_class"):
         few["sites.per_class"] = study.sites.per_class * 400 // study.data.samples
+    if study.data.test_total_per_class:
+        few["data.test_total_per_class"] = study.data.test_total_per_class * 400 // study.data.samples
     assert_assembles(study.with_settings(few), tmp_path)
 
 

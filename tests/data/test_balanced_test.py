@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyclinic.data.balanced_test import balanced
+from polyclinic.data.balanced_test import balanced, balanced_total
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
@@ -43,6 +43,17 @@ def test_a_number_of_each_class():
         balanced(DATA, only, 4, 0)
 
 
+def test_a_number_of_each_class_at_all_sites_together():
+    test = np.r_[15:33, 36:37, 44:49]
+    found = balanced_total(DATA, test, 5, 0)
+    assert np.bincount(LABELS[found]).tolist() == [5, 5]
+    assert set(found) <= set(test)
+    assert len(set(found)) == 10
+    assert not np.array_equal(found, balanced_total(DATA, test, 5, 1))
+    with pytest.raises(BadInput, match=r"there are 8 test images of class 'yes', and 9 are wanted; raise data\.test"):
+        balanced_total(DATA, test, 9, 0)
+
+
 def test_a_site_without_a_class_has_no_balanced_test():
     lacking = {"a": {**WHERE["a"], "test": np.arange(15, 30)}}
     with pytest.raises(BadInput, match="site 'a' has 0 test images of class 'yes', and 1 are wanted"):
@@ -62,7 +73,10 @@ def test_a_study_has_balanced_test_sets_and_the_same_training_images(tmp_path):
         study = parse_study({"data": data, "sites": sites, "method": {"name": "fedavg"}})
         return prepare(study.data, study.sites, cache=tmp_path)
 
-    plain, equal = prepared(), prepared(test_per_class="equal")
+    plain, equal, total = prepared(), prepared(test_per_class="equal"), prepared(test_total_per_class=7)
+    in_all = np.sum([one["test"] for one in total.info["class_counts"].values()], axis=0)
+    assert in_all.tolist() == [7] * len(in_all)
+    assert total.info["digests"]["train"] == plain.info["digests"]["train"]
     for site in plain.names:
         before, after = (one.info["class_counts"][site] for one in (plain, equal))
         assert after["test"] == [min(before["test"])] * len(before["test"])

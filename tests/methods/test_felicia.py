@@ -277,8 +277,14 @@ def test_every_example_is_a_valid_study_that_the_guide_names(example):
 
 
 def test_the_example_of_skin_lesions_has_the_papers_numbers():
-    sites = load_study(ROOT / "examples" / "felicia_skin.toml").sites
+    study = load_study(ROOT / "examples" / "felicia_skin.toml")
+    sites = study.sites
     assert isinstance(sites, SubgroupBias)
+    assert (study.data.test_total_per_class, study.method.images, study.model.backbone) == (
+        200,
+        400,
+        "cnn-64-128-64-32",
+    )
     assert (sites.per_class, round(sites.share * sites.per_class), sites.others) == (300, 10, "remainder")
 
 

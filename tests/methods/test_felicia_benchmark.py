@@ -71,9 +71,37 @@ def test_every_experiment_is_a_valid_study(tmp_path):
     jobs = list(felicia_runs.plan(list(felicia_runs.EXPERIMENTS), tmp_path, tmp_path, {}, quick=False))
     assert len({job.folder for job in jobs}) == len(jobs)
     for job in jobs:
-        assert job.study.method.name == "felicia"
+        assert job.study.method.name == job.key.get("method", "felicia")
         assert (job.study.seed, job.study.data.seed) == (job.key["seed"], job.key["seed"])
-        assert job.study.method.weight == job.key["lambda"]
+        assert job.study.method.name != "felicia" or job.study.method.weight == job.key["lambda"]
+
+
+def test_the_check_of_the_clusters_from_end_to_end(tmp_path):
+    """A network for each cluster, and one for all images, judged on the same held-out digits."""
+    fours_and_nines(tmp_path)
+    where = ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    done = call("felicia.py", "--quick", "--only", "clusters", *where, "--set", "model.backbone=lenet5")
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["trained on"] for row in rows] == ["cluster 1", "cluster 2", "all images"]
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    assert "| trained on | accuracy of held-out digits |" in done.stdout
+
+
+def test_a_clusters_network_is_judged_on_the_images_of_all_sites():
+    import felicia_runs
+
+    class Result(dict):
+        metrics = {  # noqa: RUF012
+            "across_sites": {
+                "site-2": {"site-1": {"accuracy": 0.5}, "site-2": {"accuracy": 0.9}},
+                "site-1": {"site-1": {"accuracy": 1.0}, "site-2": {"accuracy": 0.6}},
+            }
+        }
+
+    counts = {"site-1": {"test": 10}, "site-2": {"test": 30}}
+    rows: Any = list(felicia_runs.cluster_rows(Result(method="standalone", data={"counts": counts})))  # type: ignore[arg-type]
+    assert [row["trained on"] for row in rows] == ["cluster 1", "cluster 2"]
+    assert [row["accuracy"] for row in rows] == pytest.approx([0.25 * 1.0 + 0.75 * 0.6, 0.25 * 0.5 + 0.75 * 0.9])
 
 
 def test_rows_come_from_the_result_of_a_run():

@@ -1,4 +1,5 @@
-"""Test images with as many of each class at every site, so that accuracy means the same everywhere (FedER, 4.1)."""
+"""Test images with as many of each class: at every site, so that accuracy means the same everywhere (FedER, 4.1), or in
+all (FELICIA, 5.3)."""
 
 from __future__ import annotations
 
@@ -20,12 +21,30 @@ def balanced(
 ) -> dict[str, dict[str, np.ndarray]]:
     """The images of each split of each site, their test images chosen so. Test images that are too many are left out of
     the study: their patients must not train."""
-    if not dataset.classes:
-        raise BadInput("data.test_per_class: the labels are values and have no classes; leave it out")
+    _need_classes(dataset, "test_per_class")
     return {
         site: {**splits, "test": _chosen(dataset, splits["test"], site, per_class, seed)}
         for site, splits in where.items()
     }
+
+
+def balanced_total(dataset: Dataset, index: np.ndarray, per_class: int, seed: int) -> np.ndarray:
+    """`per_class` of the test images `index` for each class, before they are spread over sites."""
+    _need_classes(dataset, "test_total_per_class")
+    found = [index[dataset.labels[index] == number] for number in range(len(dataset.classes))]
+    for name, own in zip(dataset.classes, found, strict=True):
+        if len(own) < per_class:
+            raise BadInput(
+                f"data.test_total_per_class: there are {len(own)} test images of class '{name}', and {per_class} are "
+                "wanted; raise data.test, or lower it"
+            )
+    rngs = [numpy_rng(seed, "balanced test", "all sites", number) for number in range(len(found))]
+    return np.sort(np.concatenate([rng.permutation(own)[:per_class] for rng, own in zip(rngs, found, strict=True)]))
+
+
+def _need_classes(dataset: Dataset, setting: str) -> None:
+    if not dataset.classes:
+        raise BadInput(f"data.{setting}: the labels are values and have no classes; leave it out")
 
 
 def _chosen(dataset: Dataset, index: np.ndarray, site: str, per_class: PerClass, seed: int) -> np.ndarray:

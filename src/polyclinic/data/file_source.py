@@ -29,7 +29,7 @@ from polyclinic.files import cache_folder, digest_of
 from polyclinic.plugins import code_of
 
 #: settings that do not change what is prepared, only how it is split afterwards
-AFTERWARDS = {"validation", "test", "fold", "test_per_class", "seed", "acquisition", "origin"}
+AFTERWARDS = {"validation", "test", "fold", "test_per_class", "test_total_per_class", "seed", "acquisition", "origin"}
 
 #: a path that begins with it lies in the folder that the environment variable POLYCLINIC_DATA names
 DATA_FOLDER = "$POLYCLINIC_DATA"

@@ -104,6 +104,10 @@ def own_split(file: Path, wanted: AtSites) -> dict[str, Any]:
     """
     if wanted.fold is not None:
         raise BadInput("data.fold: a deployed site has one split for all studies; take the setting out")
+    if wanted.test_total_per_class is not None:
+        raise BadInput(
+            "data.test_total_per_class: deployed sites do not know each other's images; set data.test_per_class instead"
+        )
     kept = file.parent / SPLITS_FILE
     with lock(file.parent / f".{SPLITS_FILE}.lock"):
         splits = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}

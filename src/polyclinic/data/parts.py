@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.acquisition import apply_styles, crop_masks
-from polyclinic.data.balanced_test import balanced
+from polyclinic.data.balanced_test import balanced, balanced_total
 from polyclinic.data.cache import (
     PACKAGE,
     Progress,
@@ -148,6 +148,8 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
     dataset = load(data, cache, progress)
     fold = Fold.parse(data.fold) if data.fold else None
     splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed, fold=fold)
+    if data.test_total_per_class is not None:
+        splits = {**splits, "test": balanced_total(dataset, splits["test"], data.test_total_per_class, data.seed)}
     where = assign_to_sites(sites, dataset, splits, data.seed)
     if data.test_per_class is not None:
         where = balanced(dataset, where, data.test_per_class, data.seed)

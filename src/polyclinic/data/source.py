@@ -32,6 +32,11 @@ class Source(Settings):
         description="test images of each class at every site: a number, or equal for as many as the site has of its "
         "rarest class; the other test images are left out of the study",
     )
+    test_total_per_class: int | None = Field(
+        None,
+        ge=1,
+        description="test images of each class, of all sites together; the other test images are left out of the study",
+    )
     acquisition: float = Field(
         0.0,
         ge=0,
