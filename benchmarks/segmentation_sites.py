@@ -37,6 +37,8 @@ QUICK = {
     "engine.device": "cpu",
 }
 
+FIGURE = "segmentation_sites.png"
+
 Row = dict[str, Any]
 
 
@@ -59,7 +61,6 @@ def main() -> None:
     if options.quick:
         study, options.seeds, options.numbers = study.with_settings(QUICK), 1, options.numbers[:2]
     figures = measure(study, options)
-    draw(figures, options.out / "segmentation_sites.png")
     print_tables(figures)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -77,15 +78,14 @@ def measure(study: Study, options: argparse.Namespace) -> dict[str, Any]:
     figures = {"benchmark": "segmentation_sites", "quick": options.quick, "lr": lr, "validation": scores}
     figures |= {"sites": by_size, "counts": counts, "rows": []}
     number = len(by_size)
-    planned = [(number, options.methods)] + [
-        (k, options.methods if k > 1 else ["centralized"]) for k in options.numbers
-    ]
-    for k, methods in [*planned, *([(number, options.replay)] if options.replay else [])]:
-        if k > number:
-            continue
-        run_all(study, methods, options.out / f"sites-{k}", options, by_size[:k] if k < number else None)
-        figures["rows"] += [row for method in methods for row in scorer.rows(method, k, options.seeds)]
-        (options.out / "rows.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    fewer = [(k, options.methods if k > 1 else ["centralized"]) for k in options.numbers if k < number]
+    for k, methods in [(number, options.methods), *fewer, (number, options.replay)]:
+        if methods:
+            run_all(study, methods, options.out / f"sites-{k}", options, by_size[:k] if k < number else None)
+            figures["rows"] += [row for method in methods for row in scorer.rows(method, k, options.seeds)]
+            (options.out / "rows.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            if chosen(figures, sites=number):
+                draw(figures, options.out / FIGURE)
     return figures
 
 
