@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def identified(found: Tensor, truth: Tensor, mean: Tensor) -> float:
     return float((nearest == torch.arange(len(truth))).double().mean())
 
 
-def row_of(cut: str, attacker: str, found: Tensor, truth: Tensor, mean: Tensor, begin: float) -> dict[str, Any]:
+def row_of(cut: str, attacker: str, found: Tensor, truth: Tensor, mean: Tensor, seconds: float = 0) -> dict[str, Any]:
     row = {
         "cut": cut,
         "attacker": attacker,
@@ -83,31 +84,26 @@ def row_of(cut: str, attacker: str, found: Tensor, truth: Tensor, mean: Tensor, 
         "ssim": round(float(ssim(found, truth).mean()), 3),
         "identified": round(identified(found, truth, mean), 3),
         "images": len(truth),
-        "seconds": round(time.perf_counter() - begin, 1),
+        "seconds": round(seconds, 1),
     }
     print(row, flush=True)
     return row
 
 
 def attacks_at(
-    cut: str, front: nn.Module, truth: Tensor, own: Tensor, options: argparse.Namespace
-) -> dict[str, tuple[Tensor, float]]:
-    """What each attacker makes of the latents at one cut, and when it began."""
+    front: nn.Module, truth: Tensor, own: Tensor, options: argparse.Namespace
+) -> Iterator[tuple[str, Tensor]]:
+    """The name of each attacker, and the images that it makes of the latents at one cut."""
     latents, own_latents = (encode(front, images, options.device) for images in (truth, own))
     shape = tuple(truth.shape[1:])
     where = {"seed": options.seed, "device": options.device}
-    found = {}
-    begin = time.perf_counter()
-    white = LatentInversion(iterations=options.iterations, at_once=len(truth)).run(latents, front, shape, **where)
-    found["white box"] = (white.images, begin)
+    white = LatentInversion(iterations=options.iterations, at_once=len(truth))
+    yield "white box", white.run(latents, front, shape, **where).images
     for count in options.pairs:
-        begin = time.perf_counter()
-        paired = PairedDecoder(steps=options.steps).run(latents, own[:count], own_latents[:count], **where)
-        found[f"pairs {count}"] = (paired.images, begin)
-    begin = time.perf_counter()
-    surrogate = SurrogateDecoder(steps=options.steps, surrogates=options.surrogates).run(latents, own, **where)
-    found["surrogates"] = (surrogate.images, begin)
-    return found
+        paired = PairedDecoder(steps=options.steps)
+        yield f"pairs {count}", paired.run(latents, own[:count], own_latents[:count], **where).images
+    surrogate = SurrogateDecoder(steps=options.steps, surrogates=options.surrogates)
+    yield "surrogates", surrogate.run(latents, own, **where).images
 
 
 def main() -> None:
@@ -122,14 +118,14 @@ def main() -> None:
     figures: dict[str, Any] = {"benchmark": "attack_black_box", "quick": options.quick, "backbone": options.backbone}
     figures |= {
         "size": options.size,
-        "rows": [row_of("", "mean image", mean.expand_as(truth), truth, mean, time.perf_counter())],
+        "rows": [row_of("", "mean image", mean.expand_as(truth), truth, mean)],
     }
     for cut in options.cuts:
         front, _ = split(model, cut)
-        sheet = {"real": truth[:6]}
-        for attacker, (found, begin) in attacks_at(cut, front, truth, own, options).items():
-            figures["rows"].append(row_of(cut, attacker, found, truth, mean, begin))
-            sheet[attacker] = found[:6]
+        sheet, begin = {"real": truth[:6]}, time.perf_counter()
+        for attacker, found in attacks_at(front, truth, own, options):
+            figures["rows"].append(row_of(cut, attacker, found, truth, mean, time.perf_counter() - begin))
+            sheet[attacker], begin = found[:6], time.perf_counter()
         if options.json:
             options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         if options.pictures:

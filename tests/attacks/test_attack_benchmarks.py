@@ -60,6 +60,20 @@ def test_tables_with_resnet(tmp_path: Path):
     assert {row["images"] for row in found} == {2}
 
 
+def test_black_box(tmp_path: Path):
+    """Every attacker at one cut, on random pictures; the mean image tells nobody apart."""
+    rng = np.random.default_rng(3)
+    pictures = rng.integers(0, 256, (96, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "tb_cxr_64.npz", images=pictures, labels=np.arange(96) % 2)
+    sites = {"site": np.ones(96, dtype=int), "site_names": np.array(["elsewhere", "NIH_ChestXray8"])}
+    np.savez(tmp_path / "covid_cxr_64.npz", images=pictures, labels=np.arange(96) % 2, **sites)
+    options = ["--backbone", "small-cnn", "--size", "16", "--pairs", "8", "--steps", "2", "--iterations", "2"]
+    rows = figures("attack_black_box.py", "--quick", *options, data=tmp_path)["rows"]
+    assert [row["attacker"] for row in rows] == ["mean image", "white box", "pairs 8", "surrogates"]
+    assert rows[0]["identified"] <= 1 / 16
+    assert {row["images"] for row in rows} == {16}
+
+
 def test_benchmarks_need_torch_and_numpy_only():
     """So that they run on any machine that has a GPU and torch."""
     code = f"import attacks, attack_tables, sys; print([m for m in {LIGHT} if m in sys.modules])"
