@@ -15,15 +15,21 @@ from polyclinic.federation.leaving.defence_settings import Defence
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_example_of_gradient_inversion_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL)
+def test_the_examples_of_gradient_inversion_run(capsys, tmp_path, monkeypatch):
+    example, trajectory = re.findall(
+        r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     hurried = example.replace("lr=0.1", "lr=0.1, iterations=2")
     assert hurried != example
     images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    exec(compile(hurried, "attacks.md", "exec"), {"images": images, "labels": torch.tensor([3, 4])})
+    names = {"images": images, "labels": torch.tensor([3, 4])}
+    monkeypatch.chdir(tmp_path)
+    exec(compile(hurried, "attacks.md", "exec"), names)
+    exec(compile(trajectory, "attacks.md", "exec"), names)
     printed = capsys.readouterr().out
     assert printed.startswith("gradient-inversion: the attacker has the gradients that a site sent")
     assert "of 2 images converged: MSE" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "images.png"]
 
 
 def test_every_capability_is_in_the_guide():

@@ -304,3 +304,33 @@ def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path):
     assert told == [(0, 2), (1, 2)]
     report = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert (len(report["parcels"]), report["complete"]) == (1, False)
+
+
+def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
+    """Steps beyond the search are left out and its last one is added; the picture stays in the site's folder."""
+    done = undisturbed(tiny("fedavg", {**SMALL, "optimizer.batch_size": 2}, rounds=1, local_steps=1))
+    folder = tmp_path / "run"
+    shutil.copytree(done.folder, folder)
+    report = audit(folder, kinds=["weights"], trajectory=(0, 2, 999_999))
+    assert_valid(folder)
+    inversion, membership = report["parcels"][0]["findings"]
+    kept = inversion["trajectory"]
+    assert kept["steps"] == [0, 2, 3]
+    assert len(kept["loss"]) == len(kept["distance"]) == 3
+    assert kept["loss"][0] > kept["distance"][0] > 0  # the loss has the weight of roughness, too
+    assert (folder / kept["picture"]).is_file()
+    assert kept["picture"].startswith("sites/site-1/audit/")
+    assert "trajectory" not in membership
+    with pytest.raises(BadInput, match="--trajectory: give steps in ascending order"):
+        audit(folder, trajectory=(5, 2))
+
+
+def test_latents_without_the_encoder(audited, hurry):
+    """Where the encoder is not granted but similar images are, a decoder is trained that does not know it."""
+    hurry(latent_steps=2, candidates=8)
+    granted = [one for one in Audit().threat_model if one != Capability.ARCHITECTURE]
+    report, _ = audited("fedreplay", {"audit.threat_model": [*granted, Capability.SIMILAR_IMAGES]})
+    (latents,) = (parcel for parcel in report["parcels"] if parcel["kind"] == "latents")
+    assert [found["attack"] for found in latents["findings"]] == ["surrogate-decoder"]
+    assert latents["not_tried"][0]["why"] == "the threat model does not grant architecture"
+    assert latents["findings"][0]["assumed"][0].startswith("the encoder is not known")

@@ -1,4 +1,4 @@
-"""Attacks on latents and activations: latent inversion with the encoder that the site was sent."""
+"""Attacks on latents and activations: latent inversion with the encoder that the site was sent, or without it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyclinic.attacks.latent_decoder import SurrogateDecoder
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack
-from polyclinic.audits.recovery import recovery
+from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.errors import BadInput
@@ -31,13 +32,14 @@ def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     settings = LatentInversion(iterations=seen.tools.effort.latent_steps)
     cut = seen.tools.assembly.study.cut
     if cut is None or not seen.received("weights"):
-        return [NotTried(settings.name, "the encoder that the site computed with is not known")]
+        return [NotTried(settings.name, "the encoder that the site computed with is not known"), *_blind(seen, truth)]
     front, _ = split(seen.network, cut)
     if seen.kind == "activations" and _mixes(front):
         settings = settings.model_copy(update={"batch_norm": "train"})
     missing = settings.needs - seen.tools.threat.granted
     if missing:
-        return [NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")]
+        why = f"the threat model does not grant {', '.join(sorted(missing))}"
+        return [NotTried(settings.name, why), *_blind(seen, truth)]
     latents = read_latents(seen.parcel)
     rows = rows_to_attack(seen, latents, settings.batch_norm == "train")
     shape, tools = seen.tools.image_shape, seen.tools
@@ -45,10 +47,39 @@ def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         found = settings.run(latents[rows], front, shape, together=len(rows), seed=tools.seed, device=tools.device)
     except BadInput as error:
         return [NotTried(settings.name, str(error))]
+    result = _score(seen, truth, found.images)
+    return [Finding(settings.name, found.threat_model, result.verdict(), _assumed(seen, cut), result.draw)]
+
+
+def _blind(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    """The attack of somebody who does not know the encoder, where the threat model grants images of the same kind.
+
+    The site's held-out images stand for them.
+    """
+    settings, tools = SurrogateDecoder(steps=seen.tools.effort.latent_steps), seen.tools
+    if seen.kind != "latents" or settings.needs - tools.threat.granted:
+        return []
+    own = truth.held_out(tools.effort.candidates)[0].float() / 255
+    if len(own) < 2:
+        return [NotTried(settings.name, "the site has no held-out images that could be the attacker's")]
+    latents = read_latents(seen.parcel)
+    try:
+        found = settings.run(latents, own, seed=tools.seed, device=tools.device)
+    except BadInput as error:
+        return [NotTried(settings.name, str(error))]
+    rows = rows_to_attack(seen, latents, together=False)
+    result = _score(seen, truth, found.images[rows])
+    assumed = ["the encoder is not known; held-out images of the site stand for the attacker's own"]
+    return [Finding(settings.name, found.threat_model, result.verdict(), assumed, result.draw)]
+
+
+def _score(seen: Seen, truth: Truth, images: Tensor) -> Recovery:
+    """Latents keep the order of the site's images."""
+    tools = seen.tools
     own = truth.batches[0] if seen.kind == "activations" else truth.used
-    count = min(len(rows), len(own))
-    result = recovery(
-        found.images[:count],
+    count = min(len(images), len(own))
+    return recovery(
+        images[:count],
         truth.images(own[:count]),
         truth.held_out(tools.effort.candidates)[0].float() / 255,
         in_order=True,
@@ -56,7 +87,6 @@ def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         distance=tools.distance,
         device=tools.device,
     )
-    return [Finding(settings.name, found.threat_model, result.verdict(), _assumed(seen, cut), result.draw)]
 
 
 def rows_to_attack(seen: Seen, latents: Tensor, together: bool) -> Tensor:

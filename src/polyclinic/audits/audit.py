@@ -15,7 +15,7 @@ from polyclinic.audits import ATTACKS, Attack
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
+from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Tools, Truth
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
@@ -43,19 +43,21 @@ def audit(
     device: str = "auto",
     study: Path | None = None,
     plugins: Sequence[str] = (),
+    trajectory: Sequence[int] = (),
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
     """Audit a run folder; the content of `audit.json`, which is written anew after every parcel.
 
     At a deployed site, `folder` is `KIT/runs/NAME`; `study` names the run's study where the kit has it no more.
-    `plugins`: where the study's plug-ins are now, if they have moved.
+    `plugins`: where the study's plug-ins are now, if they have moved. `trajectory`: steps of a gradient inversion at
+    which images, loss and distance are kept and drawn, 0 being the start; the last step is always added.
     """
     folder = Path(folder)
     with only_site_plugins(folder):
         assembly, lines = open_run(folder, study=study, plugins=plugins, cache=cache)
         wanted = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
-        tools = build_tools(assembly, budget, features, device)
+        tools = build_tools(assembly, budget, features, device, trajectory)
         report = _empty_report(assembly.study, tools, budget, lines)
         for done, audited in enumerate(wanted):
             if progress:
@@ -69,14 +71,16 @@ def audit(
         return report
 
 
-def build_tools(assembly: Assembly, budget: str, features: str, device: str) -> Tools:
+def build_tools(assembly: Assembly, budget: str, features: str, device: str, trajectory: Sequence[int] = ()) -> Tools:
     where = _find_device(device)
+    if any(step < 0 for step in trajectory) or sorted(set(trajectory)) != list(trajectory):
+        raise BadInput("--trajectory: give steps in ascending order, each once, from 0 on, such as 0,10,100")
     if features not in FEATURES:
         hint = nearest(features, list(FEATURES))
         raise BadInput(f"--features: no such choice: '{features}'{hint}; choose from {', '.join(FEATURES)}")
     distance: Distance = Pixels() if features == Pixels.name else perceptual_distance(features, device=where)
     granted = (assembly.study.audit or Audit()).threat
-    return Tools(assembly, granted, EFFORTS[budget], distance, assembly.study.seed, where)
+    return Tools(assembly, granted, EFFORTS[budget], distance, assembly.study.seed, where, tuple(trajectory))
 
 
 def _find_device(device: str) -> str:
@@ -97,7 +101,12 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path) -> dict[str
     for found in (result for result in results if isinstance(result, Finding)):
         path = folder / "sites" / audited.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
         shown = found.draw is not None and _draw_plot(found.draw, path)
-        findings.append(_finding_json(found, str(path.relative_to(folder)) if shown else None))
+        written = _finding_json(found, str(path.relative_to(folder)) if shown else None)
+        if found.search is not None:
+            path = path.with_name(f"{path.stem}-steps.png")
+            shown = found.search.draw is not None and _draw_plot(found.search.draw, path)
+            written["trajectory"] = _search_json(found.search, str(path.relative_to(folder)) if shown else None)
+        findings.append(written)
     return {
         "site": audited.who,
         "round": release.round,
@@ -162,6 +171,12 @@ def _finding_json(found: Finding, picture: str | None) -> dict[str, Any]:
         "assumed": found.assumed,
         "picture": picture,
     }
+
+
+def _search_json(search: SearchSteps, picture: str | None) -> dict[str, Any]:
+    figures = {"loss": search.loss, "distance": search.distance}
+    rounded = {name: [_json_number(value) for value in values] for name, values in figures.items()}
+    return {"steps": list(search.steps), **rounded, "picture": picture}
 
 
 def _json_number(value: Any) -> Any:

@@ -50,6 +50,7 @@ class Recovery:
     identified: Identified
     perceptual: dict[str, float | str] = field(default_factory=dict)
     shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
+    rows: tuple[int, ...] = ()  #: [M]: which of the images that the attack returned each of `found` is
 
     @property
     def recovered(self) -> Tensor:
@@ -129,7 +130,7 @@ def recovery(
         identified = identify_unordered(found, candidates, held_out)
     seen = _perceptual(distance, found, truth, guess, device)
     shown = None if own is None else own[torch.tensor(index)]
-    return Recovery(truth, found, guess, error, guess_error, not in_order, identified, seen, shown)
+    return Recovery(truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows))
 
 
 def _perceptual(

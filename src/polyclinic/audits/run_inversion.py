@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
-from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.audits.recovery import recovery
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge
+from polyclinic.attacks.trajectory_plots import draw_images
+from polyclinic.audits.recovery import Recovery, recovery
+from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth
 from polyclinic.errors import BadInput
 
 
@@ -26,6 +28,7 @@ def invert_and_score(
     missing = settings.needs - tools.threat.granted - set(has)
     if missing:
         return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
+    settings = settings.model_copy(update={"trajectory": steps_within(tools.trajectory, settings.iterations)})
     try:
         back = settings.run([seen.parcel], knowledge, seed=tools.seed, device=tools.device)
     except (BadInput, ValueError) as error:  # ValueError: batch norm of a single value
@@ -40,4 +43,24 @@ def invert_and_score(
         device=tools.device,
         own=truth.used < truth.own if seen.sites > 1 else None,
     )
-    return Finding(settings.name, back.threat_model, result.verdict(), assumed, result.draw)
+    search = None if back.trajectory is None else search_steps(back.trajectory, result)
+    return Finding(settings.name, back.threat_model, result.verdict(), assumed, result.draw, search)
+
+
+def steps_within(wanted: tuple[int, ...], iterations: int) -> tuple[int, ...]:
+    """The steps that the search will take, and its last one."""
+    return (*(step for step in wanted if step < iterations), iterations) if wanted else ()
+
+
+def search_steps(kept: ImageTrajectory, result: Recovery, most: int = 6) -> SearchSteps:
+    """Loss and distance at the kept steps, and a picture of the images that came back best, each beside its true one.
+
+    No picture where some of the images may be another site's.
+    """
+    loss, distance = (values[0].tolist() for values in (kept.loss, kept.distance))
+    if result.shown is not None:
+        return SearchSteps(kept.steps, loss, distance)
+    best = result.error.argsort()[:most]
+    images = {f"image {n + 1}": kept.images[0, :, result.rows[i]] for n, i in enumerate(best.tolist())}
+    draw = partial(draw_images, rows=images, steps=kept.steps, truth=result.truth[best])
+    return SearchSteps(kept.steps, loss, distance, draw)

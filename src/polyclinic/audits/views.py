@@ -37,6 +37,7 @@ class Tools:
     distance: Distance
     seed: int
     device: str
+    trajectory: tuple[int, ...] = ()  #: steps of a search at which images and losses are kept
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -147,6 +148,16 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class SearchSteps:
+    """How a search went: loss and distance at the kept steps. `draw(path)` shows the images at these steps."""
+
+    steps: tuple[int, ...]
+    loss: list[float]
+    distance: list[float]
+    draw: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """What one attack found in one parcel. `draw(path)` makes its picture, which stays at the site."""
 
@@ -155,6 +166,7 @@ class Finding:
     verdict: Verdict
     assumed: list[str] = field(default_factory=list)
     draw: Callable[[Path], None] | None = None
+    search: SearchSteps | None = None  #: where the audit was asked to keep steps
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ def audit(
     device: str = typer.Option("auto", help="cpu, cuda, ...; auto takes a GPU where there is one."),
     study: Path | None = typer.Option(None, help="The run's study, at a site whose kit does not have it any more."),
     plugins: list[str] = PLUGIN,
+    trajectory: str = typer.Option(
+        "", help="Steps of a gradient inversion to keep and draw, with commas between them, such as 0,10,100."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
@@ -37,13 +40,16 @@ def audit(
 
     if budget not in EFFORTS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
-    if grid and (kinds or sites or study or features != "pixels"):
-        raise BadInput("--grid: attacks every variation alike; leave --kinds, --sites, --features and --study out")
+    if grid and (kinds or sites or study or trajectory or features != "pixels"):
+        raise BadInput(
+            "--grid: attacks every variation alike; leave --kinds, --sites, --features, --study and --trajectory out"
+        )
     display = None if quiet or as_json else AuditProgress()
     show_progress = display.show if display else None
     options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins, "progress": show_progress}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
+        options |= {"trajectory": _steps(trajectory)}
     report = _report(run, grid, options, display)
     if as_json:
         typer.echo(json.dumps(report))
@@ -74,6 +80,12 @@ def _so_far(report: Path, begun: float) -> str:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _steps(text: str) -> list[int]:
+    if not all(step.isdecimal() for step in _names(text)):
+        raise BadInput(f"--trajectory: '{text}' is no list of whole numbers; write steps such as 0,10,100")
+    return [int(step) for step in _names(text)]
 
 
 class AuditProgress:
