@@ -30,6 +30,8 @@ from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.metrics.distribution import Extractor, frechet_distance, kernel_distance
 from polyclinic.metrics.perceptual import Pixels
+from polyclinic.runner.run import run
+from polyclinic.study import parse_study
 from polyclinic.tasks import Target
 
 TWO = Target(("a", "b"))
@@ -297,6 +299,51 @@ def test_figures_of_a_meter_are_of_the_sets_that_they_name():
         "kid": kernel_distance(real, made),
         "kid_floor": kernel_distance(real[:10], real[10:]),
     }
+
+
+# --- the paper's choices ---------------------------------------------------------------------------------
+
+
+def test_the_preset_has_the_papers_choices_and_what_is_written_down_stays():
+    paper = PrivateTuning(preset="paper")
+    chosen = {name: getattr(paper, name) for name in ("distance", "features", "scale", "alpha", "patience", "growth")}
+    assert chosen == {
+        "distance": "lpips-vgg",
+        "features": "inception-fid",
+        "scale": "sum",
+        "alpha": 1.0,
+        "patience": 10_000,
+        "growth": 2.5,
+    }
+    quick = PrivateTuning(preset="paper", patience=5)
+    assert (quick.patience, quick.scale) == (5, "sum")
+    assert PrivateTuning.model_validate(quick.model_dump(mode="json")) == quick
+    assert (PrivateTuning().distance, PrivateTuning().scale) == ("efficientnet-lite0", "mean")
+
+
+def test_weights_that_are_missing_are_said_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path))
+    PrivateTuning().check_weights()
+    PrivateTuning(preset="paper", on=False).check_weights()
+    with pytest.raises(BadInput, match=r"lpips-vgg is not here .*; run polyclinic weights get lpips-vgg"):
+        PrivateTuning(preset="paper").check_weights()
+    with pytest.raises(BadInput, match=r"inception-fid is not here .*; run polyclinic weights get inception-fid"):
+        PrivateTuning(preset="paper", distance="pixels").check_weights()
+    data = {"source": "fundus-phantom", "size": 28, "samples": 40}
+    tables = {"data": data, "sites": {"partition": "iid", "count": 2}, "method": {"name": "feder"}}
+    study = parse_study({**tables, "tuning": {"preset": "paper"}})
+    with pytest.raises(BadInput, match="polyclinic weights get lpips-vgg"):
+        run(study, tmp_path / "run", cache=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_fids_own_features_the_figure_is_called_fid(monkeypatch):
+    monkeypatch.setattr(private_tuning, "inception_features", lambda **_: Extractor(COARSE.network, "Inception"))
+    short = {"check_every": 1, "most_steps": 1, "most_tuning_steps": 1, "distance": "pixels"}
+    settings = TUNING.model_copy(update={"features": "inception-fid", **short})
+    found = fit(build(), *data(), rng(), settings)
+    assert {"phase1_fid", "phase1_fid_half", "phase1_fid_floor", "phase2_fid"} <= set(found)
+    assert not any("_fd" in name for name in found)
 
 
 # --- who can --------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ def check(path: Path = typer.Argument(..., help="The study, a TOML file."), sets
     study = load_study(path, sets)
     if study.model.weights != RANDOM:
         read_weights(Path(study.model.weights))  # BadInput if it is no file of weights
+    if study.tuning is not None and study.data.source != "at-sites":
+        study.tuning.check_weights()
     sites = len(study.sites.site_names()) or "as many as the data has"
     typer.echo(
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "

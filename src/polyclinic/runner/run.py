@@ -52,6 +52,8 @@ def run(
         return Result(folder, json.loads(finished.read_text(encoding="utf-8")))
     device_of(study.engine.device)
     check_engine(study)
+    if study.tuning is not None:
+        study.tuning.check_weights()
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
     assembly.check_site_names()

