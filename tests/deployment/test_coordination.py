@@ -23,12 +23,15 @@ def coordinate(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(deployed_site, "WorkerProcess", ForkedWorker)
     folder, relays = tmp_path / "deployment", []
     make_kits(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
-    study = load_study(folder / "study.toml")
+    first = load_study(folder / "study.toml")
 
-    def make(resume, job):
+    def make(resume, job, **changes):
+        study = first.with_settings({name.replace("__", "."): value for name, value in changes.items()})
         while relays:  # NVFlare ends a job at its sites before the next one begins
             relays.pop().close()
-        spec = {"study": study.as_tables(), "run": "run", "resume": resume, "version": __version__}
+        # the server's files are not at the sites
+        there = study.with_settings({"model.weights": "nowhere.safetensors"}) if "model__weights" in changes else study
+        spec = {"study": there.as_tables(), "run": "run", "resume": resume, "version": __version__}
         mine = {site: deployed_site.relay_of(spec, site, folder / "sites" / site) for site in ("site-1", "site-2")}
         relays.extend(mine.values())
         sends = {site: lambda what, payload, timeout, r=relay: r.handle(what, payload) for site, relay in mine.items()}
@@ -54,3 +57,14 @@ def test_a_run_is_stopped_after_the_round_it_is_in_and_resumed(coordinate, tiny,
     expected = undisturbed(tiny("fedavg", {"sites.count": 2})).folder
     assert result(tmp_path / "job-2" / "run")["weights_sha256"] == result(expected)["weights_sha256"]
     assert history(tmp_path / "job-2" / "run") == history(expected)
+
+
+def test_the_servers_file_of_first_weights_reaches_sites_that_cannot_read_it(coordinate, tiny, undisturbed, tmp_path):
+    first = undisturbed(tiny("fedavg", rounds=1)).folder / "model.safetensors"
+    file = tmp_path / "first.safetensors"
+    file.write_bytes(first.read_bytes())
+    expected = undisturbed(tiny("fedavg", {"sites.count": 2, "model.weights": str(file)}, rounds=1))
+    outcome = coordinate(False, tmp_path / "job", model__weights=str(file), method__rounds=1).run()
+    assert outcome.error is None
+    assert result(tmp_path / "job" / "run")["weights_sha256"] == expected["weights_sha256"]
+    assert json.loads((tmp_path / "job" / "run" / "weights.json").read_text())["file"] == "first.safetensors"

@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 from polyclinic.study import Study
+from polyclinic.training import private_latents
 
 NOISE = 1.1
 PRIVATE = {"privacy.noise": NOISE, "privacy.clip": 0.5}
@@ -283,6 +285,23 @@ def test_the_primary_model_stops_at_the_target_and_needs_something_left_after_th
     alone = composed_epsilon([encoder], 1 / images[largest]) * 1.0001
     with pytest.raises(WorkFailed, match=r"nothing of site '.*' is left for the primary model after the encoder"):
         run(tiny("fedreplay", {**PRIMARY, "privacy.target_epsilon": alone}, encoder_passes=1), tmp_path / "spent")
+
+
+def test_a_deployed_coordinator_draws_the_noise_of_the_primary_model_from_a_secret():
+    def opened(simulation):
+        engine, coverage = SimpleNamespace(simulation=simulation), SimpleNamespace(records={})
+        return private_latents.open_accounts(SimpleNamespace(engine=engine, coverage=coverage), {"north": 5})
+
+    assert opened(True) == {"images": {"north": 5}, "spent": {"north": []}, "secret": ""}
+    secrets = {opened(False)["secret"] for _ in range(2)}
+    assert [len(secret) for secret in secrets] == [64, 64]
+
+
+def test_a_record_of_a_site_that_cannot_be_read_is_refused():
+    coverage = SimpleNamespace(records={"north": {"mechanisms": [{"noise": "much"}]}})
+    federation = SimpleNamespace(engine=SimpleNamespace(simulation=True), coverage=coverage)
+    with pytest.raises(WorkFailed, match="site 'north' sent a privacy record whose mechanisms cannot be read"):
+        private_latents.open_accounts(federation, {"north": 5})
 
 
 class StoppedAfterRound2(Display):
