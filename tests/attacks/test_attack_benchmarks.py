@@ -48,6 +48,25 @@ def test_tables_of_the_paper(tmp_path: Path):
     ]
 
 
+def test_tables_in_markdown(tmp_path: Path):
+    """Two rows by hand: ours, the paper's in brackets, and no mean where nothing converged."""
+    common = {"data": "cifar", "network": "LeNet-5", "start": "TG", "lr": 0.1, "form": ""}
+    scores = {"mse": 0.00123, "ssim": 0.957, "non_converging": 3}
+    theirs = {"mse": None, "ssim": None, "non_converging": 100}
+    paper = {"mse": 5.71e-3, "ssim": 0.85, "non_converging": 6}
+    rows = [{**common, "distance": "AG", **scores, "their_scoring": theirs, "paper": paper}]
+    rows.append({**common, "distance": "50", "form": "whole", **scores, "their_scoring": theirs, "paper": None})
+    (tmp_path / "a.json").write_text(json.dumps({"rows": rows}))
+    command = [sys.executable, str(BENCHMARKS / "attack_tables_markdown.py"), str(tmp_path / "a.json")]
+    ours, others = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout.splitlines()
+        for more in ([], ["--theirs"])
+    )
+    assert ours[4] == "| adaptive Gaussian, n Var | 0.0012 (0.0057) | 0.96 (0.85) | 3 (6) |  |  |  |  |  |"
+    assert ours[5] == "| lambda² = 50, one kernel | 0.0012 | 0.96 | 3 |  |  |  |  |  |"
+    assert others[5] == "| lambda² = 50, one kernel | – | – | 100 |  |  |  |  |  |"
+
+
 def test_tables_with_resnet(tmp_path: Path):
     """A narrow one, each image with a network of its own: scores after each number of steps, and TG by channel."""
     pictures = np.random.default_rng(2).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)

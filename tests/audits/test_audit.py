@@ -320,6 +320,7 @@ def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
     assert kept["loss"][0] > kept["distance"][0] > 0  # the loss has the weight of roughness, too
     assert (folder / kept["picture"]).is_file()
     assert kept["picture"].startswith("sites/site-1/audit/")
+    assert kept["picture"] in report["verdicts"]["weights"]["pictures"]
     assert "trajectory" not in membership
     with pytest.raises(BadInput, match="--trajectory: give steps in ascending order"):
         audit(folder, trajectory=(5, 2))

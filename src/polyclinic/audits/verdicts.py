@@ -68,9 +68,15 @@ def _verdict_of_attacks(kind: str, left: int, parcels: Sequence[JsonMapping]) ->
         "attacked": len(parcels),
         "words": " ".join(f"{f['attack']}{_in_how_many(f, findings)}: {f['words']}" for f in shown),
         "evidence": {f["attack"]: f["evidence"] for f in shown},
-        "pictures": [f["picture"] for f in shown if f["picture"]],
+        "pictures": [path for f in shown for path in _pictures(f)],
         "not_tried": rest,
     }
+
+
+def _pictures(finding: JsonMapping) -> list[str]:
+    """What was drawn: the result, and the steps of the search where they were kept."""
+    drawn = [finding["picture"], finding.get("trajectory", {}).get("picture")]
+    return [path for path in drawn if path]
 
 
 def _strongest_of_each(findings: Sequence[JsonMapping]) -> list[JsonMapping]:
