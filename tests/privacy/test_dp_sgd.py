@@ -169,8 +169,8 @@ def test_a_row_without_a_finite_gradient_counts_as_one_without_any():
     rows = torch.tensor([[1.0, 2.0], [math.inf, 0.0], [math.nan, 1.0], [3.0, -1.0]])
     for network, batch in ((model, rows), (twin, rows[[0, 3]])):
         optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
-        settings = {"noise": 0.0, "clip": 1.0, "expected": 4.0, "draw": silent}
-        dp_sgd.descend(network, lambda x, net=network: net(x)[:, 0], iter([(batch,)]), 1, optimizer, **settings)
+        mean = dp_sgd.NoisyMean(0.0, 1.0, 4.0, silent)
+        dp_sgd.take_noisy_steps(network, optimizer, lambda x, net=network: net(x)[:, 0], [(batch,)], mean)
     assert torch.equal(model.weight, twin.weight)
     assert bool(model.weight.isfinite().all())
 

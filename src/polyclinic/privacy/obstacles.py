@@ -12,6 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+#: layers of other packages that drop whole paths
+DROPS_BY_PLACE = ("StochasticDepth", "DropPath")
+
 
 def obstacles(network: nn.Module) -> list[str]:
     """A sentence for each kind of layer that stands in the way; none if it can be trained."""
@@ -44,6 +47,11 @@ def _reason(layer: nn.Module) -> str | None:
         return (
             f"privacy.on: {type(layer).__name__} computes statistics over the images of a batch, so that one image "
             "changes the gradients of all; switch it off under differential privacy"
+        )
+    if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) or type(layer).__name__ in DROPS_BY_PLACE:
+        return (
+            f"privacy.on: {type(layer).__name__} drops by an image's place in the batch, so that one image less "
+            "changes the gradients of others; use torch.nn.Dropout under differential privacy"
         )
     if getattr(layer, "inplace", False):
         return (

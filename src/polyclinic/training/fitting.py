@@ -37,9 +37,9 @@ class Schedule:
 
 #: rows of one batch: the images at some indices, and what replay joins to them
 Rows = tuple[Tensor, ...]
-#: learns with differential privacy, from the network, the loss of each row, the batch of some indices, the schedule
-#: and how many rows replay joins to a batch
-LearnPrivately = Callable[[nn.Module, Callable[..., Tensor], Callable[[Tensor], Rows], Schedule, int], None]
+#: learns with differential privacy, from the network, the loss of each row, the batch of some indices (and of seeds for
+#: the draws of each of these images), the schedule, and how many rows replay joins to a batch
+LearnPrivately = Callable[[nn.Module, Callable[..., Tensor], Callable[[Tensor, Tensor], Rows], Schedule, int], None]
 
 
 def descend(

@@ -120,12 +120,12 @@ class Trainer:
         for index in order.tensor_split(self.steps_in(part)):
             yield self.batch(part, index, rng)
 
-    def batch(self, part: ImageSet, index: Tensor, rng: torch.Generator) -> Batch:
-        """The images at `index`, augmented, with their targets, on the device."""
+    def batch(self, part: ImageSet, index: Tensor, draws: torch.Generator | Tensor) -> Batch:
+        """The images at `index`, augmented, with their targets, on the device. `draws`: see `augment`."""
         if self._noted is not None:
             self._noted.append(index)
         images, labels, masks = self._fetch(part, index.numpy())
-        images, masks = augment(images, masks, self.optimizer.augment, rng)
+        images, masks = augment(images, masks, self.optimizer.augment, draws)
         return images, self.task.targets(labels, masks)
 
     @contextlib.contextmanager

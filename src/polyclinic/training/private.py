@@ -7,6 +7,7 @@ Opacus is imported when it is needed: it takes a second, and most studies do wit
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from polyclinic.privacy import epsilon
 from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.privacy.site_account import Account
 from polyclinic.randomness import numpy_rng, seed_of
+from polyclinic.training import row_draws
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 #: the group of a site's state in which its account lies
 STATE = "privacy"
+#: what a site's cache keeps the names of its training images under
+IMAGE_NAMES = "image names"
 
 
 def is_private(site: Site, part: str) -> bool:
@@ -48,14 +52,15 @@ def account_of(site: Site) -> Account:
 class PrivateObjective:
     """What private steps lower, and on which batches.
 
-    `fetch(index)` gives the batch of some of the site's training images, `batch_size` of them on average, and
-    `losses(*batch)` the loss of each row. `join` may put rows behind the batches that the guarantee need not be about,
-    such as replayed images; `joined` is how many such rows a batch has on average, wherever they come from.
+    `fetch(index, seeds)` gives the batch of some of the site's training images, `batch_size` of them on average, each
+    with a seed for its random draws, and `losses(*batch)` the loss of each row. `join` may put rows behind the batches
+    that the guarantee need not be about, such as replayed images; `joined` is how many such rows a batch has on
+    average, wherever they come from.
     """
 
     module: nn.Module
     losses: dp_sgd.Losses
-    fetch: Callable[[Tensor], dp_sgd.Batch]
+    fetch: Callable[[Tensor, Tensor], dp_sgd.Batch]
     batch_size: int
     join: Callable[[Iterator[dp_sgd.Batch]], Iterator[dp_sgd.Batch]] = iter
     joined: int = 0
@@ -80,13 +85,48 @@ def take_private_steps(
     address = _address(site, account)
     _enter(site, account, noise, rate, steps)
     indices = dp_sgd.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
-    batches = objective.join(objective.fetch(index) for index in indices)
+    batches = _with_seeds(site, objective, indices, address)
     draw = dp_sgd.noise_from(site.trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, draw)
     some = itertools.islice(batches, steps)
-    dp_sgd.take_noisy_steps(objective.module, optimizer, objective.losses, some, mean, correct)
+    losses = _losses_by_row(objective.module, objective.losses)
+    dp_sgd.take_noisy_steps(objective.module, optimizer, losses, some, mean, correct)
     site.state.put(STATE, account.tensors())
     return steps
+
+
+def _with_seeds(
+    site: Site, objective: PrivateObjective, indices: Iterator[Tensor], address: row_draws.Address
+) -> Iterator[dp_sgd.Batch]:
+    """The batches with a seed for each row behind them, int64 [B]: an image's own, or by place for what joined it."""
+    known, drawn = _image_names(site), deque[Tensor]()
+
+    def fetched() -> Iterator[dp_sgd.Batch]:
+        for step, index in enumerate(indices):
+            seeds = row_draws.image_seeds(known, index, *address, step)
+            drawn.append(seeds)
+            yield objective.fetch(index, seeds)
+
+    for step, batch in enumerate(objective.join(fetched())):
+        seeds = drawn.popleft()
+        joined = row_draws.joined_seeds(len(batch[0]) - len(seeds), *address, step)
+        yield (*batch, torch.cat([seeds, joined]))
+
+
+def _losses_by_row(module: nn.Module, losses: dp_sgd.Losses) -> dp_sgd.Losses:
+    """The losses of a batch that has seeds behind it, with dropout by these."""
+
+    def of_rows(*rows: Tensor) -> Tensor:
+        with row_draws.dropout_by_row(module, rows[-1]):
+            return losses(*rows[:-1])
+
+    return of_rows
+
+
+def _image_names(site: Site) -> list[str]:
+    if IMAGE_NAMES not in site.cache:
+        site.cache[IMAGE_NAMES] = row_draws.image_names(site.data.train)
+    return list(site.cache[IMAGE_NAMES])
 
 
 def train(
@@ -103,11 +143,10 @@ def train(
     was rounded to bfloat16 would bound nothing.
     """
     trainer, part = site.trainer, site.data.train
-    turns = site.rng("augmentation")
     objective = PrivateObjective(
         trainer.model,
         lambda images, targets: trainer.task.losses(trainer.model(images), targets, trainer.target),
-        lambda index: trainer.batch(part, index, turns),
+        lambda index, seeds: trainer.batch(part, index, seeds),
         trainer.optimizer.batch_size,
         replayed.join if replayed else iter,  # type: ignore[arg-type]
         replayed.size if replayed else 0,
@@ -121,7 +160,7 @@ def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
     def learn(
         module: nn.Module,
         losses: dp_sgd.Losses,
-        batch_of: Callable[[Tensor], dp_sgd.Batch],
+        batch_of: Callable[[Tensor, Tensor], dp_sgd.Batch],
         schedule: Schedule,
         joined: int,
     ) -> None:
@@ -150,13 +189,17 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     address = _address(site, account)
     _enter(site, account, noise, sampling_rate, 1)
     index = next(dp_sgd.poisson(len(part), sampling_rate, numpy_rng(*address, "images")))
-    turns = site.rng("augmentation")
-    pieces = (trainer.batch(part, some, turns) for some in index.split(dp_sgd.MOST_ROWS))
+    seeds = row_draws.image_seeds(_image_names(site), index, *address, 0)
+    pieces = (
+        (*trainer.batch(part, some, drawn), drawn)
+        for some, drawn in zip(index.split(dp_sgd.MOST_ROWS), seeds.split(dp_sgd.MOST_ROWS), strict=True)
+    )
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, sampling_rate * len(part), draw)
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
     with dp_sgd.private_gradients(trainer.model, optimizer, mean) as put_gradients:
-        put_gradients(lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target), pieces)
+        losses = lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target)  # noqa: E731
+        put_gradients(_losses_by_row(trainer.model, losses), pieces)
         found = {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
     site.state.put(STATE, account.tensors())
     return found

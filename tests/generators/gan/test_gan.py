@@ -407,10 +407,11 @@ def test_with_privacy_only_the_learner_moves_the_discriminator(name):
         assert module is model.networks["discriminator"]
         assert joined == 4
         for _ in range(2):
-            rows, known, is_real = batch_of(torch.tensor([0, 3]))
+            rows, known, is_real = batch_of(torch.tensor([0, 3]), torch.tensor([5, 6]))
             seen.append(int(is_real.sum()))
             assert losses(rows, known, is_real).shape == (6,)
-        assert batch_of(torch.tensor([], dtype=torch.long))[0].shape[0] == 4
+        nobody = torch.tensor([], dtype=torch.long)
+        assert batch_of(nobody, nobody)[0].shape[0] == 4
 
     found = model.fit(images, labels, rng(), private={"generator": learn})
     assert seen == [2, 2]

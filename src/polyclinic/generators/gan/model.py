@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor, initial_networks
+from polyclinic.generators.gan.augmentation import DRAWS
 from polyclinic.generators.gan.batches import RealBatches, random_labels
 from polyclinic.generators.gan.losses import GANLoss
 from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
@@ -23,6 +24,7 @@ from polyclinic.generators.random_source import RandomSource
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
 from polyclinic.training.fitting import LearnPrivately, Schedule
+from polyclinic.training.row_draws import uniform
 
 if TYPE_CHECKING:
     from polyclinic.generators.gan.settings import GAN
@@ -90,12 +92,12 @@ class GANModel(GeneratorModel):
         networks = SingleGAN(nn.ModuleDict({**dict(self.networks.items()), "discriminator": twin}))
         trainer = GANTrainer(networks, settings.spec, device=self.device)
 
-        def batch_of(index: Tensor) -> tuple[Tensor, ...]:
+        def batch_of(index: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
             twin.load_state_dict(discriminator.state_dict())
             wanted = random_labels(settings.batch_size, self.target, random)
             fake = trainer.make_images(wanted, random)
             trainer.generator_step(fake, wanted, trainer.draw_for_generator(random, len(wanted)))
-            return private_rows(trainer, batches.at(index), wanted, random)
+            return private_rows(trainer, batches.at(index), wanted, random, seeds)
 
         losses = private_losses(discriminator, settings.gan_loss)
         steps_in_pass = max(1, len(images) // settings.batch_size)
@@ -163,13 +165,19 @@ class TunedSteps:
 
 
 def private_rows(
-    trainer: GANTrainer, batch: tuple[Tensor, Tensor], wanted: Tensor, random: RandomSource
+    trainer: GANTrainer, batch: tuple[Tensor, Tensor], wanted: Tensor, random: RandomSource, seeds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A batch for a discriminator with differential privacy: real and fake images, labels, and which are real."""
+    """A batch for a discriminator with differential privacy: real and fake images, labels, and which are real.
+
+    Real images are augmented by their own `seeds`, so that none depends on which others are in the batch.
+    """
     real, labels = batch
     with torch.no_grad():
         fake = trainer.make_images(wanted, random)
-    parts = [trainer.augment(part, trainer.draw_for_generator(random, len(part))) for part in (real, fake)]
+    draws = trainer.draw_for_generator(random, len(real) - len(seeds))  # of replayed images behind the real ones
+    if draws is not None:
+        draws = torch.cat([uniform(seeds, DRAWS, purpose="augmentation").to(draws), draws])
+    parts = [trainer.augment(real, draws), trainer.augment(fake, trainer.draw_for_generator(random, len(fake)))]
     is_real = torch.arange(len(real) + len(fake), device=real.device) < len(real)
     return torch.cat(parts), torch.cat([labels, wanted.to(labels.dtype)]), is_real
 

@@ -162,7 +162,7 @@ class VQVAE2Model(CodedModel):
             first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
             net.start(self.to_unit(images[first]), rng)
 
-        def batch_of(index: Tensor) -> Rows:
+        def batch_of(index: Tensor, seeds: Tensor | None = None) -> Rows:
             batch = self.to_unit(images[index])
             if replayed is not None:
                 batch = torch.cat([batch, self.on_device(next(replayed)[0])])
@@ -204,7 +204,7 @@ class VQVAE2Model(CodedModel):
         books = (self.autoencoder.top_codebook, self.autoencoder.bottom_codebook)
         net.know(*(book.vectors.weight.detach() for book in books))
 
-        def batch_of(index: Tensor) -> Rows:
+        def batch_of(index: Tensor, seeds: Tensor | None = None) -> Rows:
             batch = [self.on_device(codes[level][index]).long() for level in LEVELS]
             wanted = self.on_device(labels[index])
             if replayed is not None:

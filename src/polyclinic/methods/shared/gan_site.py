@@ -340,8 +340,8 @@ class SiteGANs:
         discriminator, size = member.model.networks["discriminator"], self.settings.batch_size
         member.wanted = member.drawn_labels()
 
-        def fetch(index: Tensor) -> tuple[Tensor, ...]:
-            return private_rows(self.trainer, member.batches.at(index), member.wanted, member.random)
+        def fetch(index: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+            return private_rows(self.trainer, member.batches.at(index), member.wanted, member.random, seeds)
 
         losses, steps = private_losses(discriminator, self.settings.gan_loss), self.settings.critic_steps
         optimizer = self.trainer.discriminator_optimizer

@@ -1,0 +1,86 @@
+"""Random draws for each image of a private batch: they belong to the image, not to its place in the batch.
+
+Differential privacy compares a site with and without one image. If augmentation and dropout were drawn by place, one
+image less would change what all images behind it contribute, and the sum could move by far more than the clipping norm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from polyclinic.errors import WorkFailed
+from polyclinic.randomness import seed_of, torch_rng
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
+
+Address = tuple[str | int, ...]
+
+
+def image_names(images: ImageSet) -> list[str]:
+    """A name for each image, by its pixels and its label: the same whatever other images a site has."""
+    known = [one for one in (images.images, images.labels, images.masks) if one is not None]
+    return [_digest([np.asarray(array[place]) for array in known]) for place in range(len(images))]
+
+
+def _digest(arrays: list[np.ndarray]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def image_seeds(names: list[str], index: Tensor, *address: str | int) -> Tensor:
+    """A seed for each of the images at `index`, int64 [B]."""
+    return torch.tensor([seed_of(*address, "image", names[place]) for place in index.tolist()], dtype=torch.int64)
+
+
+def joined_seeds(count: int, *address: str | int) -> Tensor:
+    """Seeds of rows that joined a batch and are nobody's images, by their place behind the images, int64 [count]."""
+    return torch.tensor([seed_of(*address, "joined", place) for place in range(count)], dtype=torch.int64)
+
+
+def uniform(seeds: Tensor, *shape: int, purpose: str) -> Tensor:
+    """Numbers in [0, 1) for each row, [B, *shape]."""
+    rows = [torch.rand(shape, generator=torch_rng(seed, purpose)) for seed in seeds.tolist()]
+    return torch.stack(rows) if rows else torch.empty(0, *shape)
+
+
+@contextmanager
+def dropout_by_row(module: nn.Module, seeds: Tensor) -> Iterator[None]:
+    """A while in which every dropout layer of `module` drops in each row of its input what that row's seed says."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _DropoutNd)}
+    for name, layer in layers.items():
+        layer.forward = _dropping(layer, name, seeds)
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            del layer.forward
+
+
+def _dropping(layer: _DropoutNd, name: str, seeds: Tensor) -> Callable[[Tensor], Tensor]:
+    """The layer's pass: whole channels where the layer drops channels, single numbers otherwise."""
+    calls = 0
+
+    def forward(rows: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if not layer.training or layer.p == 0:
+            return rows
+        if len(rows) != len(seeds):
+            raise WorkFailed(f"'{name}' drops numbers of {len(rows)} rows where a batch has {len(seeds)} images")
+        channels = isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+        shape = (rows.shape[1], *(1 for _ in rows.shape[2:])) if channels else tuple(rows.shape[1:])
+        kept = uniform(seeds, *shape, purpose=f"dropout {name} {calls}") >= layer.p
+        return rows * kept.to(rows) / (1 - layer.p) if layer.p < 1 else torch.zeros_like(rows)
+
+    return forward
