@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,15 @@ def choose_lr(study: Study, options: argparse.Namespace) -> tuple[float, dict[st
     """The learning rate with the best Dice on validation images, mean over the methods of the search, seed 0."""
     if len(options.lrs) == 1:
         return float(options.lrs[0]), {}
-    scores = {}
-    for lr in options.lrs:
+    jobs = max(1, options.jobs // len(options.lrs))
+
+    def score(lr: str) -> float:
         out = options.out / f"lr-{lr}"
-        compare(study, SEARCH, out, sets=[f"optimizer.lr={lr}"], jobs=options.jobs)
-        scores[lr] = statistics.fmean(best_validation(out / f"{method}-seed{study.seed}") for method in SEARCH)
+        compare(study, SEARCH, out, sets=[f"optimizer.lr={lr}"], jobs=jobs)
+        return statistics.fmean(best_validation(out / f"{method}-seed{study.seed}") for method in SEARCH)
+
+    with ThreadPoolExecutor(len(options.lrs) if options.jobs > 1 else 1) as pool:  # each run is a process
+        scores = dict(zip(options.lrs, pool.map(score, options.lrs), strict=True))
     return float(max(scores, key=lambda lr: scores[lr])), scores
 
 
@@ -206,7 +211,8 @@ def draw(figures: dict[str, Any], file: Path) -> None:
     bars.legend(fontsize=8, ncols=2, loc="upper right")
     curves.set(xlabel="sites that train, largest first", ylabel="Dice, mean over all sites", title="number of sites")
     curves.set_xticks(range(1, number + 1))
-    curves.legend(fontsize=8)
+    if curves.get_legend_handles_labels()[0]:  # at first only one number of sites is measured
+        curves.legend(fontsize=8)
     curves.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
 
