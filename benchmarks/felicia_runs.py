@@ -130,8 +130,10 @@ def changed(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as a study's file would have it; what is no TOML is a word."""
+    """NAME=VALUE as a study's file would have it; what is no TOML is a word, and NAME= takes the setting out."""
     name, _, value = text.partition("=")
+    if not value:
+        return name, None
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

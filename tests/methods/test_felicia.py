@@ -248,7 +248,7 @@ def test_a_resumed_run_ends_with_the_same_bits(felicia, undisturbed, tmp_path, m
 
 
 def test_a_generator_without_a_discriminator_is_refused_before_the_run(tiny):
-    with pytest.raises(BadInput, match="felicia trains GANs; choose one of gan, dcgan, wgan-gp, stylegan2"):
+    with pytest.raises(BadInput, match="felicia trains GANs; choose one of gan, dcgan, wgan-gp, privgan, stylegan2"):
         tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK)
 
 

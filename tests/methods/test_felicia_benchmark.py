@@ -135,6 +135,7 @@ def test_settings_are_written_as_in_a_study():
 
     assert felicia_runs.setting("method.steps=600") == ("method.steps", 600)
     assert felicia_runs.setting("generator.condition=apart") == ("generator.condition", "apart")
+    assert felicia_runs.setting("method.images=") == ("method.images", None)
     tables = {"data": {"size": 28, "per_class": 6}, "seed": 1}
     changes = {"data.per_class": None, "seed": 2, "engine.device": "cpu"}
     assert felicia_runs.changed(tables, changes) == {"data": {"size": 28}, "seed": 2, "engine": {"device": "cpu"}}

@@ -5,6 +5,7 @@ They know torch, tasks and training, and nothing of methods or sites.
 
 from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress
 from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
+from polyclinic.generators.gan.privgan import PrivGAN
 from polyclinic.generators.gan.settings import VanillaGAN
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.generators.stylegan2.model import StyleGAN2
@@ -18,6 +19,7 @@ GENERATORS: Registry[type[Generator]] = Registry(
         "gan": VanillaGAN,
         "dcgan": DCGAN,
         "wgan-gp": WassersteinGAN,
+        "privgan": PrivGAN,
         "stylegan2": StyleGAN2,
     },
     base=Generator,
@@ -33,6 +35,7 @@ __all__ = [
     "GaussianSpace",
     "Generator",
     "GeneratorModel",
+    "PrivGAN",
     "Progress",
     "StyleGAN2",
     "VanillaGAN",

@@ -32,7 +32,7 @@ from polyclinic.tasks import Target
 
 TINY = {"steps": 2, "batch_size": 4, "width": 2, "latent": 4}
 CLASSES = Target(classes=("dark", "bright"))
-NAMES = ("gan", "dcgan", "wgan-gp")
+NAMES = ("gan", "dcgan", "wgan-gp", "privgan")
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -210,6 +210,19 @@ def test_central_discriminators_of_each_class_judge_their_own_class_only():
         torch.testing.assert_close(found[row : row + 1], alone)
     first, second = (next(iter(network.parameters())) for network in central.of_class)
     assert not torch.equal(first, second)
+
+
+def test_privgans_networks_are_those_of_its_code_counted_by_hand():
+    settings = GENERATORS["privgan"](condition="none")
+    networks = settings.networks(settings.shape(3, 32, CLASSES))
+    counts = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+    up = 25 * 512 * 256 + 256 + 25 * 256 * 128 + 128 + 25 * 128 * 64 + 64 + 25 * 64 * 3 + 3
+    assert counts["generator"] == (100 + 1) * 2 * 2 * 512 + up == 4_512_899
+    down = (25 * 3 + 1) * 64 + (25 * 64 + 1) * 128 + (25 * 128 + 1) * 128 + (25 * 128 + 1) * 256
+    assert counts["discriminator"] == down + 256 * 2 * 2 + 1 == 1_440_001
+    assert not any(isinstance(layer, nn.BatchNorm2d | nn.GroupNorm) for layer in networks["generator"].modules())
+    with pytest.raises(ValidationError, match="privgan has no norms"):
+        GENERATORS["privgan"](discriminator_norm="spectral")
 
 
 def test_spectral_norm_divides_by_the_largest_singular_value():

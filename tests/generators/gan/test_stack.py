@@ -105,7 +105,7 @@ def take_steps(
 
 
 @pytest.mark.parametrize("as_products", [False, True])
-@pytest.mark.parametrize("name", ["dcgan", "gan", "wgan-gp"])
+@pytest.mark.parametrize("name", ["dcgan", "gan", "wgan-gp", "privgan"])
 def test_stacked_gans_learn_what_each_learns_alone(name, as_products):
     chosen = gan(name)
     real, labels = torch.rand(2, 4, 1, 28, 28, generator=rng()) * 2 - 1, torch.tensor([[0, 1, 0, 1]] * 2)

@@ -15,7 +15,7 @@ class DCGAN(GAN):
     """The `[generator]` table with `name = "dcgan"`.
 
     Hinge loss, spectral norm and differentiable augmentation are what lets it learn small data; `loss = "log"`,
-    `discriminator_norm = "none"`, `augment = false` is nearer to the DCGAN of the paper.
+    `discriminator_norm = "none"`, `augment = false` is nearer to Radford et al.'s.
     """
 
     name: Literal["dcgan"] = "dcgan"
