@@ -20,7 +20,6 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
 from polyclinic.methods.shared import synthetic_buffer
-from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
 
@@ -31,7 +30,7 @@ def train_ahead(
     """Train the generators of these studies' sites, so many at a time; none is begun after `seconds`."""
     waiting = [(site, synthetic_buffer.cache_file(site)) for study in studies for site in _sites(study, folder)]
     # networks are drawn with torch's global random state, so not in threads
-    todo = [(site, build_generator(site), file) for site, file in waiting if not file.exists()]
+    todo = [(site, synthetic_buffer.new_generator(site), file) for site, file in waiting if not file.exists()]
     started, ready = time.monotonic(), threading.Barrier(max(1, min(at_once, len(todo))))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # here: a thread must not wait for the whole GPU while another one records

@@ -18,7 +18,6 @@ import feder_generators  # noqa: E402
 from feder_data import balanced  # noqa: E402
 
 from polyclinic.methods.shared import synthetic_buffer  # noqa: E402
-from polyclinic.methods.shared.site_generator import build_generator  # noqa: E402
 from polyclinic.study import parse_study  # noqa: E402
 
 
@@ -99,7 +98,7 @@ def test_generators_trained_side_by_side_are_those_that_runs_would_train(tmp_pat
         }
     )
     sites = feder_generators._sites(study, tmp_path)
-    alone = [build_generator(site) for site in sites]
+    alone = [synthetic_buffer.new_generator(site) for site in sites]
     for site, model in zip(sites, alone, strict=True):
         synthetic_buffer.fit(site, model)
     told: list[str] = []

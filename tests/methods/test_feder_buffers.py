@@ -11,12 +11,14 @@ from test_feder import SITES, TABLES, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.engines.in_process import InProcess
+from polyclinic.errors import BadInput
 from polyclinic.generators import private_tuning, replay_stream
 from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods.shared import peers, synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.metrics.distribution import Extractor
+from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.predict import load_predictor
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
@@ -37,9 +39,12 @@ def site_with(**changes):
         "images": torch.arange(40 * 784).remainder(251).byte().reshape(40, 1, 28, 28),
         "labels": torch.arange(40) % 2,
     }
-    given |= {name: changes.pop(name) for name in given if name in changes}
+    given |= {name: changes.pop(name) for name in (*given, "masks") if name in changes}
     train = SimpleNamespace(**{name: tensor.numpy() for name, tensor in given.items()})
-    trainer = SimpleNamespace(target=Target(("a", "b")), device=torch.device("cpu"), precision="fp32")
+    task = SimpleNamespace(dense="masks" in given)
+    trainer = SimpleNamespace(
+        target=Target(("a", "b")), device=torch.device("cpu"), precision="fp32", task=task, privacy=None
+    )
     settings = {"generator": DCGAN(), "tuning": None, "seed": 0, "name": "west", "round": 0, **changes}
     rng = lambda purpose: torch.Generator().manual_seed(len(purpose))  # noqa: E731
     return SimpleNamespace(data=SimpleNamespace(train=train), trainer=trainer, rng=rng, **settings)
@@ -67,6 +72,74 @@ def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
 def test_another_study_has_another_generator(change):
     assert synthetic_buffer.fingerprint(site_with()) == synthetic_buffer.fingerprint(site_with())
     assert synthetic_buffer.fingerprint(site_with(**change)) != synthetic_buffer.fingerprint(site_with())
+
+
+# --- segmentation: pairs of image and mask ----------------------------------------------------------------
+
+
+MASKS = torch.arange(40)[:, None, None].expand(40, 28, 28) % 3 == 0
+
+
+def test_a_generator_for_segmentation_learns_images_with_their_masks_behind(monkeypatch):
+    monkeypatch.setattr(synthetic_buffer, "_draw_sheet", lambda *_: None)
+    site = site_with(masks=MASKS.byte())
+    learned = synthetic_buffer.training_images(site)
+    assert learned.shape == (40, 2, 28, 28)
+    assert (learned[:, 0] == site.data.train.images[:, 0]).all()
+    assert (learned[:, 1] == 255 * site.data.train.masks).all()
+    assert synthetic_buffer.new_generator(site).channels == 2
+    assert synthetic_buffer.fingerprint(site) != synthetic_buffer.fingerprint(site_with(masks=(~MASKS).byte()))
+    pair = torch.stack([torch.full((4, 4), 3), torch.tensor([0, 127, 128, 255]).expand(4, 4)]).byte()
+    model = SimpleNamespace(sample=lambda labels, rng: pair.expand(len(labels), 2, 4, 4))
+    buffer = synthetic_buffer.draw_buffer(site, model, 5)
+    assert (buffer["images"].shape, buffer["masks"].shape) == ((5, 1, 4, 4), (5, 4, 4))
+    assert set(buffer["images"].unique().tolist()) == {3}
+    assert torch.equal(buffer["masks"], torch.tensor([0, 0, 1, 1]).byte().expand(5, 4, 4))
+    assert (synthetic_buffer.buffer_images(buffer).masks == buffer["masks"].numpy()).all()
+
+
+@pytest.mark.parametrize("name", ["feder", "feder-b", "centralized"])
+def test_buffers_carry_masks_that_models_learn_from(tmp_path, cache, monkeypatch, name):
+    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda *_: None)
+    drawn, targets, learn = [], [], Trainer.loss
+
+    def draw(site, model, count, draw_buffer=synthetic_buffer.draw_buffer):
+        drawn.append(draw_buffer(site, model, count))
+        return drawn[-1]
+
+    def loss(self, output, given, *more):
+        targets.append(given)
+        return learn(self, output, given, *more)
+
+    monkeypatch.setattr(synthetic_buffer, "draw_buffer", draw)
+    monkeypatch.setattr(Trainer, "loss", loss)
+    method = {"images": "synthetic"} if name == "centralized" else {"buffer": 8}
+    tables = {**TABLES, "method": {"name": name, "rounds": 1, **method}, "task": {"name": "segmentation"}}
+    tables["data"] = {"source": "brain-phantom", "size": 28, "samples": 48, "validation": 0.2, "test": 0.2}
+    tables |= {"sites": {"partition": "iid", "count": 2}, "model": {"backbone": "unet"}}
+    tables["optimizer"] = {"lr": 0.05, "batch_size": 8}
+    found = run(parse_study(tables), tmp_path / "run", cache=cache)
+    assert 0 <= found.metrics["test"]["dice"] <= 1
+    masks = torch.cat([buffer["masks"] for buffer in drawn])
+    known = {mask.numpy().tobytes() for mask in masks if mask.any()}  # an empty one says nothing
+    seen = {target[0].byte().numpy().tobytes() for batch in targets for target in batch}
+    assert 0 < masks.float().mean() < 1
+    assert known & seen
+
+
+def test_perceptual_distances_do_not_see_masks():
+    settings, pictures = PrivateTuning(distance="pixels"), torch.rand(4, 3, 8, 8)
+    loss = private_tuning.privacy_loss(settings, Pixels())
+    pairs = [torch.cat([pictures, torch.rand(4, 1, 8, 8)], 1) for _ in range(2)]
+    assert torch.equal(loss(*pairs), loss(pictures, pictures))
+
+
+def test_felicia_says_who_can_segment():
+    tables = {**TABLES, "method": {"name": "felicia"}, "task": {"name": "segmentation"}, "model": {"backbone": "unet"}}
+    del tables["tuning"]
+    tables["data"] = {"source": "brain-phantom", "size": 28, "samples": 48}
+    with pytest.raises(BadInput, match="'felicia' is for classification, regression, not segmentation; choose one"):
+        parse_study(tables)
 
 
 class Warned(Display):

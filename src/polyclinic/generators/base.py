@@ -33,6 +33,12 @@ ExtraLoss = Callable[[Tensor, Tensor], Tensor]
 SMALLEST_IMAGE = 28
 
 
+def without_mask(images: Tensor) -> Tensor:
+    """The pictures [N, 1 or 3, H, W] of what a generator learns: the last of two or of four channels is a mask
+    (segmentation), which people and networks for pictures do not see."""
+    return images if images.shape[1] in (1, 3) else images[:, :-1]
+
+
 class Steps(Protocol):
     """A GAN in training."""
 

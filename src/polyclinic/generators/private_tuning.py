@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor
+from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor, without_mask
 from polyclinic.metrics.distribution import (
     Extractor,
     efficientnet_features,
@@ -115,8 +115,8 @@ def privacy_loss(settings: PrivateTuning, distance: Distance) -> ExtraLoss:
 
     def loss(real: Tensor, made: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = distance.embed(real)
-        apart = mean_pairwise(wanted, distance.embed(made))
+            wanted = distance.embed(without_mask(real))
+        apart = mean_pairwise(wanted, distance.embed(without_mask(made)))
         return -settings.alpha * apart * (len(real) if settings.scale == "sum" else 1)
 
     return loss
@@ -149,7 +149,7 @@ class Meter:
     ) -> None:
         chosen = torch.randperm(len(images), generator=rng)[: settings.measured]
         self.extractor = extractor or features_named(settings.features, device)
-        self.images, self.labels, self.device = images[chosen], labels[chosen], device
+        self.images, self.labels, self.device = without_mask(images[chosen]), labels[chosen], device
         self.real = self.extractor(self.images)
         # the same noise each time, so that a difference is the model's
         self.seed = int(torch.randint(2**62, (), generator=rng))
@@ -161,7 +161,7 @@ class Meter:
 
     def sample(self, model: GeneratorModel) -> Tensor:
         """As many made images, with the labels of the real ones."""
-        return model.sample(self.labels, torch_rng(self.seed))
+        return without_mask(model.sample(self.labels, torch_rng(self.seed)))
 
     def made(self, model: GeneratorModel) -> Tensor:
         """Features of these made images."""

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
@@ -42,10 +41,6 @@ class Centralized(Method):
 
     def needs_generator(self) -> bool:
         return self.images != "real"
-
-    def check_task(self, task: str) -> None:
-        if self.needs_generator() and task == "segmentation":
-            raise BadInput("method.images: synthetic images have no masks; choose 'real' for segmentation")
 
     def run(self, federation: Federation) -> Weights:
         trainer = federation.trainer

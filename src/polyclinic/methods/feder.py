@@ -12,7 +12,6 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -33,7 +32,6 @@ from polyclinic.methods.shared import local_training, optimizer_state, synthetic
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.synthetic_buffer import Tensors
-from polyclinic.methods.shared.traits import Traits
 from polyclinic.training.replayed import ReplayedBatches
 
 
@@ -54,7 +52,6 @@ class FedER(LocalWork, PeerMethod):
     )
 
     summary: ClassVar[str] = "models go from site to site with buffers of synthetic images"
-    traits: ClassVar[Traits] = replace(PeerMethod.traits, tasks=("classification", "regression"))
     hands_over_models: ClassVar[bool] = True
     trains_on_real_images: ClassVar[bool] = True
 
@@ -211,7 +208,7 @@ class FedER(LocalWork, PeerMethod):
         if buffer is None or each == 0:
             return real
         stream = replay_stream.stream(
-            replay_stream.Buffer(buffer["images"], buffer["labels"]),
+            replay_stream.Buffer(buffer["images"], buffer["labels"], buffer.get("masks")),
             each,
             site.rng("buffer batches"),
             task=site.trainer.task,

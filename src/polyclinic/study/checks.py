@@ -29,7 +29,9 @@ def check_task(study: Study) -> None:
         can = ", ".join(study.data.tasks)
         raise BadInput(f"task.name: '{study.data.source}' has no labels for {task}; it is for {can}")
     if task not in method.traits.tasks:
-        raise BadInput(f"task.name: method '{method.name}' is for {', '.join(method.traits.tasks)}, not {task}")
+        can = ", ".join(name for name, kind in METHODS.working().items() if task in kind.traits.tasks)
+        tasks = ", ".join(method.traits.tasks)
+        raise BadInput(f"task.name: method '{method.name}' is for {tasks}, not {task}; choose one of {can}")
     if _backbone(study).dense != study.task.dense:
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {_fitting(study)}")
     for site, backbone in study.model.backbones.items():

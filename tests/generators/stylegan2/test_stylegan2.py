@@ -410,6 +410,17 @@ def test_colours_by_hand():
     assert torch.allclose(recoloured(images[:, :1], doubled_contrast), 2 * images[:, :1])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_mask_behind_the_image_has_no_colour(channels):
+    images, mask = torch.randn(4, channels, 8, 8, generator=rng()), torch.randn(4, 1, 8, 8, generator=rng(1))
+    matrix = torch.randn(4, 4, 4, generator=rng(2))
+    found = recoloured(torch.cat([images, mask], 1), matrix)
+    assert torch.equal(found[:, -1:], mask)
+    assert torch.equal(found[:, :-1], recoloured(images, matrix))
+    both = augmented(torch.cat([images, mask], 1), torch.tensor(1.0), random())
+    assert both.shape == (4, channels + 1, 8, 8)
+
+
 def test_greys_stay_grey_in_colour_images():
     """Hue and saturation turn about the axis of greys."""
     grey = torch.rand(20, 1, 8, 8, generator=rng()).expand(-1, 3, -1, -1)

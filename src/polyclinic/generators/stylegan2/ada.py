@@ -88,7 +88,12 @@ def _translation(by: Tensor) -> Tensor:
 
 
 def recoloured(images: Tensor, matrix: Tensor) -> Tensor:
-    """Colours [B, C, H, W] through a 4x4 matrix each; of grey images only the mean of what it does to the channels."""
+    """Colours [B, C, H, W] through a 4x4 matrix each; of grey images only the mean of what it does to the channels.
+
+    A mask, the last of two or of four channels, has no colour and stays as it is.
+    """
+    if images.shape[1] in (2, 4):
+        return torch.cat([recoloured(images[:, :-1], matrix), images[:, -1:]], 1)
     linear, offset = matrix[:, :3, :3], matrix[:, :3, 3]
     if images.shape[1] == 1:
         factor = linear.sum(2).mean(1)
@@ -109,7 +114,7 @@ def _colours(images: Tensor, p: Tensor, random: RandomSource) -> Tensor:
     keep = torch.eye(4, device=device)
     inverted = draw.chosen(random.integers(2, count).float(), 0.0)
     matrix = (keep - 2 * along * inverted[:, None, None]) @ matrix
-    if images.shape[1] == 1:
+    if images.shape[1] <= 2:  # grey, perhaps with a mask
         return matrix
     turned = draw.chosen((random.uniform(count) * 2 - 1) * math.pi, 0.0)
     matrix = _turned(turned) @ matrix

@@ -13,15 +13,16 @@ from polyclinic.training import private
 
 
 def build_generator(
-    site: Site, state: Mapping[str, Tensor] | None = None, *, seed: int | None = None
+    site: Site, state: Mapping[str, Tensor] | None = None, *, seed: int | None = None, with_masks: bool = False
 ) -> GeneratorModel:
     """The study's generator for the site's images, in a given state or with its first weights, the same at all sites
-    unless `seed` is the site's own.
+    unless `seed` is the site's own. `with_masks`: each image has its mask as one more channel.
 
     Where it is trained with differential privacy it computes in float32: rounded gradients have no bounded norm.
     """
+    channels, *sides = site.data.train.images.shape[1:]
     return generator_settings(site).build_for(
-        site.data.train.images.shape[1:],
+        (channels + with_masks, *sides),
         site.trainer.target,
         seed=site.seed if seed is None else seed,
         device=str(site.trainer.device),

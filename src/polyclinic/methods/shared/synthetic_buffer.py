@@ -37,7 +37,7 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
 
     With `reuse` it is kept in the cache, and taken from there where the very same was trained before.
     """
-    model = build_generator(site)
+    model = new_generator(site)
     if not reuse:
         return model, fit(site, model)
     file = cache_file(site)
@@ -47,6 +47,21 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
         figures = fit(site, model)
         write_trained(model, figures, file)
     return model, figures
+
+
+def new_generator(site: Site) -> GeneratorModel:
+    """The study's generator before training. For segmentation it makes pairs: an image, and its mask as one more
+    channel, so that both fit together."""
+    return build_generator(site, with_masks=site.trainer.task.dense)
+
+
+def training_images(site: Site) -> np.ndarray:
+    """What the generator learns, uint8 [N, C, H, W]: the site's images, for segmentation with their masks behind."""
+    part = site.data.train
+    if not site.trainer.task.dense:
+        return np.asarray(part.images)
+    assert part.masks is not None, "the study check lets no data without masks pass"
+    return np.concatenate([part.images, 255 * part.masks[:, None]], 1)
 
 
 def cache_file(site: Site) -> Path:
@@ -72,7 +87,7 @@ def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
 def fingerprint(site: Site) -> str:
     """A digest of everything that a trained generator depends on."""
     part, trainer, tuning = site.data.train, site.trainer, tuning_settings(site)
-    images = hashlib.sha256(np.ascontiguousarray(part.images).data)
+    images = hashlib.sha256(np.ascontiguousarray(training_images(site)).data)
     images.update(np.ascontiguousarray(part.labels).data)
     return digest_of(
         {
@@ -89,7 +104,7 @@ def fingerprint(site: Site) -> str:
 def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     """Train a generator on the site's images; the figures of its training."""
     part, rng = site.data.train, site.rng("generator")
-    images, labels = np.asarray(part.images), np.asarray(part.labels)
+    images, labels = training_images(site), np.asarray(part.labels)
     tuning = tuning_settings(site)
     if tuning is None:
         return {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
@@ -120,9 +135,13 @@ def report_generators(federation: Federation, figures: Tensors) -> None:
 
 
 def draw_buffer(site: Site, model: GeneratorModel, count: int) -> dict[str, Tensor]:
-    """`images` uint8 [N, C, H, W] and `labels` [N], drawn once; also the site's contact sheet."""
+    """`images` uint8 [N, C, H, W], `labels` [N] and, for segmentation, `masks` uint8 [N, H, W] of 0 and 1, drawn once;
+    also the site's contact sheet."""
     labels = uniform_labels(count, site.data.train.labels, site.trainer.target, site.rng("buffer labels"))
-    buffer = {"images": model.sample(labels, site.rng("buffer")), "labels": labels}
+    made = model.sample(labels, site.rng("buffer"))
+    buffer = {"images": made, "labels": labels}
+    if site.trainer.task.dense:
+        buffer |= {"images": made[:, :-1].contiguous(), "masks": (made[:, -1] >= 128).to(torch.uint8)}
     if count:
         _draw_sheet(site, buffer)
     return buffer
@@ -159,7 +178,7 @@ def own_parcel(site: Site) -> Parcel:
 
 def buffer_images(buffer: Tensors) -> ImageSet:
     """A buffer as something that a trainer can train on."""
-    return ImageSet(buffer["images"].numpy(), buffer["labels"].numpy())
+    return ImageSet(**{name: tensor.numpy() for name, tensor in buffer.items()})
 
 
 def _draw_sheet(site: Site, buffer: Tensors) -> None:
@@ -170,4 +189,10 @@ def _draw_sheet(site: Site, buffer: Tensors) -> None:
     nearest = [int(gaps[:, column].argsort(stable=True)[column]) for column in range(min(len(labels), len(own)))]
     real = torch.from_numpy(site.data.train.images[nearest].copy())
     captions = [f"{label:g}" for label in labels.tolist()]
-    contact_sheet({"real": real, "synthetic": buffer["images"][:SHOWN]}, site.folder / "synthetic.png", captions)
+    rows = {"real": real}
+    if site.data.train.masks is not None and "masks" in buffer:
+        rows["real mask"] = torch.from_numpy(255 * site.data.train.masks[nearest][:, None])
+    rows["synthetic"] = buffer["images"][:SHOWN]
+    if "masks" in buffer:
+        rows["synthetic mask"] = 255 * buffer["masks"][:SHOWN, None]
+    contact_sheet(rows, site.folder / "synthetic.png", captions)
