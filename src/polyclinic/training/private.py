@@ -89,7 +89,7 @@ def take_private_steps(
     draw = dp_sgd.noise_from(site.trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, draw)
     some = itertools.islice(batches, steps)
-    losses = _losses_by_row(objective.module, objective.losses)
+    losses = losses_by_row(objective.module, objective.losses)
     dp_sgd.take_noisy_steps(objective.module, optimizer, losses, some, mean, correct)
     site.state.put(STATE, account.tensors())
     return steps
@@ -113,7 +113,7 @@ def _with_seeds(
         yield (*batch, torch.cat([seeds, joined]))
 
 
-def _losses_by_row(module: nn.Module, losses: dp_sgd.Losses) -> dp_sgd.Losses:
+def losses_by_row(module: nn.Module, losses: dp_sgd.Losses) -> dp_sgd.Losses:
     """The losses of a batch that has seeds behind it, with dropout by these."""
 
     def of_rows(*rows: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
     with dp_sgd.private_gradients(trainer.model, optimizer, mean) as put_gradients:
         losses = lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target)  # noqa: E731
-        put_gradients(_losses_by_row(trainer.model, losses), pieces)
+        put_gradients(losses_by_row(trainer.model, losses), pieces)
         found = {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
     site.state.put(STATE, account.tensors())
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,10 +23,13 @@ from polyclinic.privacy.epsilon import Mechanism
 from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, record
 from polyclinic.privacy.site_account import Account
 from polyclinic.randomness import numpy_rng
+from polyclinic.training import row_draws
+from polyclinic.training.private import losses_by_row
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
     from polyclinic.models import Backbone
+    from polyclinic.privacy import dp_sgd
     from polyclinic.privacy.settings import Privacy
 
 
@@ -72,16 +75,27 @@ def train(
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, rate * total, draw)
     indices = dp_sgd.poisson(total, rate, numpy_rng(*address, "images"))
-    batches = ((inputs[i].to(trainer.device).float(), targets[i].to(trainer.device)) for i in indices)
+    batches = _batches(inputs, targets, itertools.islice(indices, steps), trainer.device, address)
 
     def losses(batch: Tensor, wanted: Tensor) -> Tensor:
         return trainer.task.losses(primary(batch), wanted, trainer.target)
 
-    dp_sgd.take_noisy_steps(primary, optimizer, losses, itertools.islice(batches, steps), mean)
+    dp_sgd.take_noisy_steps(primary, optimizer, losses_by_row(primary, losses), batches, mean)
     limits = [SEES_LATENTS, CODES, ONE_IMAGE, COUNTS, *([SEED] if federation.engine.simulation else [])]
     for site, account in accounts.items():
         federation.coverage.add(site, record(account, [RELEASES["primary"]], limits))
     return {**kept, "spent": {site: [list(one) for one in account.history] for site, account in accounts.items()}}
+
+
+def _batches(
+    latents: Tensor, targets: Tensor, indices: Iterator[Tensor], device: torch.device, address: row_draws.Address
+) -> Iterator[dp_sgd.Batch]:
+    """Latents and targets on the device, with a seed for each row's dropout behind them."""
+    for step, index in enumerate(indices):
+        some, wanted = latents[index], targets[index]
+        names = row_draws.row_names(some.numpy(), wanted.numpy())
+        seeds = row_draws.image_seeds(names, torch.arange(len(index)), *address, step)
+        yield some.to(device).float(), wanted.to(device), seeds
 
 
 def _accounts(federation: Federation, kept: JsonObject) -> dict[str, Account]:

@@ -27,8 +27,12 @@ Address = tuple[str | int, ...]
 
 def image_names(images: ImageSet) -> list[str]:
     """A name for each image, by its pixels and its label: the same whatever other images a site has."""
-    known = [one for one in (images.images, images.labels, images.masks) if one is not None]
-    return [_digest([np.asarray(array[place]) for array in known]) for place in range(len(images))]
+    return row_names(*(one for one in (images.images, images.labels, images.masks) if one is not None))
+
+
+def row_names(*arrays: np.ndarray) -> list[str]:
+    """A name for each row of arrays [B, ...] by what is in it, whatever other rows there are."""
+    return [_digest([np.asarray(array[place]) for array in arrays]) for place in range(len(arrays[0]))]
 
 
 def _digest(arrays: list[np.ndarray]) -> str:
