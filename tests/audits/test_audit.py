@@ -12,6 +12,7 @@ import torch
 from json_schemas import assert_valid
 
 from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.audits import ATTACKS, attack_updates
 from polyclinic.audits.audit import audit
 from polyclinic.audits.views import Finding, Seen, Tools, Truth
@@ -335,3 +336,20 @@ def test_latents_without_the_encoder(audited, hurry):
     assert [found["attack"] for found in latents["findings"]] == ["surrogate-decoder"]
     assert latents["not_tried"][0]["why"] == "the threat model does not grant architecture"
     assert latents["findings"][0]["assumed"][0].startswith("the encoder is not known")
+
+
+def test_a_study_names_the_attack_on_its_gradients(audited, monkeypatch):
+    """DLG as its paper has it: L-BFGS on images and labels together, on the papers' LeNet."""
+    used: list[GradientInversion] = []
+    search = GradientInversion.run
+    monkeypatch.setattr(GradientInversion, "run", lambda self, *a, **k: used.append(self) or search(self, *a, **k))
+    attack = {"optimizer": "lbfgs", "iterations": 2, "start": "uniform", "label": "joint", "returns": "last"}
+    changes = {
+        "model.backbone": "polyclinic.attacks.gradient_inversion.networks:lenet_of_the_papers",
+        "optimizer.batch_size": 1,
+        "audit.gradient_inversion": attack,
+    }
+    report, _ = audited("fedsgd", changes, batch="mini")
+    assert used == [GradientInversion(**attack)]
+    (found,) = [one for parcel in report["parcels"] for one in parcel["findings"]]
+    assert "labels are searched for together with the images" in found["threat_model"]

@@ -99,10 +99,14 @@ class AttackPlan:
         return f"{count_of(self.images, 'image')} in {count_of(self.steps, 'step')}"
 
     def settings(self) -> GradientInversion:
-        """Geiping et al.'s attack: its cosine does not mind that an update's length says little about its images.
+        """The attack that the study has in `[audit.gradient_inversion]`, or else Geiping et al.'s: its cosine does not
+        mind that an update's length says little about its images.
 
         Their weight of roughness is for 224 px; on small images a hundredth of it gave 8 dB more.
         """
+        audit = self.seen.tools.assembly.study.audit
+        if audit is not None and audit.gradient_inversion is not None:
+            return audit.gradient_inversion.model_copy(update={"kind": self.seen.kind})
         labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
         found = "known" if labels_known else "sign" if self.batch_size == 1 else "counts"
         readable = self.seen.tools.assembly.study.task.like == "classification" and self._last_layer_sent()

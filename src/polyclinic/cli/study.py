@@ -1,4 +1,4 @@
-"""`polyclinic study new` writes a commented study; `polyclinic study check` says what is wrong with one."""
+"""`polyclinic study new` writes a commented study, or a paper's; `study check` says what is wrong with one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,33 @@ def new(
     source: str = typer.Option("fundus-phantom", help="The data source whose settings to write down."),
     partition: str = typer.Option("label-skew", help="The partition whose settings to write down."),
     task: str | None = typer.Option(None, help="The task; by default the first one the source is for."),
+    preset: str | None = typer.Option(
+        None, help="A paper's experiment with the paper's own settings, instead of the four above."
+    ),
+    scale: float = typer.Option(1.0, help="With --preset: images, rounds, epochs and widths so many times smaller."),
+    phantom: bool = typer.Option(False, "--phantom", help="With --preset: on drawn images instead of the paper's."),
+    list_presets: bool = typer.Option(False, "--list-presets", help="Name the presets, and do nothing else."),
 ) -> None:
-    """Write a study with every setting, its default and what it means."""
+    """Write a study with every setting, its default and what it means; or one of a paper (--preset)."""
+    from polyclinic.study.preset import preset as preset_text
+    from polyclinic.study.preset import preset_names, summary_of
     from polyclinic.study.template import template
 
-    text = template(method=method, source=source, partition=partition, task=task)
+    if list_presets:
+        for name in preset_names():
+            typer.echo(f"{name:<12}  {summary_of(name)}")
+        return
+    if preset is None and (phantom or scale != 1):
+        raise BadInput("--scale and --phantom go with --preset; `polyclinic study new --list-presets` names them")
+    if preset is not None:
+        text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
+    else:
+        text = template(method=method, source=source, partition=partition, task=task)
+    write_new(path, text)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a new study, or print it where the path is `-`; BadInput if there is a file already."""
     if str(path) == "-":
         typer.echo(text)
         return

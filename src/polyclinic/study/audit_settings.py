@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
+from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.settings import Settings
 
 #: what a grid compares
@@ -25,6 +26,11 @@ class Audit(Settings):
         description="what the attacker sees, holds and knows: " + ", ".join(Capability),
     )
 
+    gradient_inversion: GradientInversion | None = Field(
+        None,
+        description="settings of the search for images behind gradients and weights; if not given, the attack of "
+        "Geiping et al. with as many steps as the audit's budget has",
+    )
     secure_sum: bool = Field(
         False,
         description="attack only the mean of all sites' gradients or weights of a round, all that a secure sum reveals",

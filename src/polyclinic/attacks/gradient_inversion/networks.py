@@ -90,6 +90,19 @@ def with_random_weights(
     return model
 
 
+def lenet_of_the_papers(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """LeNet with weights from U(-0.5, 0.5), drawn from torch's global state: as `model.backbone` of a study."""
+    return with_random_weights(LeNet(in_channels, num_classes, image_size), torch.default_generator)
+
+
+def resnet18_of_the_papers(
+    in_channels: int, num_classes: int, image_size: int, widths: tuple[int, ...] = (64, 128, 256, 512)
+) -> nn.Module:
+    """ResNet-18 with weights from U(-0.5, 0.5), batch norm's too, drawn from torch's global state: as above."""
+    network = UnstridedResNet18(in_channels, num_classes, image_size, tuple(widths))
+    return with_random_weights(network, torch.default_generator, batch_norm=True)
+
+
 def prepare_for_attack(
     model: nn.Module,
     *,

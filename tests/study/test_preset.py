@@ -1,0 +1,150 @@
+"""Presets: studies that say where each setting comes from, shrink by a stated rule, and run to their end."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyclinic.cli import run_app
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput
+from polyclinic.runner.run import run
+from polyclinic.study import load_study, parse_study
+from polyclinic.study.preset import FOLDER, RULES, SMALLEST, preset, preset_names, scaled_number, summary_of
+
+NAMES = preset_names()
+SETTING = re.compile(r"^\w+ = ")
+TAG = re.compile(r"\[([a-z ]+)\]$")
+
+
+def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`table.setting` -> value."""
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def tags(name: str) -> dict[str, str]:
+    """`table.setting` -> the rule by which it shrinks."""
+    found, table = {}, ""
+    for line in (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif SETTING.match(line) and (rule := TAG.search(line)):
+            found[table + line.split(" = ")[0]] = rule[1]
+    return found
+
+
+def test_the_papers_are_all_there():
+    wanted = "qu-bone-age qu-retina qu-brats feder-tb feder-skin felicia-1 felicia-2 felicia-3 dlg-lenet dlg-resnet"
+    assert sorted(wanted.split()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_says_where_it_comes_from(name):
+    lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    settings = [line for line in lines if SETTING.match(line) and line != "format = 1"]
+    assert all("  # " in line for line in settings), [line for line in settings if "  # " not in line]
+    assert set(tags(name).values()) <= set(RULES)
+    assert re.match(r"[A-Z].*, .*[.?]$", summary_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_passes_study_check_in_every_size(name, tmp_path, capsys):
+    for scale in ("1", "0.25", str(SMALLEST)):
+        for more in ([], ["--phantom"]):
+            file = tmp_path / f"{scale}{len(more)}.toml"
+            assert run_app(["study", "new", str(file), "--preset", name, "--scale", scale, *more]) == 0
+            # weights are fetched once by a command of its own, which the check names
+            here = ["--set", "tuning.distance=pixels"] if "lpips-vgg" in file.read_text() else []
+            assert run_app(["study", "check", str(file), *here]) == 0
+            assert "STUDY" not in file.read_text()
+            study = load_study(file, here[1:])
+            assert parse_study(study.as_tables()) == study
+            assert isinstance(study.data, FileSource) == (not more)
+    assert capsys.readouterr().out.count(": fine. ") == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_numbers_with_a_rule_shrink(name):
+    large, small = (flat(tomllib.loads(preset(name, scale=scale))) for scale in (1, 0.1))
+    rules = tags(name)
+    assert {path for path in large if large[path] != small[path]} <= set(rules)
+    for path, rule in rules.items():
+        values = zip(*(v if isinstance(v, list) else [v] for v in (large[path], small[path])), strict=True)
+        assert all(after == scaled_number(before, rule, 0.1) for before, after in values), path
+
+
+def test_numbers_of_a_quarter_by_hand():
+    tables = tomllib.loads(preset("qu-bone-age", scale=0.25))
+    assert (tables["data"]["size"], tables["data"]["samples"]) == (64, 1644)
+    assert (tables["method"]["rounds"], tables["optimizer"]["decay_every"]) == (26, 9)
+    generator = tables["generator"]
+    assert [generator[n] for n in ("epochs", "decay_every", "width", "code_width")] == [56, 38, 32, 16]
+    assert tables["optimizer"]["lr"] == 0.001
+    assert tables["sites"]["count"] == 4
+    assert "size = 64  # at scale 1: 256; Section 4.1 [side]\n" in preset("qu-bone-age", scale=0.25)
+
+
+@given(value=st.integers(1, 10**6), rule=st.sampled_from(sorted(RULES)), scale=st.floats(SMALLEST, 1))
+def test_no_number_grows_or_vanishes(value, rule, scale):
+    smaller = scaled_number(value, rule, scale)
+    assert 1 <= smaller <= value
+    assert scaled_number(value, rule, 1.0) <= value
+
+
+def test_numbers_of_the_papers():
+    """The settings that the papers state, by hand."""
+    bones, tb, skin = (parse_study(tomllib.loads(preset(n))) for n in ("qu-bone-age", "feder-tb", "felicia-3"))
+    assert (bones.model.backbone, bones.data.size, bones.sites.count) == ("resnet34", 256, 4)
+    assert (bones.optimizer.name, bones.optimizer.lr, bones.optimizer.batch_size) == ("sgd", 0.001, 32)
+    assert (bones.optimizer.decay, bones.optimizer.decay_every) == (0.1, 35)
+    assert [bones.optimizer.lr_in(n) for n in (35, 36)] == pytest.approx([1e-3, 1e-4])
+    assert (bones.generator.epochs, bones.generator.lr, bones.generator.decay_every) == (225, 4e-4, 150)
+    assert (tb.method.rounds, tb.method.local_epochs, tb.method.buffer, tb.method.real_share) == (100, 100, 512, 0.5)
+    assert [tb.optimizer.at_site(site).batch_size for site in ("Shenzhen", "Montgomery")] == [32, 8]
+    assert (tb.tuning.patience, tb.tuning.growth, tb.tuning.alpha, tb.tuning.scale) == (10_000, 2.5, 1.0, "sum")
+    assert (skin.sites.per_class, round(300 * skin.sites.share), skin.data.size) == (300, 10, 64)
+    assert (skin.method.weight, skin.method.images, skin.method.rounds * skin.method.steps) == (3.0, 400, 200_000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_its_images_a_preset_says_where_to_get_them(name, tmp_path, monkeypatch):
+    study = parse_study(tomllib.loads(preset(name)))
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    with pytest.raises(BadInput, match=r'^data.path: .*to run on drawn images instead: source = "[a-z]+-phantom"'):
+        prepare(study.data, study.sites, cache=tmp_path)
+
+
+def test_presets_are_listed_and_bad_names_and_scales_are_one_sentence(capsys, tmp_path):
+    assert run_app(["study", "new", "--list-presets"]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()] == NAMES
+    file = str(tmp_path / "study.toml")
+    for more, words in (
+        (["--preset", "qu-bones"], "(did you mean 'qu-bone-age'?); choose one of dlg-lenet, "),
+        (["--preset", "qu-retina", "--scale", "2"], "--scale 2: must be between 0.0001 and 1"),
+        (["--preset", "qu-retina", "--scale", "0"], "--scale 0: must be between"),
+        (["--scale", "0.5"], "go with --preset"),
+        (["--phantom"], "go with --preset"),
+    ):
+        assert run_app(["study", "new", file, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "study.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("felicia-2", "dlg-resnet") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
+def test_a_preset_runs_to_its_end_on_phantoms(name, tmp_path):
+    study = parse_study(tomllib.loads(preset(name, scale=SMALLEST, phantom=True)))
+    result = run(study.with_settings({"engine.workers": 1, "engine.device": "cpu"}), tmp_path / "run")
+    assert result.metrics["test"]
+    assert result["rounds"] == 1
