@@ -17,6 +17,7 @@ from polyclinic.files import (
     atomic_write,
     decode_tensors,
     lock,
+    make_private,
     read_tensors,
     write_tensors,
 )
@@ -133,3 +134,12 @@ def test_tensors_come_back_in_the_order_of_the_file(tmp_path):
     orders = {tuple(decode_tensors(content)) for _ in range(5)}
     assert orders == {tuple(sorted(sites))}
     assert tuple(read_tensors(tmp_path / "many.safetensors")) == tuple(sorted(sites))
+
+
+def test_make_private_takes_the_rights_of_others_away(tmp_path):
+    (tmp_path / "kit" / "startup").mkdir(parents=True)
+    script = tmp_path / "kit" / "startup" / "start.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    make_private(tmp_path / "kit")
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kit", script.parent, script)] == [0o700] * 3

@@ -129,12 +129,19 @@ def cache_folder(chosen: Path | None = None) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates the folder and its parents, or says which setting names a better place."""
+    """Creates the folder, for its owner alone, and its parents, or says which setting names a better place."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise BadInput(f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere") from None
+
+
+def make_private(folder: Path) -> None:
+    """No other user of this machine may read the folder, or anything in it."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
 
 
 def digest_of(description: object) -> str:

@@ -23,6 +23,7 @@ def coordinate(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(deployed_site, "WorkerProcess", ForkedWorker)
     folder, relays = tmp_path / "deployment", []
     make_kits(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
+    assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077] == []  # no others read kits
     first = load_study(folder / "study.toml")
 
     def make(resume, job, **changes):
@@ -57,6 +58,8 @@ def test_a_run_is_stopped_after_the_round_it_is_in_and_resumed(coordinate, tiny,
     expected = undisturbed(tiny("fedavg", {"sites.count": 2})).folder
     assert result(tmp_path / "job-2" / "run")["weights_sha256"] == result(expected)["weights_sha256"]
     assert history(tmp_path / "job-2" / "run") == history(expected)
+    for run in (tmp_path / "deployment" / "server" / "runs" / "run", expected):
+        assert run.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_servers_file_of_first_weights_reaches_sites_that_cannot_read_it(coordinate, tiny, undisturbed, tmp_path):

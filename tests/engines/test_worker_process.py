@@ -190,3 +190,19 @@ def _ask_a_worker(command):
     worker = WorkerProcess(command, threads=1)
     worker.restore({})
     worker.call(Call("a", "train", 1), None)
+
+
+def test_what_a_worker_is_told_is_in_no_process_list(tiny, tmp_path):
+    """All users of a machine see the arguments of all processes."""
+    from polyclinic.data.parts import prepare
+    from polyclinic.runner import engines
+    from polyclinic.runner.assembly import Assembly
+
+    study = tiny("fedavg", {"sites.count": 2, "engine.workers": 2})
+    assembly = Assembly(study, prepare(study.data, study.sites), tmp_path / "run")
+    worker = engines.in_process_engine(assembly).start_worker()
+    try:
+        assert worker._process.args == [sys.executable, "-m", "polyclinic.runner.worker"]
+        worker.restore({})  # it has read what it is to do, and started
+    finally:
+        worker.kill()

@@ -19,7 +19,8 @@ from polyclinic.errors import BadInput, Notice, WorkFailed
 
 
 def main() -> None:
-    """Entry point of the `polyclinic` command."""
+    """Entry point of the `polyclinic` command. What it writes, no other user of the machine may read."""
+    os.umask(0o077)
     sys.exit(run_app(sys.argv[1:]))
 
 

@@ -119,7 +119,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     parts = PreparedSites(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data)
     refuse_other_study(assembly.folder, study)
-    assembly.folder.mkdir(parents=True, exist_ok=True)
+    assembly.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_run_format(assembly.folder)
     # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
     atomic_write(assembly.folder / "study.toml", study.model_copy(update={"plugins": ()}).to_toml())

@@ -32,7 +32,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.sealing import public_key
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, make_private
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, parse_study
 from polyclinic.study.template import settings_with_comments
@@ -65,6 +65,7 @@ def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Di
         _write_site(folder / "sites" / name, name, sent.data, parts)
     _write_server(folder / "server")
     (folder / "study.toml").write_text(sent.to_toml(), encoding="utf-8")
+    make_private(folder)
     return names
 
 
@@ -117,8 +118,6 @@ def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> 
         shutil.move(kits / ADMIN, folder / "admin")
         shutil.move(made / "state", folder / "authority")
     (folder / "authority" / "project.yml").write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
-    for secret in [folder / "authority", *folder.rglob("*.key")]:
-        secret.chmod(0o700 if secret.is_dir() else 0o600)
 
 
 def _builders() -> list[dict[str, Any]]:

@@ -368,7 +368,11 @@ class SiteHost:
 def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> None:
     """LookupError if an operation releases updates trained without differential privacy where the study wants it."""
     privacy = site.trainer.privacy if site.trainer else None
-    if privacy is None or "classifier" not in privacy.on:
+    if privacy is None:
+        return
+    if privacy.cover == "all":
+        check_all_covered(operation, released)
+    if "classifier" not in privacy.on:
         return
     for parcel in released:
         if parcel.kind in ("weights", "gradients") and parcel.privacy is None:
@@ -376,6 +380,14 @@ def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> Non
                 f"'{operation}' trained {parcel.kind} without differential privacy, which privacy.on = 'classifier' "
                 "asks for; the method must train with local_training.train, or take 'classifier' out of its traits"
             )
+
+
+def check_all_covered(operation: str, released: Iterable[Parcel]) -> None:
+    """GateRefused if a parcel is not covered by differential privacy, or holds scores, where the study wants all
+    covered."""
+    for parcel in released:
+        if parcel.kind == SCORES or (parcel.privacy is None and parcel.kind != "keys" and tells_something(parcel)):
+            raise GateRefused(f"'{operation}' releases {parcel.kind} that nothing covers, and privacy.cover is 'all'")
 
 
 def secret_in(folder: Path) -> str:

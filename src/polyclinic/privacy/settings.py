@@ -28,6 +28,11 @@ class Privacy(Settings):
         description="what is trained with it: classifier (the network of any task), encoder, primary (what the "
         "coordinator of fedreplay trains on latents), generator, prior",
     )
+    cover: Literal["named", "all"] = Field(
+        "named",
+        description="named: what `on` names is covered, and the result says what is not; all: a study that would "
+        "release anything else is refused, scores included",
+    )
     noise: float = Field(
         0.7, gt=0, allow_inf_nan=False, description="standard deviation of the noise, in clipping norms"
     )
@@ -80,6 +85,10 @@ class Facts:
     network: nn.Module | None = None
     #: the generator's reason against, a sentence with the cure
     generator_obstacle: str | None = None
+    #: kinds of parcel that the study releases and that no private training covers
+    uncovered: Collection[str] = ()
+    #: whether scores on validation or test images are released
+    scores: bool = False
 
 
 def check_facts(privacy: Privacy, facts: Facts) -> None:
@@ -99,11 +108,39 @@ def check_facts(privacy: Privacy, facts: Facts) -> None:
             "privacy.on: the latents that the primary model learns come from an encoder, which has seen every image of "
             "its site without noise; name 'encoder' beside 'primary'"
         )
+    if privacy.cover == "all":
+        _check_all_covered(privacy, facts)
     if {"generator", "prior"} & set(privacy.on) and facts.generator_obstacle:
         raise BadInput(facts.generator_obstacle)
     if {"classifier", "encoder"} & set(privacy.on) and facts.network is not None:
         for obstacle in obstacles(facts.network):
             raise BadInput(obstacle)
+
+
+def _check_all_covered(privacy: Privacy, facts: Facts) -> None:
+    """BadInput if the study would release anything that differential privacy does not cover."""
+    missing = [part for part in facts.parts if part not in privacy.on]
+    if missing:
+        raise BadInput(
+            f"privacy.cover: 'all' needs every network that sites train in '{facts.method}' to be private; name "
+            f"{', '.join(missing)} in privacy.on"
+        )
+    if "codes" in facts.uncovered:
+        raise BadInput(
+            "privacy.cover: codes of real images leave the sites, which nothing covers; set replay.codes = 'prior' and "
+            "name classifier, generator and prior in privacy.on"
+        )
+    if facts.uncovered:
+        kinds = ", ".join(sorted(facts.uncovered))
+        raise BadInput(
+            f"privacy.cover: '{facts.method}' releases {kinds} of real images, which nothing covers; choose fedavg, "
+            "fedsgd, cwt or another method whose sites release weights only"
+        )
+    if facts.scores:
+        raise BadInput(
+            "privacy.cover: scores on validation and test images are released as they are; set evaluation.every = 0 "
+            "and evaluation.final = 'none', or privacy.cover = 'named'"
+        )
 
 
 def _not_trained(part: str, facts: Facts) -> str:

@@ -24,7 +24,7 @@ ENDS_WITHIN = 60.0
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
     """Hold a run folder: BadInput if another run holds it, or if a worker of an earlier run does not end."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(lock(folder / LOCK, wait=0))

@@ -131,6 +131,10 @@ def check_sites(study: Study) -> None:
         raise BadInput(f"model.backbones: there is no site '{unknown[0]}'; the sites are {', '.join(names)}")
 
 
+#: kinds of parcel that private training can cover; statistics are empty where it does
+COVERABLE = {"weights", "gradients", "generator", "synthetic-images", "statistics"}
+
+
 def check_privacy(study: Study) -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:
@@ -145,10 +149,24 @@ def check_privacy(study: Study) -> None:
         study.method.privacy_obstacle(),
         network,
         study.generator.dp_obstacle(),
+        uncovered_kinds(study),
+        study.evaluation.every > 0 or study.evaluation.final != "none",
     )
     check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
         _try_private(study)
+
+
+def uncovered_kinds(study: Study) -> list[str]:
+    """Kinds of parcel, computed from real images, that a study's sites release and no private training covers."""
+    from polyclinic.methods.shared.generative_replay import GenerativeReplay
+
+    kind = type(study.method)
+    marked = {name: getattr(getattr(kind, name, None), "operation", None) for name in dir(kind)}
+    own = {name: found for name, found in marked.items() if found and not hasattr(GenerativeReplay, name)}
+    released = {one for found in own.values() if not found.simulation_only for one in found.releases}
+    replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
+    return sorted((released - COVERABLE) | ({"codes"} if replays else set()))
 
 
 def _try_network(name: str, kind: type[Backbone], size: int, norm: str) -> None:

@@ -79,10 +79,10 @@ class Evaluation(Settings):
         "best",
         description="release the model of the round with the best validation score, or of the last round",
     )
-    final: Literal["test", "validation"] = Field(
+    final: Literal["test", "validation", "none"] = Field(
         "test",
         description="images that the released model is scored on at the end; with validation, as in a search of "
-        "settings, sites do not open their test images",
+        "settings, and with none, sites do not open their test images",
     )
     handovers: Literal["none", "last", "all"] = Field(
         "last", description="rounds whose hand-overs a serial method keeps for `polyclinic forgetting`"

@@ -102,10 +102,13 @@ def _distribute(federation: Federation, carried: Tensors) -> Tensors:
             for parcel in reply.parcels:
                 groups.setdefault(parcel.kind, {}).update(parcel.tensors)
     federation.ask_all("take_replay", **groups)
+    privacy = federation.trainer.privacy
+    if privacy is not None and privacy.cover == "all":  # nothing covers figures about real images
+        return {}
     quality = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
     means = {name: torch.stack([of_site[name] for of_site in quality]).mean() for name in quality[0]}
     # one site's probe is enough: every site replays the same images; but its scores tell about real images as well
-    probing = settings.probe and federation.trainer.privacy is None
+    probing = settings.probe and privacy is None
     probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
     return {**means, **(probed.metrics if probed else {})}
 
