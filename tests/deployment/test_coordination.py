@@ -1,6 +1,7 @@
 """A run at the server that its owner stops, and resumes: real sites in processes of their own, no NVFlare between."""
 
 import json
+import threading
 
 import pytest
 from processes import ForkedWorker
@@ -8,6 +9,7 @@ from run_folders import history, result
 
 from polyclinic import __version__
 from polyclinic.deployment import deployed_site
+from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
 from polyclinic.deployment.kits import make_kits
 from polyclinic.runner.recorder import Display
@@ -41,6 +43,62 @@ def coordinate(tiny, tmp_path, monkeypatch):
     yield make
     for relay in relays:
         relay.close()
+
+
+class ApprovesMeanwhile(threading.Event):
+    """While the coordinator waits for approval, its sites' people look at the study, one site after the other."""
+
+    def __init__(self, kits, status):
+        super().__init__()
+        self.kits, self.status, self.seen = list(kits), status, []
+
+    def wait(self, timeout=None):
+        self.seen.append(self.status()["approvals"])
+        site = self.kits.pop(0)
+        Approvals(site, site.name).decide("run", "approve")
+        return False
+
+
+def ask_people(folder, *names):
+    """From now on a person must approve at these sites."""
+    for name in names:
+        policy = folder / "sites" / name / "local" / "policy.toml"
+        policy.write_text(policy.read_text().replace("every = true", "every = false"))
+
+
+def test_the_coordinator_waits_until_the_people_of_all_sites_have_approved(coordinate, tmp_path):
+    folder = tmp_path / "deployment"
+    ask_people(folder, "site-1", "site-2")
+    run = coordinate(False, tmp_path / "job")
+    run._stopping = people = ApprovesMeanwhile([folder / "sites" / "site-2", folder / "sites" / "site-1"], run.status)
+    outcome = run.run()
+    assert outcome.error is None, outcome.reason
+    assert people.seen == [{"site-1": "waiting", "site-2": "waiting"}, {"site-1": "waiting"}]
+    assert all(line["failed"] == {} for line in history(tmp_path / "job" / "run"))
+
+
+@pytest.mark.parametrize(("decision", "words"), [(None, "waits for approval"), ("refuse", "was refused")])
+def test_a_run_stops_if_too_few_sites_let_it_and_goes_on_when_they_do(coordinate, tmp_path, decision, words):
+    folder = tmp_path / "deployment"
+    ask_people(folder, "site-1", "site-2")
+    run = coordinate(False, tmp_path / "job-1")
+    run.study = run.study.with_settings({"engine.approval_wait": 0.0})
+    if decision:
+        for site in ("site-1", "site-2"):
+            Approvals(folder / "sites" / site, site).decide("run", decision)
+    outcome = run.run()
+    assert outcome.error == "WorkFailed"
+    assert f"site-1: the study {words}" in outcome.reason
+    for site in ("site-1", "site-2"):
+        Approvals(folder / "sites" / site, site).decide("run", "approve")
+    assert coordinate(True, tmp_path / "job-2").run().error is None
+
+
+def test_a_run_is_stopped_while_it_waits(coordinate, tmp_path):
+    ask_people(tmp_path / "deployment", "site-1")
+    run = coordinate(False, tmp_path / "job")
+    run.stop()
+    assert run.run().error == "Stopped"
 
 
 def test_a_run_is_stopped_after_the_round_it_is_in_and_resumed(coordinate, tiny, undisturbed, tmp_path):

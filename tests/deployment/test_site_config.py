@@ -16,6 +16,7 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
 from polyclinic.deployment import kits
 from polyclinic.deployment.admin import Submission
+from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.deployed_site import FAILED, deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
@@ -62,6 +63,10 @@ def kit(tmp_path):
 
 
 def host_of(kit, study, site="north", run="first"):
+    """The site's process for a study that a person there has approved."""
+    approvals = Approvals(kit, site)
+    approvals.request(run, study, polyclinic.__version__)
+    approvals.decide(run, "approve")
     told = {"study": study.as_tables(), "run": run, "site": site, "kit": str(kit)}
     return deployed_host(json.loads(json.dumps(told)))
 

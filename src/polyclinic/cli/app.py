@@ -5,7 +5,21 @@ from __future__ import annotations
 import typer
 
 from polyclinic import __version__
-from polyclinic.cli import audit, compare, data, deploy, forgetting, ledger, predict, privacy, run, study, tune, weights
+from polyclinic.cli import (
+    audit,
+    compare,
+    data,
+    deploy,
+    forgetting,
+    ledger,
+    predict,
+    privacy,
+    run,
+    site,
+    study,
+    tune,
+    weights,
+)
 from polyclinic.cli.list import list_entries
 from polyclinic.cli.new_plugin import new_plugin
 
@@ -42,6 +56,7 @@ app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("privacy")(privacy.privacy)
 app.add_typer(deploy.app, name="deploy")
+app.add_typer(site.app, name="site")
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")

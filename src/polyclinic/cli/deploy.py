@@ -85,6 +85,8 @@ def up(
     rehearsal = Rehearsal(folder)
     started = rehearsal.up(names or [])
     typer.echo(f"started {', '.join(started)}" if started else "all of them are running")
+    if free := rehearsal.approving_every_study():
+        typer.echo(f"{', '.join(free)}: approve every study by themselves (approve.every in local/policy.toml)")
     rehearsal.wait_until_up(within)
     wait_for_sites(folder, [name for name in rehearsal.running() if name != "server"], within)
 
@@ -249,6 +251,8 @@ def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
 
 def describe(job: JsonObject, administration: Administration) -> str:
     """One line about a job."""
+    from polyclinic.deployment.coordination import in_words
+
     text = f"{job['job_id']}  {job['status']}"
     if job["status"] != "RUNNING":
         return text
@@ -259,6 +263,7 @@ def describe(job: JsonObject, administration: Administration) -> str:
         done = (told["last"] or {}).get("round", 0)
         text += f"  {told['run']}: {done} of {told['rounds']} rounds"
         text += f", lost: {', '.join(told['lost'])}" if told["lost"] else ""
+        text += "".join(f"; {sentence}" for sentence in in_words(told["approvals"]))
     return text
 
 

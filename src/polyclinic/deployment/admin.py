@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from polyclinic import __version__
-from polyclinic.deployment.coordination import OUTCOME, STOPPED
+from polyclinic.deployment.coordination import OUTCOME, STOPPED, in_words
 from polyclinic.deployment.kits import ADMIN
 from polyclinic.engines.nvflare.job import STATUS, STOP, write_job
 from polyclinic.engines.outcome import Outcome
@@ -170,6 +170,7 @@ class Watch:
         self.display = display
         self.say = say
         self._round = 0
+        self._waiting: dict[str, str] = {}
 
     def run(self, submission: Submission, job: str) -> JsonObject:
         """The result of the run; WorkFailed or BadInput if there is none."""
@@ -200,9 +201,16 @@ class Watch:
                 patient_until = None
             has_run |= status == "RUNNING"
             progress = self.administration.progress(job) if status == "RUNNING" else None
+            self._say_who_waits((progress or {}).get("approvals") or {})
             last = (progress or {}).get("last") or {}
             if last.get("round", 0) > self._round:
                 self._round = last["round"]
                 self.display.round_done(last, submission.study.method.rounds)
             time.sleep(LOOK)
         return "cancelled" if status == "FINISHED:ABORTED" and not has_run else "ended"
+
+    def _say_who_waits(self, approvals: dict[str, str]) -> None:
+        """Tell once which sites do not let the study run (yet)."""
+        if approvals and approvals != self._waiting:
+            self.say("; ".join(in_words(approvals)))
+        self._waiting = approvals

@@ -7,9 +7,11 @@ next checkpoint and says so; the run goes on, with that site, in the next job.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins
 from polyclinic.data.parts import PreparedSites
+from polyclinic.deployment.approval import TOLD
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
-from polyclinic.errors import BadInput, RunPaused
+from polyclinic.errors import BadInput, RunPaused, WorkFailed
+from polyclinic.federation.call import pack, unpack
+from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
@@ -33,6 +38,8 @@ from polyclinic.study import Study, load_run_study, parse_study
 #: what a run folder at the server holds that its owner need not fetch
 NOT_FETCHED = shutil.ignore_patterns("checkpoint", LOCK, WORKERS, f"*{PARTIAL}")
 OUTCOME = "outcome.json"
+#: seconds between questions to sites whose approval is missing
+ASK_AGAIN = 2.0
 STOPPED = "the run was stopped by its owner (deploy stop)"
 
 
@@ -50,6 +57,11 @@ class Reach:
 
     sends: Mapping[str, Send]
     present: Callable[[str], bool]
+
+
+def in_words(approvals: Mapping[str, str]) -> list[str]:
+    """Which sites do not let a study run (yet), a sentence each."""
+    return [f"{site}: the study {TOLD.get(state, state)}" for site, state in approvals.items()]
 
 
 def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
@@ -70,6 +82,7 @@ class Coordination:
         self.job = job
         self.engine: NVFlare | None = None
         self._stopping = threading.Event()
+        self._approvals: dict[str, str] = {}  # of the sites that do not let the study run (yet)
 
     def run(self) -> Outcome:
         """Run to the end, or to where a site rejoins; leave what may be fetched in the job's folder."""
@@ -85,7 +98,8 @@ class Coordination:
         lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
         last = json.loads(lines[-1]) if lines else {}
         lost = sorted(self.engine.lost) if self.engine else []
-        return {"run": self.folder.name, "rounds": self.study.method.rounds, "lost": lost, "last": last}
+        told = {"lost": lost, "last": last, "approvals": dict(self._approvals)}
+        return {"run": self.folder.name, "rounds": self.study.method.rounds, **told}
 
     def stop(self) -> dict[str, Any]:
         """Have the run stop at its next checkpoint; how far it is.
@@ -117,9 +131,35 @@ class Coordination:
             write_run_format(self.folder)
             assembly.note_weights()
             atomic_write(begun, study.to_toml())
+            self._await_approval(names)
             values = run_with(assembly, self.engine, Display())
             atomic_write(self.folder / "result.json", json.dumps(values, indent=2) + "\n")
         return values
+
+    def _await_approval(self, names: Sequence[str]) -> None:
+        """Wait until nobody's approval is missing, or for `engine.approval_wait` seconds; WorkFailed if there are fewer
+        sites than the quorum then. One that approves later joins the round that runs then."""
+        until = time.monotonic() + self.study.engine.approval_wait
+        while True:
+            states = {site: self._approval_at(site) for site in names}
+            self._approvals = {site: state for site, state in states.items() if state in TOLD}
+            if "waiting" not in self._approvals.values() or time.monotonic() >= until:
+                break
+            if self._stopping.wait(ASK_AGAIN):
+                raise Stopped(STOPPED)
+        if len(names) - len(self._approvals) < math.ceil(self.study.engine.quorum * len(names) - 1e-9):
+            told = "; ".join(in_words(self._approvals))
+            raise WorkFailed(f"too few sites let the study run ({told}); their people decide with `polyclinic site`")
+
+    def _approval_at(self, site: str) -> str:
+        """What a site says about the study's approval; "unknown" if it is absent or cannot take part."""
+        send = self.reach.sends.get(site)
+        if send is None:
+            return "unknown"
+        try:
+            return str(unpack(send("ping", pack({}, []), self.study.engine.silence))[0].get("approval", "unknown"))
+        except (TimeoutError, RuntimeError, ParcelRejected):
+            return "unknown"
 
     def _make_room(self) -> None:
         """At a checkpoint: Stopped if the owner said so; Rejoining if a lost site is connected again, and a further

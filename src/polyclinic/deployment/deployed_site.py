@@ -21,13 +21,15 @@ from torch import Tensor
 from polyclinic import __version__
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
-from polyclinic.data.own_images import load_site_plugins, own_data, own_source
+from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import PreparedSites
+from polyclinic.deployment.approval import TOLD, Approvals, NameTaken, NotApproved, State
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
-from polyclinic.engines.nvflare.relay import Relay
+from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, reason_of
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import pack
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.key_ring import KitKeys
@@ -57,11 +59,49 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
             "install the same version on both"
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
-    threads = int(job_spec["study"]["engine"]["threads"])
+    run = job_spec["run"]
+    refuse_unsafe_name(run)
+    approvals = Approvals(kit, site)
+    with only_site_plugins(kit / "runs" / run):
+        study = parse_study(job_spec["study"])
+    approvals.request(run, study, job_spec["version"])
+    threads = study.engine.threads
     worker_spec = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
     command = python_command("polyclinic.deployment.worker")
     start_worker = lambda: WorkerProcess(command, threads=threads, spec=worker_spec)  # noqa: E731
-    return Relay(site, start_worker, discreet(str(kit)))
+    return ApprovedRelay(site, start_worker, discreet(str(kit)), lambda: approvals.require(run))
+
+
+class ApprovedRelay(Relay):
+    """A relay that passes on nothing, neither a call nor an answer, of a study that the site's people do not let run.
+
+    Its answer to a ping says whether the study waits for them: so a coordinator can wait, too."""
+
+    def __init__(
+        self,
+        site: str,
+        start_worker: Callable[[], WorkerProcess],
+        tell: Callable[[BaseException], str],
+        require_approval: Callable[[], None],
+    ) -> None:
+        super().__init__(site, start_worker, tell)
+        self._require_approval = require_approval
+
+    def handle(self, what: str, payload: bytes) -> bytes:
+        state = self._state()
+        if what == "ping":
+            return pack({"site": self.site, "approval": state}, [])
+        if state == "approved":
+            return super().handle(what, payload)
+        self.close()  # what it works on must not be finished
+        return refusal(TOLD[state])
+
+    def _state(self) -> State:
+        try:
+            self._require_approval()
+        except NotApproved as waits:
+            return waits.state
+        return "approved"
 
 
 def discreet(kit: str) -> Callable[[BaseException], str]:
@@ -75,7 +115,7 @@ def discreet(kit: str) -> Callable[[BaseException], str]:
     def tell(error: BaseException) -> str:
         with open(Path(kit) / "failures.log", "a", encoding="utf-8", opener=_private) as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason_of(error)}\n")
-        told = isinstance(error, GateRefused | ParcelRejected | OtherVersion | WorkerGone)
+        told = isinstance(error, GateRefused | ParcelRejected | OtherVersion | WorkerGone | NotApproved | NameTaken)
         return reason_of(error) if told and not isinstance(error, DataDependentRefusal) else FAILED
 
     return tell
@@ -112,13 +152,16 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
     policy = policy_of(kit / "local" / "policy.toml")
+    refuse_other_study(kit / "runs" / run, study)
+    approvals = Approvals(kit, site)
+    approvals.request(run, study, __version__)
+    approvals.require(run)
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
     names = study.sites.site_names()
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     parts = PreparedSites(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data)
-    refuse_other_study(assembly.folder, study)
     assembly.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_run_format(assembly.folder)
     # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
@@ -127,6 +170,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     own = {
         "only": site,
         "suspensions": Suspensions(kit),
+        "require_approval": lambda: approvals.require(run),
         "keys": KitKeys(kit / "local"),
         "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
     }

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
+from polyclinic.deployment.approval_rules import TABLE, ApprovalRules
 from polyclinic.deployment.site_config import MAX_SCORES
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
@@ -196,8 +197,11 @@ SITE_EXAMPLE = """# Say where the images are: `polyclinic data list` names all s
 source = "folder"
 path = "/data/{dataset}"
 """
-POLICY_HEAD = """# What this site lets out, whatever the coordinator asks. The gate reads this file when a run starts.
-"""
+POLICY_HEAD = (
+    """# What this site lets out, whatever the coordinator asks. The gate reads this file when a run starts."""
+)
+APPROVE_HEAD = """
+# A study waits until a person at this site has approved it (`polyclinic site pending`), unless a rule here does."""
 
 
 def _policy_text(rehearsed: bool) -> str:
@@ -207,4 +211,6 @@ def _policy_text(rehearsed: bool) -> str:
     kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images") if rehearsed else Policy().kinds
     scores: Any = "fine" if rehearsed else "coarse"  # a rehearsal gives the scores of a run in one process
     chosen = Policy(kinds=kinds, min_cohort=1 if rehearsed else 10, max_scores=MAX_SCORES, scores=scores)
-    return POLICY_HEAD + "\n".join(settings_with_comments(chosen, without=("deployed",))) + "\n"
+    rules = settings_with_comments(ApprovalRules(every=rehearsed))
+    settings = settings_with_comments(chosen, without=("deployed",))
+    return "\n".join([POLICY_HEAD, *settings, APPROVE_HEAD, f"[{TABLE}]", *rules, ""])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyclinic.deployment.approval_rules import rules_of
 from polyclinic.engines.nvflare.process_tree import end_tree
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
@@ -110,6 +111,11 @@ class Rehearsal:
             noted[one.name] = {"pid": process.pid, "started": _started(process.pid)}
             self._note(noted)
         return [one.name for one in started]
+
+    def approving_every_study(self) -> list[str]:
+        """The sites whose rules approve every study without a person, as the kits of a rehearsal have it."""
+        sites = self.participants()[1:]
+        return [one.name for one in sites if rules_of(one.kit / "local" / "policy.toml").every]
 
     def running(self) -> dict[str, int]:
         """The participants that run, by their process's number."""

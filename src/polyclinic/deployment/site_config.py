@@ -20,8 +20,9 @@ MAX_SCORES = 1000
 
 
 def policy_of(file: Path) -> Policy:
-    """The policy in a site's file. `deployed` is what every such site is, and no setting."""
-    tables = read_toml(file)
+    """The policy in a site's file. `deployed` is what every such site is, and no setting; the table [approve] holds
+    rules about studies, for `approval_rules`."""
+    tables = {name: value for name, value in read_toml(file).items() if name != "approve"}
     if "deployed" in tables:
         raise BadInput(f"{file}: 'deployed' is not a setting; take it out")
     try:

@@ -89,6 +89,8 @@ class HostSpec:
     keys: KeyRing | None = None
     #: where a deployed site's studies are stopped until a person there has looked
     suspensions: Suspensions | None = None
+    #: raises Suspended where a deployed site's people have not approved the study, or no longer do
+    require_approval: Callable[[], None] | None = None
 
 
 class SiteHost:
@@ -152,8 +154,7 @@ class SiteHost:
     def _begin(self, call: Call, declared: Operation, group: Sequence[str]) -> Turn:
         """Open the site, and what came for it."""
         self._refuse_other_names([call.site])
-        if self.spec.suspensions:
-            self.spec.suspensions.refuse_while_any()
+        self._refuse_while_stopped()
         check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
         if self.spec.policy.deployed:
             check_round(call, self._rounds)
@@ -172,6 +173,13 @@ class SiteHost:
     def _rounds(self) -> int:
         """Rounds of the study."""
         return int(getattr(self.spec.method, "rounds", 0))
+
+    def _refuse_while_stopped(self) -> None:
+        """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
+        if self.spec.require_approval:
+            self.spec.require_approval()
+        if self.spec.suspensions:
+            self.spec.suspensions.refuse_while_any()
 
     def _work_of(self, call: Call) -> Callable[..., Any]:
         return self._operation(call.operation)[0]
@@ -206,6 +214,7 @@ class SiteHost:
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
             released = tuple(self._coarse(turn.site, parcel) for parcel in released)
+            self._refuse_while_stopped()  # as it may have been since the call began
             return Reply(turn.call.site, self._release(turn, declared, released))
 
     def _coarse(self, site: Site, parcel: Parcel) -> Parcel:

@@ -122,6 +122,9 @@ class EngineSettings(Settings):
     silence: float = Field(
         60.0, gt=0, description="nvflare: seconds without a sign of life after which a site counts as lost"
     )
+    approval_wait: float = Field(
+        86400.0, ge=0, description="nvflare: seconds to wait for the people of the sites to approve the study"
+    )
     on_failure: Literal["continue", "stop"] = Field(
         "continue",
         description="when a site fails: go on with the others, or stop (a stopped run can be resumed)",

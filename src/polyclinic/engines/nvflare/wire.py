@@ -6,7 +6,7 @@ Every message is bytes there and bytes back, `pack`ed. Pieces keep memory bounde
     run    {call, pieces, position, durable, deadline} + call   work on it; the answer, or `working` after a while
     wait   {call}                       the answer, or `working` after a while
     take   {call, offset}               a piece of an answer that is too large for one message
-    ping   {}                           a sign of life
+    ping   {}                           a sign of life; a deployed site adds whether its people let the study run
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""`polyclinic site`: for the people of a hospital; which studies may run here, and what has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from polyclinic.errors import BadInput
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.approval import Approvals
+
+app = typer.Typer(
+    help="Decide which studies run at this site, and see what left (for hospitals).", no_args_is_help=True
+)
+
+KIT = typer.Option(Path(), "--kit", "-k", help="The kit of the site; by default the folder you are in.")
+RUN = typer.Argument(..., help="The name of the run, as `site pending` shows it.")
+WHY = typer.Option("", "--why", help="Your reason; it is kept with the decision, at this site.")
+
+
+@app.command("pending")
+def pending(kit: Path = KIT) -> None:
+    """List the studies that wait for a decision, and those that are suspended."""
+    from polyclinic.federation.leaving.suspension import Suspensions
+
+    approvals, stopped = approvals_of(kit), Suspensions(kit).all()
+    waiting = list(approvals.waiting())
+    for one in stopped:
+        typer.echo(f"{one.study}: suspended since {one.since}, with all studies of this site: {one.reason}")
+    for request in waiting:
+        method = request.study["method"]
+        typer.echo(f"{request.run}: waits since {request.since} ({method['name']}, {method['rounds']} rounds)")
+    if stopped or waiting:
+        typer.echo("`polyclinic site show RUN` says what a study asks for; then `approve RUN` or `refuse RUN`")
+    else:
+        typer.echo("nothing waits for you")
+
+
+@app.command("show")
+def show(run: str = RUN, kit: Path = KIT) -> None:
+    """Say in plain sentences what a study asks of this site."""
+    from polyclinic.data.own_images import only_site_plugins
+    from polyclinic.deployment.site_config import policy_of
+    from polyclinic.deployment.study_in_words import Asked
+    from polyclinic.study import parse_study
+
+    approvals = approvals_of(kit)
+    request = approvals.named(run)
+    last = approvals.last_approved(but=run)
+    policy = policy_of(approvals.policy_file)
+    typer.echo(f"Study '{run}', which came on {request.since}. {standing(approvals, run)}")
+    with only_site_plugins(approvals.kit / "runs" / run):
+        asked = Asked(parse_study(request.study), approvals.site, approvals.kit, policy)
+        for line in asked.sentences(last.study if last else None):
+            typer.echo(line)
+
+
+@app.command("approve")
+def approve(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
+    """Let a study run at this site, or go on after it was suspended."""
+    approvals_of(kit).decide(run, "approve", why)
+    typer.echo(f"{run}: approved, for this study and this policy; `polyclinic site revoke {run}` takes it back")
+
+
+@app.command("refuse")
+def refuse(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
+    """Refuse a study that waits; the coordinator is told that it was refused, and not why."""
+    approvals_of(kit).decide(run, "refuse", why)
+    typer.echo(f"{run}: refused; nothing of it runs here")
+
+
+@app.command("revoke")
+def revoke(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
+    """Take an approval back: nothing more of this study leaves."""
+    approvals_of(kit).decide(run, "revoke", why)
+    typer.echo(f"{run}: revoked; nothing more of it leaves. What left before is in {kit / 'runs' / run / 'ledger'}")
+
+
+# --- behind the commands ------------------------------------------------------------------------------
+
+
+def approvals_of(kit: Path) -> Approvals:
+    """What was decided at the site whose kit this is."""
+    from polyclinic.deployment.approval import Approvals
+    from polyclinic.deployment.processes import Participant
+
+    participant = Participant.of(kit)
+    if participant.name == "server":
+        raise BadInput(f"--kit {kit}: is the server's kit; name that of a site")
+    return Approvals(participant.kit, participant.name)
+
+
+def standing(approvals: Approvals, run: str) -> str:
+    """Where a study stands, in one or two sentences."""
+    from polyclinic.federation.leaving.suspension import Suspensions
+
+    words = {"waiting": "It waits for your decision.", "approved": "It is approved.", "refused": "It was refused."}
+    told = words.get(approvals.state(run), "Its approval was revoked.")
+    if wider := approvals.new_in_policy(run):
+        told += f" Your policy lets out more than when you approved it: {'; '.join(wider)}."
+    for one in Suspensions(approvals.kit).all():
+        if one.study == run:
+            told += (
+                f" It was suspended on {one.since}: {one.reason}. The coordinator was not told this reason, as it may "
+                "depend on your images. Look into it before you approve the study again."
+            )
+    return told

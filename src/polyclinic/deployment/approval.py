@@ -1,0 +1,240 @@
+"""Approval: at a deployed site a study waits until a person there has seen it, or a rule of the site approves it.
+
+KIT/approvals/RUN/request.json       the study as it came, under the coordinator's name for its run
+KIT/approvals/RUN/decisions.jsonl    what was decided, by whom, about which study and which policy
+KIT/approvals/RUN/ledger/SITE.jsonl  a ledger line for every decision, with the digest of that decision
+
+An approval is for one study and for the policy that the site had then. Another study under the same name is refused;
+if the policy lets out more than before, the study waits again.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.deployment.approval_rules import NOT_ABOUT_IMAGES, rules_of, widened
+from polyclinic.deployment.site_config import policy_of
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.suspension import Suspended, Suspensions
+from polyclinic.files import atomic_write, digest_of, lock
+from polyclinic.json_types import JsonObject
+from polyclinic.study import Study
+
+FOLDER = "approvals"
+#: studies that may wait at once: a coordinator must not fill a site's disk
+MOST_WAITING = 50
+
+State = Literal["waiting", "approved", "refused", "revoked"]
+#: what the coordinator hears, always in these words
+TOLD: dict[str, str] = {
+    "waiting": "waits for approval at the site",
+    "refused": "was refused by the site's own people",
+    "revoked": "was revoked by the site's own people",
+}
+
+
+class NotApproved(Suspended):
+    """The site does nothing for this study. The message is one of `TOLD`, and may be told to the coordinator."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(TOLD[state])
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Request:
+    """A study that came to the site, and what the coordinator calls its run. `since` is local time."""
+
+    run: str
+    study: JsonObject
+    digest: str
+    version: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a person, or a rule (`by` then names it), decided about a study under a policy. `at` is local time."""
+
+    decision: Literal["approve", "refuse", "revoke"]
+    by: str
+    at: str
+    study: str
+    policy: JsonObject
+    why: str = ""
+
+
+class Approvals:
+    """The studies that came to one site, and what was decided about each."""
+
+    def __init__(self, kit: Path, site: str) -> None:
+        self.kit, self.site = kit, site
+        self.folder = kit / FOLDER
+        self.policy_file = kit / "local" / "policy.toml"
+
+    # --- what came --------------------------------------------------------------------------------
+
+    def request(self, run: str, study: Study, version: str) -> None:
+        """Note a study that came; BadInput if another study came under this name before."""
+        refuse_unsafe_name(run)
+        digest = study_digest(study)
+        with self._locked():
+            if (known := self.find(run)) is not None:
+                if known.digest != digest:
+                    raise NameTaken(f"--name {run}: another study of this name came to this site; take another name")
+                return
+            if sum(self.state(one.run) == "waiting" for one in self.requests()) >= MOST_WAITING:
+                raise NameTaken(f"{MOST_WAITING} studies wait at this site already; wait until its people have decided")
+            found = Request(run, study.as_tables(), digest, version, _now())
+            _private_folder(self.folder / run)
+            atomic_write(self.folder / run / "request.json", json.dumps(asdict(found), indent=1) + "\n", private=True)
+
+    def find(self, run: str) -> Request | None:
+        """The study that came under this name."""
+        refuse_unsafe_name(run)
+        file = self.folder / run / "request.json"
+        return Request(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+    def named(self, run: str) -> Request:
+        """The same; BadInput if there is none."""
+        if (request := self.find(run)) is None:
+            raise BadInput(f"{run}: no study of this name came to this site; `polyclinic site pending` lists them")
+        return request
+
+    def requests(self) -> list[Request]:
+        """All studies that came, the earliest first."""
+        files = self.folder.glob("*/request.json")
+        found = [Request(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        return sorted(found, key=lambda one: (one.since, one.run))
+
+    # --- what was decided -------------------------------------------------------------------------
+
+    def decisions(self, run: str) -> list[Decision]:
+        """What was decided about a run, the first decision first."""
+        file = self.folder / run / "decisions.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [Decision(**json.loads(line)) for line in lines]
+
+    def state(self, run: str) -> State:
+        """Where a study stands, as the files say: the rules are not asked."""
+        decided = self.decisions(run)
+        if not decided:
+            return "waiting"
+        last = decided[-1]
+        if last.decision != "approve":
+            return "refused" if last.decision == "refuse" else "revoked"
+        same = self.named(run).digest == last.study
+        return "approved" if same and not self.new_in_policy(run) else "waiting"
+
+    def new_in_policy(self, run: str) -> list[str]:
+        """What the site's policy lets out now and did not when the study was approved, in sentences."""
+        approved = [one for one in self.decisions(run) if one.decision == "approve"]
+        return widened(approved[-1].policy, policy_of(self.policy_file)) if approved else []
+
+    def last_approved(self, but: str = "") -> Request | None:
+        """The study that was approved last, among those of other runs."""
+        found = [
+            (one.at, request)
+            for request in self.requests()
+            for one in self.decisions(request.run)
+            if one.decision == "approve" and request.run != but
+        ]
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
+        """A person at the site decides; BadInput if there is nothing to decide. `approve` also ends a suspension."""
+        self.named(run)
+        with self._locked():
+            decided = self.decisions(run)
+            was_approved = bool(decided) and decided[-1].decision == "approve"
+            if decision == "refuse" and was_approved:
+                raise BadInput(f"{run}: was approved; `polyclinic site revoke {run}` takes the approval back")
+            if decision == "revoke" and not was_approved:
+                raise BadInput(f"{run}: is not approved; `polyclinic site show {run}` says where it stands")
+            self._write(run, decision, getpass.getuser(), why)
+        if decision == "approve":
+            Suspensions(self.kit).release(run)
+
+    def require(self, run: str) -> None:
+        """NotApproved unless the study may run now; a rule of the site may approve it here."""
+        try:
+            state = self._state_by_rules(run)
+        except BadInput:  # a policy that cannot be read allows nothing
+            state = "waiting"
+        if state != "approved":
+            raise NotApproved(state)
+
+    def _state_by_rules(self, run: str) -> State:
+        if (state := self.state(run)) != "waiting":
+            return state
+        with self._locked():
+            request, last = self.find(run), self.last_approved(but=run)
+            if request is None or self.state(run) != "waiting":
+                return self.state(run)
+            rule = rules_of(self.policy_file).reason_to_approve(request.study, last.study if last else None)
+            if rule is None:
+                return "waiting"
+            self._write(run, "approve", rule, "")
+        return "approved"
+
+    def _write(self, run: str, decision: Literal["approve", "refuse", "revoke"], by: str, why: str) -> None:
+        """The ledger first: no decision counts that is not in it."""
+        request = self.named(run)
+        # a mistake in policy.toml must not keep a person from stopping a study
+        policy = policy_of(self.policy_file).model_dump(mode="json") if decision == "approve" else {}
+        made = asdict(Decision(decision, by, _now(), request.digest, policy, why))
+        ledger = Ledger(self.ledger_file(run))
+        ledger.append(
+            round=0,
+            operation=decision,
+            kind="approval",
+            bytes=0,
+            digest=decision_digest(made),
+            to=self.site,
+            privacy=None,
+        )
+        file = self.folder / run / "decisions.jsonl"
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        atomic_write(file, before + json.dumps(made) + "\n", private=True)
+
+    def ledger_file(self, run: str) -> Path:
+        return self.folder / run / "ledger" / f"{self.site}.jsonl"
+
+    def _locked(self) -> Any:
+        _private_folder(self.folder)
+        return lock(self.folder / ".lock")
+
+    def waiting(self) -> Iterator[Request]:
+        """The studies that wait for a person."""
+        return (one for one in self.requests() if self.state(one.run) == "waiting")
+
+
+class NameTaken(BadInput):
+    """A study that cannot wait here; may be told to the coordinator."""
+
+
+def study_digest(study: Study) -> str:
+    """What an approval is bound to: all settings but those of the engine, which say nothing about images."""
+    return digest_of({name: table for name, table in study.as_tables().items() if name not in NOT_ABOUT_IMAGES})
+
+
+def decision_digest(made: JsonObject) -> str:
+    """What the ledger has of a decision."""
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

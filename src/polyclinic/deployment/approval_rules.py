@@ -1,0 +1,115 @@
+"""Rules of a site in the table [approve] of its policy.toml: which studies it approves without a person.
+
+Without that table a person must approve every study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from polyclinic.data.own_images import read_toml
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.json_types import JsonObject
+from polyclinic.messages import sentences
+from polyclinic.settings import Settings
+
+#: the table of policy.toml that holds the rules
+TABLE = "approve"
+#: tables of a study that decide neither what is computed from images nor what leaves
+NOT_ABOUT_IMAGES = ("format", "engine", "plugins")
+
+
+class ApprovalRules(Settings):
+    """The table [approve] of policy.toml."""
+
+    every: bool = Field(False, description="approve every study without a person: for rehearsals with drawn images")
+    methods: tuple[str, ...] = Field(
+        (), description="approve studies of these methods without a person, within the limits below"
+    )
+    max_rounds: int | None = Field(None, ge=1, description="rounds that such a study may have")
+    max_epsilon: float | None = Field(
+        None, gt=0, description="such a study must set privacy.target_epsilon, and to no more than this"
+    )
+    same_as_last: bool = Field(
+        False, description="approve a study without a person if only its seed differs from the last approved one"
+    )
+
+    def reason_to_approve(self, study: JsonObject, last: JsonObject | None) -> str | None:
+        """The rule that approves this study, in words; None if a person must. `last` is the study that was approved
+        last. Studies are given as their tables, every default written out."""
+        if self.every:
+            return "the rule approve.every"
+        if self.same_as_last and last is not None and not changed_settings(last, study, but=("seed",)):
+            return "the rule approve.same_as_last"
+        if study["method"]["name"] in self.methods and self._within_limits(study):
+            return "the rule approve.methods"
+        return None
+
+    def _within_limits(self, study: JsonObject) -> bool:
+        rounds, target = study["method"]["rounds"], study.get("privacy", {}).get("target_epsilon")
+        few = self.max_rounds is None or rounds <= self.max_rounds
+        return few and (self.max_epsilon is None or (target is not None and target <= self.max_epsilon))
+
+
+def rules_of(file: Path) -> ApprovalRules:
+    """The rules in a site's policy.toml."""
+    try:
+        return ApprovalRules.model_validate(read_toml(file).get(TABLE, {}))
+    except ValidationError as error:
+        raise BadInput(f"{file}: {sentences(error, TABLE, ApprovalRules)}") from None
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, ...] = ()) -> list[str]:
+    """What differs between two studies, a sentence for each setting; tables that are not about images are left out."""
+    found = []
+    for table in sorted({**before, **now}):
+        if table in (*NOT_ABOUT_IMAGES, *but) or before.get(table) == now.get(table):
+            continue
+        old, new = before.get(table), now.get(table)
+        if not isinstance(old, Mapping | None) or not isinstance(new, Mapping | None):
+            found.append(_change(table, old, new))
+            continue
+        old, new = old or {}, new or {}
+        names = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
+        found += [_change(f"{table}.{name}", old.get(name), new.get(name)) for name in names]
+    return found
+
+
+def _change(setting: str, old: Any, new: Any) -> str:
+    if old is None:
+        return f"{setting} is new: {new}"
+    return f"{setting} was {old} and is now {'not set' if new is None else new}"
+
+
+#: which way each number of a policy lets out more
+LESS_IS_WIDER = ("min_cohort",)
+MORE_IS_WIDER = ("max_bytes", "max_epsilon", "max_delta", "max_scores")
+LISTS = ("kinds", "accountants")
+
+
+def widened(before: Mapping[str, Any], now: Policy) -> list[str]:
+    """In what a policy lets out more than the one that a study was approved under, a sentence for each setting.
+
+    A change whose direction is not known counts as wider."""
+    found = []
+    for name, new in now.model_dump(mode="json").items():
+        old = before.get(name)
+        if new != old and not _is_narrower(name, old, new):
+            found.append(_change(f"policy.toml: {name}", "without a limit" if old is None else old, new))
+    return found
+
+
+def _is_narrower(name: str, old: Any, new: Any) -> bool:
+    if name in LISTS:
+        return old is not None and set(new) <= set(old)
+    if name in MORE_IS_WIDER:
+        without_limit = old is None and name != "max_delta"  # whose default is a number that depends on the images
+        return new is not None and (without_limit or (old is not None and new <= old))
+    if name in LESS_IS_WIDER:
+        return old is not None and new >= old
+    return (name, new) in (("unit", "patient"), ("scores", "coarse"))

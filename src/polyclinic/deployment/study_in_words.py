@@ -1,0 +1,188 @@
+"""A study in plain sentences, for the person at a site who approves it: what would leave, how often, to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.own_images import own_data
+from polyclinic.data.parts import PreparedSites
+from polyclinic.deployment.approval_rules import changed_settings
+from polyclinic.federation.leaving.budget import SCORES
+from polyclinic.federation.leaving.key_exchange import KeyExchange
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.operation import Operation
+from polyclinic.json_types import JsonObject
+from polyclinic.methods.shared.local_work import LocalWork
+from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import Study
+
+#: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
+COVERED = {
+    "classifier": ("weights", "gradients"),
+    "encoder": (),
+    "primary": (),
+    "generator": ("generator", "synthetic-images"),
+    "prior": ("generator", "synthetic-images"),
+}
+#: kinds whose size is that of the model
+AS_LARGE_AS_THE_MODEL = ("weights", "gradients")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A study as one site sees it; the plug-ins of the site must be loaded."""
+
+    study: Study
+    site: str
+    kit: Path
+    policy: Policy
+
+    def sentences(self, last: JsonObject | None) -> list[str]:
+        """Everything a person should know before approving; `last` is the study that was approved last."""
+        return [
+            *self.about(),
+            "",
+            "What the coordinator may ask of this site:",
+            *(f"- {line}" for line in self.operations()),
+            "",
+            *self.how_often(),
+            *self.bytes(),
+            *self.scores(),
+            *self.privacy(),
+            "",
+            *new_against(last, self.study),
+        ]
+
+    def about(self) -> list[str]:
+        study, data = self.study, self.study.data
+        dataset = data.dataset if isinstance(data, AtSites) else "no dataset of yours"
+        others = [name for name in study.sites.site_names() if name != self.site]
+        network = f"{study.model.backbone} for {study.task.name}"
+        return [
+            f"Method {study.method.name} ({study.method.summary}).",
+            f"It trains the network {network} on your images '{dataset}'.",
+            f"The other sites are {', '.join(others) or 'none'}.",
+        ]
+
+    def operations(self) -> Iterator[str]:
+        """What may leave by each operation, and to whom."""
+        for name, declared, purpose in operations_of(self.study):
+            about = f"{name} ({purpose})" if purpose else name
+            if declared.simulation_only:
+                yield f"{about}: exists in simulation only, and this site refuses it."
+            elif not declared.releases:
+                yield f"{about}: nothing leaves."
+            else:
+                yield f"{about}: {', '.join(declared.releases)}, {_receiver(declared)}.{self._refused(declared)}"
+
+    def _refused(self, declared: Operation) -> str:
+        refused = [kind for kind in declared.releases if kind not in self.policy.kinds]
+        return f" Your policy keeps {', '.join(refused)} back, so this fails where it is needed." if refused else ""
+
+    def how_often(self) -> list[str]:
+        rounds = self.study.method.rounds
+        return [
+            f"The study has {rounds} rounds. The coordinator may ask for an operation more than once in a round; "
+            "scores leave once a round, and once more at the end."
+        ]
+
+    def bytes(self) -> list[str]:
+        """An estimate for what has the size of the model; nothing is said of kinds whose size hangs on images."""
+        limit = self.policy.max_bytes
+        most = f"Your policy stops everything after {limit} bytes." if limit is not None else ""
+        kinds = {kind for _, declared, _ in operations_of(self.study) for kind in declared.releases}
+        if not kinds & set(AS_LARGE_AS_THE_MODEL):
+            return [f"How many bytes leave is not known before. {most}".strip()]
+        one = self.model_bytes()
+        return [
+            f"The model has about {one:,} bytes: {one * self.study.method.rounds:,} bytes if it leaves once a round. "
+            f"Other kinds come on top. {most}".strip()
+        ]
+
+    def model_bytes(self) -> int:
+        names = self.study.sites.site_names()
+        assert isinstance(self.study.data, AtSites)
+        parts = PreparedSites(self.kit, names, self.study.data.info(names))
+        assembly = Assembly(self.study, parts, self.kit / "runs", self.policy)
+        backbone = self.study.model.backbones.get(self.site)
+        tensors = assembly.build_model(backbone).state_dict().values()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def scores(self) -> list[str]:
+        if not any(SCORES in declared.releases for _, declared, _ in operations_of(self.study)):
+            return ["No scores on your images leave."]
+        coarse = "rounded, without small counts" if self.policy.scores == "coarse" else "exactly as they are"
+        return [f"Scores of models on your validation and test images leave, {coarse} (scores in policy.toml)."]
+
+    def privacy(self) -> list[str]:
+        privacy = self.study.privacy
+        if privacy is None:
+            return ["There is no differential privacy: nothing limits what a model may remember of an image."]
+        return [
+            f"Differential privacy is on {', '.join(privacy.on)}, with noise {privacy.noise:g} and clipping norm "
+            f"{privacy.clip:g}. {self._epsilon()}",
+            f"It does not cover {self._uncovered()}.",
+        ]
+
+    def _epsilon(self) -> str:
+        """Epsilon by the study's own settings, at the delta that this site counts with."""
+        study, privacy = self.study, self.study.privacy
+        assert privacy is not None
+        if privacy.target_epsilon is not None:
+            return f"By the study's settings training stops at epsilon {privacy.target_epsilon:g} for one image."
+        if not isinstance(study.method, LocalWork) or privacy.on != ("classifier",):
+            return "The study sets no target_epsilon, and what it will spend is not known before."
+        assert isinstance(study.data, AtSites)
+        images = len(own_data(self.kit / "local" / "site.toml", study.data, self.site, self.kit / "cache").train)
+        batch, method = study.optimizer.at_site(self.site).batch_size, study.method
+        steps = method.local_steps or (method.local_epochs or 1) * max(1, images // batch)
+        rate, delta = sampling_rate_for(images, batch), self.policy.delta_for(images)
+        noise = privacy.noise_in_sum(rate * images)
+        spent = compute_epsilon(rate, noise, steps * method.rounds, delta, privacy.accountant)
+        return f"By the study's settings it spends epsilon {spent:.3g} at delta {delta:.2g} for one of {images} images."
+
+    def _uncovered(self) -> str:
+        assert self.study.privacy is not None
+        covered = {kind for part in self.study.privacy.on for kind in COVERED[part]} | {"keys"}
+        kinds = sorted({kind for _, one, _ in operations_of(self.study) for kind in one.releases} - covered)
+        open_kinds = [kind for kind in kinds if kind != SCORES]
+        words = ["scores of validation and test images" if SCORES in kinds else "", *open_kinds]
+        return "; ".join([*filter(None, words), "a patient with several images", "how many images you have"])
+
+
+def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
+    """The operations that a study's coordinator may ask for: name, what each declares, what it is for."""
+    found = []
+    exchange = [KeyExchange()] if _goes_between_sites(study) else []
+    for owner in (study.method, *exchange):
+        for name in sorted(dir(type(owner))):
+            function = getattr(type(owner), name, None)
+            if isinstance(declared := getattr(function, "operation", None), Operation):
+                found.append((name, declared, (function.__doc__ or "").split("\n")[0].rstrip(".")))
+    return found
+
+
+def _goes_between_sites(study: Study) -> bool:
+    functions = (getattr(type(study.method), name, None) for name in dir(type(study.method)))
+    declared = (getattr(function, "operation", None) for function in functions)
+    return any(isinstance(one, Operation) and one.for_sites_only for one in declared)
+
+
+def _receiver(declared: Operation) -> str:
+    if declared.for_sites_only:
+        return "to other sites, sealed so that the coordinator cannot read it"
+    return "to the coordinator (or, sealed, to another site)"
+
+
+def new_against(last: JsonObject | None, study: Study) -> list[str]:
+    """What is new against the study that was approved last."""
+    if last is None:
+        return ["No study has been approved at this site before."]
+    changes = changed_settings(last, study.as_tables())
+    if not changes:
+        return ["It has the settings of the study that was approved last."]
+    return ["What is new against the study that was approved last:", *(f"- {change}" for change in changes)]

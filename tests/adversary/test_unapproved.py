@@ -1,0 +1,160 @@
+"""Attack: have a site work on a study that its people have not approved, or not like this, or no longer."""
+
+import json
+
+import pytest
+from attacked_site import SITE, ask, first_weights, study
+
+from polyclinic import __version__
+from polyclinic.deployment import approval
+from polyclinic.deployment.approval import Approvals, NameTaken, NotApproved, decision_digest
+from polyclinic.deployment.deployed_site import ApprovedRelay, discreet
+from polyclinic.federation.call import pack, unpack
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.leaving.suspension import Suspensions
+
+
+@pytest.fixture
+def approvals(kit):
+    kit.policy(approve="")
+    return Approvals(kit.folder, SITE)
+
+
+def test_nothing_is_opened_for_a_study_that_waits(kit, approvals):
+    with pytest.raises(NotApproved, match=r"^waits for approval at the site$") as waits:
+        kit.host()
+    assert discreet(str(kit.folder))(waits.value) == "waits for approval at the site"
+    assert not (kit.folder / "runs").exists()
+    assert not (kit.folder / "cache").exists()
+    assert [one.run for one in approvals.waiting()] == ["run"]
+
+
+def test_an_approved_study_runs_and_another_of_its_name_does_not(kit, approvals):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "approve")
+    host = kit.host()
+    assert ask(host, "train", weights=first_weights(host)).parcels
+    approvals.request("other", study(), __version__)
+    approvals.decide("other", "approve")
+    for changed in ({"method__rounds": 4}, {"seed": 1}, {"optimizer__lr": 0.5}):
+        with pytest.raises(NameTaken, match="another study of this name"):
+            kit.host("other", **changed)
+
+
+def test_what_was_shown_is_what_is_approved(kit, approvals):
+    """A study cannot be exchanged between `site show` and `site approve`."""
+    approvals.request("run", study(), __version__)
+    seen = approvals.named("run")
+    with pytest.raises(NameTaken):
+        approvals.request("run", study(method__rounds=1000), __version__)
+    assert approvals.named("run") == seen
+
+
+@pytest.mark.parametrize(
+    ("change", "waits"),
+    [
+        ({"min_cohort": 2}, False),
+        ({"kinds": ["weights"]}, False),
+        ({"max_bytes": 10**9}, False),
+        ({"min_cohort": 0}, True),
+        ({"kinds": ["weights", "latents"]}, True),
+    ],
+)
+def test_a_wider_policy_waits_again_and_a_narrower_one_does_not(kit, approvals, change, waits):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "approve")
+    kit.policy(approve="", **change)
+    if waits:
+        with pytest.raises(NotApproved):
+            kit.host()
+        assert len(approvals.new_in_policy("run")) == 1
+    else:
+        assert kit.host()
+
+
+def test_a_study_that_is_revoked_while_it_works_releases_nothing(kit, approvals, monkeypatch):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "approve")
+    host = kit.host()
+    weights, train = first_weights(host), type(host.spec.method).train
+
+    def train_slowly(self, site, **given):
+        released = train(self, site, **given)
+        approvals.decide("run", "revoke", "the data protection officer called")
+        return released
+
+    train_slowly.operation = train.operation
+    monkeypatch.setattr(type(host.spec.method), "train", train_slowly)
+    for _ in range(2):
+        with pytest.raises(NotApproved, match="was revoked by the site's own people"):
+            ask(host, "train", weights=weights)
+    assert not (kit.folder / "runs" / "run" / "ledger" / "north.jsonl").exists()
+    assert Suspensions(kit.folder).all() == []  # a person's decision tells nothing about images
+
+
+def test_a_relay_starts_no_process_and_hands_out_no_answer_without_approval(kit, approvals):
+    approvals.request("run", study(), __version__)
+    relay = ApprovedRelay(SITE, lambda: pytest.fail("it was started"), str, lambda: approvals.require("run"))
+    assert unpack(relay.handle("ping", pack({}, [])))[0] == {"site": SITE, "approval": "waiting"}
+    for what in ("run", "wait", "take", "piece"):
+        said = unpack(relay.handle(what, pack({"call": "1", "pieces": 0}, [b""])))[0]
+        assert said["failed"] == "waits for approval at the site"
+    approvals.decide("run", "refuse")
+    assert unpack(relay.handle("ping", pack({}, [])))[0]["approval"] == "refused"
+
+
+def test_no_rule_approves_what_a_person_refused_or_revoked(kit, approvals):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "refuse")
+    kit.policy(approve="every = true")
+    with pytest.raises(NotApproved, match="was refused"):
+        kit.host()
+    approvals.decide("run", "approve")
+    assert kit.host()
+    approvals.decide("run", "revoke")
+    with pytest.raises(NotApproved, match="was revoked"):
+        kit.host()
+
+
+def test_a_policy_that_cannot_be_read_approves_nothing_and_hinders_no_revocation(kit, approvals):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "approve")
+    (kit.folder / "local" / "policy.toml").write_text("kinds = [")
+    with pytest.raises(NotApproved):
+        approvals.require("run")
+    approvals.decide("run", "revoke")
+    with pytest.raises(NotApproved, match="was revoked"):
+        approvals.require("run")
+
+
+def test_every_decision_is_in_the_ledger(kit, approvals):
+    approvals.request("run", study(), __version__)
+    for decision in ("refuse", "approve", "revoke"):
+        approvals.decide("run", decision, why="because")
+    lines = verify(approvals.ledger_file("run"))
+    assert [(line["operation"], line["kind"], line["bytes"]) for line in lines] == [
+        ("refuse", "approval", 0),
+        ("approve", "approval", 0),
+        ("revoke", "approval", 0),
+    ]
+    kept = [json.loads(line) for line in (approvals.folder / "run" / "decisions.jsonl").read_text().splitlines()]
+    assert [decision_digest(one) for one in kept] == [line["digest"] for line in lines]
+
+
+def test_a_coordinator_cannot_fill_the_disk_with_studies(kit, approvals, monkeypatch):
+    monkeypatch.setattr(approval, "MOST_WAITING", 2)
+    for name in ("a", "b"):
+        approvals.request(name, study(), __version__)
+    with pytest.raises(NameTaken, match="2 studies wait at this site already"):
+        approvals.request("c", study(), __version__)
+    approvals.decide("a", "refuse")
+    approvals.request("c", study(), __version__)
+
+
+def test_approving_a_suspended_study_releases_it(kit, approvals):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "approve")
+    host = kit.host()
+    Suspensions(kit.folder).suspend("run", "GateRefusedData: tensor 'x' holds NaN")
+    approvals.decide("run", "approve", "one broken scan, taken out")
+    assert ask(host, "train", weights=first_weights(host)).parcels

@@ -1,0 +1,166 @@
+"""`polyclinic site`, as a person at a hospital types it."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyclinic import __version__
+from polyclinic.cli import run_app
+from polyclinic.deployment.approval import Approvals
+from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.privacy.epsilon import compute_epsilon
+from polyclinic.study import Study
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """The kit of site 'north', and one's own folder is the kit."""
+    folder = tmp_path / "kit"
+    for name in ("startup", "local"):
+        (folder / name).mkdir(parents=True)
+    (folder / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
+    (folder / "local" / "policy.toml").write_text('kinds = ["weights", "metrics"]\nmax_bytes = 1_000_000\n')
+    (folder / "local" / "site.toml").write_text('[datasets.scans]\nsource = "folder"\npath = "../../scans"\n')
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def came(kit, run="first", **changes):
+    """A study comes to the site."""
+    tables = {
+        "data": {"source": "at-sites", "dataset": "scans", "size": 16, "classes": ["clear", "ill"]},
+        "sites": {"partition": "column", "names": ["north", "south"]},
+        "model": {"backbone": "lenet5"},
+        "optimizer": {"batch_size": 10},
+        "method": {"name": "fedavg", "rounds": 3},
+    }
+    study = Study(**{**tables, **changes})
+    Approvals(kit, "north").request(run, study, __version__)
+    return study
+
+
+def site(capsys, *arguments, code=0):
+    """What a command says."""
+    assert run_app(["site", *arguments]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def test_a_study_is_seen_approved_revoked_and_approved_again(kit, capsys):
+    assert site(capsys, "pending") == "nothing waits for you\n"
+    came(kit)
+    assert "first: waits since " in site(capsys, "pending")
+    told = site(capsys, "show", "first")
+    for words in (
+        "It waits for your decision.",
+        "Method fedavg (all sites train at once, the mean of their weights is the next round's).",
+        "on your images 'scans'",
+        "The other sites are south.",
+        "- train: weights, to the coordinator",
+        "metrics, to the coordinator",
+        "The study has 3 rounds.",
+        "Your policy stops everything after 1000000 bytes.",
+        "Scores of models on your validation and test images leave, rounded, without small counts",
+        "There is no differential privacy",
+        "No study has been approved at this site before.",
+    ):
+        assert words in told
+    assert "first: approved" in site(capsys, "approve", "first")
+    assert site(capsys, "pending") == "nothing waits for you\n"
+    assert "It is approved." in site(capsys, "show", "first")
+    assert "nothing more of it leaves" in site(capsys, "revoke", "first", "--why", "asked by our board")
+    assert Approvals(kit, "north").decisions("first")[-1].why == "asked by our board"
+    assert "Its approval was revoked." in site(capsys, "show", "first")
+    site(capsys, "approve", "first")
+    assert Approvals(kit, "north").state("first") == "approved"
+
+
+def test_a_refused_study_and_a_policy_that_lets_out_more(kit, capsys):
+    came(kit)
+    came(kit, "second", method={"name": "fedavg", "rounds": 50})
+    assert "second: refused" in site(capsys, "refuse", "second")
+    assert "It was refused." in site(capsys, "show", "second")
+    site(capsys, "approve", "first")
+    told = site(capsys, "show", "second")
+    assert "What is new against the study that was approved last:\n- method.rounds was 3 and is now 50\n" in told
+    (kit / "local" / "policy.toml").write_text('kinds = ["weights", "metrics", "latents"]\n')
+    assert "first: waits" in site(capsys, "pending")
+    told = site(capsys, "show", "first")
+    assert "Your policy lets out more than when you approved it: policy.toml: kinds was" in told
+    assert "policy.toml: max_bytes was 1000000 and is now not set" in told
+
+
+def test_bytes_are_those_of_the_model(kit, capsys):
+    came(kit)
+    weights = 4 * sum((6 * 1 * 25 + 6, 16 * 6 * 25 + 16)) + _linear_bytes(kit)
+    assert f"The model has about {weights:,} bytes: {3 * weights:,} bytes" in site(capsys, "show", "first")
+
+
+def _linear_bytes(kit):
+    from polyclinic.models import build
+
+    model = build("lenet5", channels=1, outputs=2, size=16, norm="batch")
+    return 4 * sum(value.numel() for name, value in model.state_dict().items() if not name.startswith("conv"))
+
+
+def test_epsilon_by_the_studys_settings_and_what_it_does_not_cover(kit, capsys):
+    for name in ("clear", "ill"):
+        (kit.parent / "scans" / name).mkdir(parents=True)
+        for number in range(30):
+            Image.fromarray(np.full((16, 16), number, np.uint8)).save(kit.parent / "scans" / name / f"{number}.png")
+    came(kit, privacy={"noise": 1.0})
+    told = site(capsys, "show", "first")
+    images = int(told.split(" for one of ")[1].split()[0])
+    spent = compute_epsilon(10 / images, 1.0, 3 * (images // 10), 1 / images)
+    assert f"it spends epsilon {spent:.3g} at delta {1 / images:.2g} for one of {images} images" in told
+    assert "It does not cover scores of validation and test images; a patient with several images" in told
+    came(kit, "second", privacy={"noise": 1.0, "target_epsilon": 2.0})
+    assert "training stops at epsilon 2 for one image" in site(capsys, "show", "second")
+
+
+def test_what_goes_between_sites_and_what_the_policy_keeps_back(kit, capsys):
+    scans = {"source": "at-sites", "dataset": "scans", "size": 28, "classes": ["clear", "ill"]}
+    came(kit, data=scans, method={"name": "feder", "rounds": 3}, generator={"name": "dcgan"})
+    told = site(capsys, "show", "first")
+    assert "weights, synthetic-images, to other sites, sealed so that the coordinator cannot read it." in told
+    assert "Your policy keeps synthetic-images back, so this fails where it is needed." in told
+    assert "- give_key (The site's public key; its private one stays): keys" in told
+
+
+def test_a_suspended_study_says_its_true_reason_and_approve_releases_it(kit, capsys):
+    came(kit)
+    site(capsys, "approve", "first")
+    Suspensions(kit).suspend("first", "GateRefusedData: tensor 'conv1' holds NaN")
+    assert "first: suspended since" in (told := site(capsys, "pending"))
+    assert "tensor 'conv1' holds NaN" in told
+    assert "tensor 'conv1' holds NaN" in site(capsys, "show", "first")
+    site(capsys, "approve", "first")
+    assert Suspensions(kit).all() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "nothing"], "nothing: no study of this name came to this site"),
+        (["approve", "nothing"], "no study of this name"),
+        (["approve", "../../etc"], "cannot be the name"),
+        (["revoke", "first"], "first: is not approved"),
+        (["pending", "--kit", ".."], "is no kit of a server or site"),
+    ],
+)
+def test_mistakes_are_one_sentence(kit, capsys, arguments, words):
+    came(kit)
+    assert words in site(capsys, *arguments, code=2)
+
+
+def test_an_approved_study_is_revoked_and_not_refused(kit, capsys):
+    came(kit)
+    site(capsys, "approve", "first")
+    assert "`polyclinic site revoke first` takes the approval back" in site(capsys, "refuse", "first", code=2)
+
+
+def test_the_servers_kit_approves_nothing(kit, capsys):
+    (kit / "startup" / "fed_server.json").write_text("{}")
+    assert "is the server's kit; name that of a site" in site(capsys, "pending", code=2)

@@ -1,0 +1,98 @@
+"""Rules that approve a study without a person; what differs between studies, and between policies."""
+
+import pytest
+
+from polyclinic.deployment.approval_rules import ApprovalRules, changed_settings, rules_of, widened
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.policy import Policy
+
+
+def tables(**changes):
+    study = {"seed": 0, "method": {"name": "fedavg", "rounds": 20}, "engine": {"threads": 1}}
+    return {**study, **changes}
+
+
+PRIVATE = {"privacy": {"noise": 1.0, "target_epsilon": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("rules", "study", "approved"),
+    [
+        ({}, tables(), None),
+        ({"every": True}, tables(), "the rule approve.every"),
+        ({"methods": ("fedavg",)}, tables(), "the rule approve.methods"),
+        ({"methods": ("cwt",)}, tables(), None),
+        ({"methods": ("fedavg",), "max_rounds": 20}, tables(), "the rule approve.methods"),
+        ({"methods": ("fedavg",), "max_rounds": 19}, tables(), None),
+        ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(**PRIVATE), "the rule approve.methods"),
+        ({"methods": ("fedavg",), "max_epsilon": 3.9}, tables(**PRIVATE), None),
+        ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(), None),
+        ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(privacy={"noise": 1.0}), None),
+        ({"max_rounds": 100}, tables(), None),  # limits alone approve nothing
+        ({"same_as_last": True}, tables(), "the rule approve.same_as_last"),
+        ({"same_as_last": True}, tables(seed=7), "the rule approve.same_as_last"),
+        ({"same_as_last": True}, tables(engine={"threads": 2}), "the rule approve.same_as_last"),
+        ({"same_as_last": True}, tables(method={"name": "fedavg", "rounds": 21}), None),
+    ],
+)
+def test_a_rule_approves_what_it_names_and_nothing_else(rules, study, approved):
+    assert ApprovalRules(**rules).reason_to_approve(study, last=tables()) == approved
+
+
+def test_the_first_study_of_a_site_is_the_same_as_no_other():
+    assert ApprovalRules(same_as_last=True).reason_to_approve(tables(), last=None) is None
+
+
+def test_mistakes_in_the_rules_name_the_file(tmp_path):
+    (tmp_path / "policy.toml").write_text("[approve]\nmethod = ['fedavg']\n")
+    with pytest.raises(BadInput, match=r"policy\.toml: approve\.method: no such setting"):
+        rules_of(tmp_path / "policy.toml")
+    (tmp_path / "policy.toml").write_text("min_cohort = 3\n")
+    assert rules_of(tmp_path / "policy.toml") == ApprovalRules()
+
+
+def test_changes_of_a_study_in_words():
+    now = tables(seed=1, method={"name": "fedavg", "rounds": 50, "weighting": "uniform"}, **PRIVATE)
+    assert changed_settings(tables(model={"norm": "group"}), now) == [
+        "method.rounds was 20 and is now 50",
+        "method.weighting is new: uniform",
+        "model.norm was group and is now not set",
+        "privacy.noise is new: 1.0",
+        "privacy.target_epsilon is new: 4.0",
+        "seed was 0 and is now 1",
+    ]
+
+
+NARROW = {"kinds": ("weights", "metrics"), "max_bytes": 1000, "max_epsilon": 2.0, "max_scores": 10, "min_cohort": 10}
+NARROW |= {"max_delta": 1e-6, "accountants": ("rdp",), "unit": "patient", "scores": "coarse"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wide", "tight"),
+    [
+        ("kinds", ("weights", "latents"), ("weights",)),
+        ("max_bytes", None, 999),
+        ("max_epsilon", 2.1, 1.0),
+        ("max_scores", 11, 0),
+        ("max_delta", 1e-5, 1e-7),
+        ("min_cohort", 9, 11),
+        ("accountants", ("rdp", "prv"), ("rdp",)),
+        ("unit", "image", "patient"),
+        ("scores", "fine", "coarse"),
+    ],
+)
+def test_each_setting_of_a_policy_knows_which_way_is_wider(name, wide, tight):
+    before = Policy(**NARROW).model_dump(mode="json")
+    assert [name in sentence for sentence in widened(before, Policy(**{**NARROW, name: wide}))] == [True]
+    assert widened(before, Policy(**{**NARROW, name: tight})) == []
+
+
+def test_a_limit_where_there_was_none_is_narrower_but_for_delta():
+    before = Policy().model_dump(mode="json")
+    assert widened(before, Policy(max_bytes=10, max_epsilon=8.0, max_scores=3)) == []
+    assert widened(before, Policy(max_delta=0.5)) == ["policy.toml: max_delta was without a limit and is now 0.5"]
+
+
+def test_a_setting_that_nobody_thought_of_counts_as_wider():
+    before = {**Policy(**NARROW).model_dump(mode="json"), "deployed": "perhaps"}
+    assert len(widened(before, Policy(**NARROW))) == 1
