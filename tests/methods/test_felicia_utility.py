@@ -14,9 +14,12 @@ from pydantic import ValidationError
 
 from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state
 from polyclinic.generators.gan.batches import centred
+from polyclinic.methods.felicia import Felicia, _shared_images
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.result import Result
@@ -148,7 +151,7 @@ def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_f
     whole, looks = private.take_private_steps, []
 
     def watch(site, objective, steps, optimizer):
-        rows, labels, is_real = objective.fetch(torch.arange(3))
+        rows, labels, is_real = objective.fetch(torch.arange(3), torch.arange(3))
         own = site.data.train
         assert torch.equal(rows[is_real], centred(torch.from_numpy(np.asarray(own.images[:3]).copy())))
         assert labels[is_real].tolist() == own.labels[:3].tolist()
@@ -193,6 +196,32 @@ def test_sites_that_share_images_also_learn_from_those_of_all_sites(felicia, mon
     others = [given[name]["synthetic-all"].images[10:] for name in ("site-1", "site-2")]
     assert np.array_equal(others[0][10:], others[1][10:])
     assert not np.array_equal(others[0][:10], others[1][:10])
+
+
+def test_a_site_that_gets_no_images_of_others_chooses_by_validation(felicia, monkeypatch, tmp_path):
+    monkeypatch.setattr(Felicia, "collect_images", lambda self, federation: {})
+    result = run(felicia(share_images=True, release="synthetic-all"), tmp_path / "run")
+    assert result["failures"] == []
+    assert {table["released"] for table in result.metrics["diets"].values()} <= {"real", "augmented"}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"images": torch.zeros(2, 3, 8, 8)},
+        {"images": torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "labels": torch.zeros(3)},
+        {"labels": torch.zeros(0)},
+    ],
+)
+def test_a_site_that_shares_no_images_with_labels_is_named(tensors):
+    reply = Reply("west", (Parcel("synthetic-images", tensors),))
+    with pytest.raises(WorkFailed, match="site 'west': it shares no uint8 images with a label each"):
+        _shared_images(reply)
+
+
+def test_one_site_has_nobody_to_share_with(felicia):
+    with pytest.raises(BadInput, match=r"method\.share_images: there is no other site to share with; set it to false"):
+        felicia({"sites.count": 1}, share_images=True)
 
 
 def test_without_sharing_no_site_gives_images_away(felicia, undisturbed):

@@ -157,6 +157,13 @@ def test_what_the_check_accepts_the_run_accepts(method, task, monkeypatch, tmp_p
             r"method\.encoder_site: there is no site 'west'; choose largest, random or site-1, site-2",
         ),
         (
+            {"name": "felicia"},
+            {"name": "dcgan"},
+            "classification",
+            {"sites": {"partition": "clusters", "count": 1}},
+            "the clusters partition needs at least two sites",
+        ),
+        (
             {"name": "standalone"},
             {"name": "vqvae2"},
             "classification",

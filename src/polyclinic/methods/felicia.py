@@ -241,7 +241,7 @@ class Felicia(Method):
         """For each site, the synthetic images of all the others; nothing where sites do not share them."""
         if not self.share_images or len(federation.sites) == 1:
             return {}
-        given = {reply.site: reply.parcel("synthetic-images").tensors for reply in federation.ask_all("give_images")}
+        given = {reply.site: _shared_images(reply) for reply in federation.ask_all("give_images")}
         others = {site: [tensors for name, tensors in given.items() if name != site] for site in given}
         joined = {
             site: {name: torch.cat([tensors[name] for tensors in sets]) for name in ("images", "labels")}
@@ -271,6 +271,10 @@ class Felicia(Method):
                 "method.central: 'per-class' needs images that are made for a class, and generator.condition = 'none' "
                 "ignores labels; choose 'one', or another generator.condition"
             )
+
+    def check_sites(self, sites: Sequence[str]) -> None:
+        if self.share_images and len(sites) < 2:
+            raise BadInput("method.share_images: there is no other site to share with; set it to false")
 
     def needs_generator(self) -> bool:
         return True
@@ -450,6 +454,15 @@ def _labels(reply: Reply, classes: int) -> Tensor:
     if not whole or bool(((labels < 0) | (labels >= classes)).any()):
         raise WorkFailed(f"site '{reply.site}': its synthetic images came without a class from 0 to {classes - 1} each")
     return labels
+
+
+def _shared_images(reply: Reply) -> Tensors:
+    """The images and labels that a site shares; sites check what they get of them (`utility.received_part`)."""
+    tensors = reply.parcel("synthetic-images").tensors
+    images, labels = tensors.get("images", torch.empty(0)), tensors.get("labels", torch.empty(0))
+    if images.dtype != torch.uint8 or images.dim() != 4 or labels.shape != images.shape[:1]:
+        raise WorkFailed(f"site '{reply.site}': it shares no uint8 images with a label each")
+    return tensors
 
 
 def _floats(images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.partitions.base import Address, Sites
@@ -100,10 +100,14 @@ class Clusters(Sites):
         True, description="cluster each class by itself, so that sites differ in looks and not in labels"
     )
 
+    @model_validator(mode="after")
+    def _several_clusters(self) -> Clusters:
+        if len(self.site_names()) < 2:
+            raise ValueError("the clusters partition needs at least two sites")
+        return self
+
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> StratumShares:
         names = self.site_names()
-        if len(names) < 2:
-            raise BadInput("sites.count: clusters need at least two sites; set sites.count = 2 or more")
         groups = max(1, len(dataset.classes)) if self.per_class else 1
         found = [self._fit(dataset, train, group, groups, address) for group in range(groups)]
 

@@ -84,7 +84,8 @@ def evaluate(site: Site, synthetic: ImageSet, selection: Selection, others: Imag
     `others` are synthetic images of the other sites, where sites share them.
     """
     networks = train_and_keep(site, synthetic, selection, others)
-    chosen = selection.release or choose_by_validation(networks, selection.margin)
+    wanted = selection.release if selection.release in networks else None  # the other sites' images may not have come
+    chosen = wanted or choose_by_validation(networks, selection.margin)
     site.state.put("local", networks[chosen].weights)
     site.state.put("best", networks[chosen].weights)
     site.state["released"] = torch.tensor(TRAINING_SETS.index(chosen))
