@@ -32,7 +32,7 @@ from polyclinic.study import parse_study
 RATES = (1e-4, 3e-4, 1e-3)
 #: what is searched; the others take the rate of the method they are a variant of
 SEARCHED = ("standalone", "centralized", "fedavg", "fedprox", "fedbn", "feder")
-BUFFERS = (0, 128, 256, 1024)
+BUFFERS = (0, 128, 256, 1024, 2048)
 NODES = [2, 4, 8, 16]
 #: what the figures depend on besides the data, for the record
 ASKED = (
