@@ -327,6 +327,12 @@ def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
         audit(folder, trajectory=(5, 2))
 
 
+def test_a_study_may_ask_for_a_trajectory(audited):
+    attack = {"optimizer": "adam", "iterations": 3, "label": "joint", "trajectory": [0, 1]}
+    report, _ = audited("fedsgd", {"audit.gradient_inversion": attack, "optimizer.batch_size": 1}, batch="mini")
+    assert report["parcels"][0]["findings"][0]["trajectory"]["steps"] == [0, 1]
+
+
 def test_latents_without_the_encoder(audited, hurry):
     """Where the encoder is not granted but similar images are, a decoder is trained that does not know it."""
     hurry(latent_steps=2, candidates=8)

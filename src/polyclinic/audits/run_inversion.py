@@ -28,7 +28,9 @@ def invert_and_score(
     missing = settings.needs - tools.threat.granted - set(has)
     if missing:
         return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
-    settings = settings.model_copy(update={"trajectory": steps_within(tools.trajectory, settings.iterations)})
+    if tools.trajectory:  # else what the study's [audit.gradient_inversion] asks for
+        steps = steps_within(tools.trajectory, settings.iterations)
+        settings = settings.model_copy(update={"trajectory": steps})
     try:
         back = settings.run([seen.parcel], knowledge, seed=tools.seed, device=tools.device)
     except (BadInput, ValueError) as error:  # ValueError: batch norm of a single value
@@ -49,7 +51,7 @@ def invert_and_score(
 
 def steps_within(wanted: tuple[int, ...], iterations: int) -> tuple[int, ...]:
     """The steps that the search will take, and its last one."""
-    return (*(step for step in wanted if step < iterations), iterations) if wanted else ()
+    return (*(step for step in wanted if step < iterations), iterations)
 
 
 def search_steps(kept: ImageTrajectory, result: Recovery, most: int = 6) -> SearchSteps:
