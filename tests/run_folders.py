@@ -28,6 +28,12 @@ def ledgers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
+def releases(folder: Path, site: str) -> list[dict[str, Any]]:
+    """The lines of a site's ledger without signatures, which are others with other keys."""
+    lines = verify(folder / "ledger" / f"{site}.jsonl")
+    return [{name: value for name, value in line.items() if name != "signature"} for line in lines]
+
+
 def assert_same_run(folder: Path, expected: Path) -> None:
     assert_valid(folder)
     assert result(folder)["weights_sha256"] == result(expected)["weights_sha256"]

@@ -11,7 +11,7 @@ import torch
 from json_schemas import assert_valid
 from PIL import Image
 from recorded_digests import RECORDED, versions
-from run_folders import ledgers
+from run_folders import releases
 from safetensors.torch import load_file
 
 from polyclinic.cli import run_app
@@ -57,8 +57,17 @@ def test_an_interrupted_run_is_resumed_to_the_same_weights(kept):
         assert (
             json.loads(Path("interrupted/result.json").read_text())["weights_sha256"] == undisturbed["weights_sha256"]
         )
-        assert ledgers(Path("interrupted")) == ledgers(undisturbed.folder)
+        for site in ("site-1", "site-2"):  # the lines that the older version wrote are unsigned
+            assert releases(Path("interrupted"), site) == releases(undisturbed.folder, site)
     assert json.loads(Path("interrupted/format.json").read_text())["format"] == RUN_FORMAT
+
+
+def test_ledgers_without_signatures_are_read_and_called_unsigned(kept, capsys):
+    assert run_app(["ledger", "verify", "finished"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("all are unsigned (written by an older version)") == 2
+    assert run_app(["ledger", "finished"]) == 0
+    assert "unsigned lines, written by an older version: site-1, site-2" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_not_run_again(kept, capsys):

@@ -28,13 +28,35 @@ PARTIAL = ".partial"
 # --- atomic writes ------------------------------------------------------------------------------------
 
 
-def atomic_write(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Write a file atomically; text becomes UTF-8. `private`: no other user of this machine may read it."""
+def atomic_write(path: Path, content: str | bytes, *, private: bool = False, durable: bool = False) -> None:
+    """Write a file atomically; text becomes UTF-8. `private`: no other user of this machine may read it. `durable`: it
+    is on disk when this returns, and survives a loss of power."""
     with atomic_file(path) as partial:
         if private:
             partial.unlink(missing_ok=True)
             partial.touch(mode=0o600)
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        if durable:
+            sync_file(partial)
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Have the content of a file on disk when this returns (fsync)."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk when this returns; Windows does that by itself."""
+    if os.name == "nt":
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

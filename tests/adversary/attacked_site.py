@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from polyclinic.deployment.deployed_site import deployed_host
+from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.parcel import Parcel
@@ -24,7 +25,9 @@ KINDS = ["weights", "gradients", "metrics", "statistics", "keys", "synthetic-ima
 
 
 class Kit:
-    """The kit of site 'north', with 60 small images of its own in a folder: two classes, a patient each."""
+    """The kit of site 'north', with 60 small images of its own in a folder: two classes, a patient each.
+
+    `south` and `server` have the keys of another site and of the coordinator."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,6 +39,10 @@ class Kit:
                 pixels = rng.integers(0, 255, (16, 16), dtype=np.uint8)
                 Image.fromarray(pixels).save(place / f"{name}{number:02d}.png")
         (folder / "local").mkdir(parents=True)
+        self.south, self.server = folder.parent / "south", folder.parent / "server"
+        self.south.mkdir()
+        self.server.mkdir()
+        pin_keys({SITE: folder / "local", "south": self.south}, self.server)
         (folder / "local" / "site.toml").write_text('[datasets.scans]\nsource = "folder"\npath = "../../scans"\n')
         self.policy()
 

@@ -5,7 +5,6 @@ import torch
 from attacked_site import SITE, ask
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.leaving.sealing import public_key, seal
@@ -21,10 +20,8 @@ FEDER = {
 
 
 @pytest.fixture
-def host(kit, tmp_path):
-    """The site after it has trained its generator and its model, with kits of two sites."""
-    (tmp_path / "south").mkdir()
-    pin_keys({SITE: kit.folder / "local", "south": tmp_path / "south"})
+def host(kit):
+    """The site after it has trained its generator and its model."""
     host = kit.host(**FEDER)
     ask(host, "prepare", 0)
     return host

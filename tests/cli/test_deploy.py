@@ -7,7 +7,7 @@ import tomllib
 import psutil
 import pytest
 from processes import ForkedProgram, wait_for
-from run_folders import history, ledgers, result
+from run_folders import history, releases, result
 
 from polyclinic.audits.open_run import read_study
 from polyclinic.cli import run_app
@@ -153,7 +153,9 @@ def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsa
     # what left a site is on record at the site, to the same byte, and nowhere else
     for site in ("site-1", "site-2"):
         there = rehearsal / "sites" / site / "runs" / "fedavg-seed0"
-        assert ledgers(there) == {f"{site}.jsonl": (expected / "ledger" / f"{site}.jsonl").read_bytes()}
+        assert releases(there, site) == releases(expected, site)
+        assert [path.name for path in (there / "ledger").iterdir()] == [f"{site}.jsonl"]
+        assert run_app(["ledger", "verify", str(there), "--against", str(tmp_path / "run")]) == 0
         # and the site can use the model, and audit what it sent
         assert load_predictor(there).card.weights_sha256 == result(expected)["weights_sha256"]
         assert read_study(there, find_kit(there)).method == study.method

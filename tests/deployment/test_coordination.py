@@ -5,13 +5,15 @@ import threading
 
 import pytest
 from processes import ForkedWorker
-from run_folders import history, result
+from run_folders import history, releases, result
 
 from polyclinic import __version__
 from polyclinic.deployment import deployed_site
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
 from polyclinic.deployment.kits import make_kits
+from polyclinic.federation.leaving.key_ring import KitKeys
+from polyclinic.federation.run_ledgers import check_run
 from polyclinic.runner.recorder import Display
 from polyclinic.study import load_study
 
@@ -38,7 +40,9 @@ def coordinate(tiny, tmp_path, monkeypatch):
         mine = {site: deployed_site.relay_of(spec, site, folder / "sites" / site) for site in ("site-1", "site-2")}
         relays.extend(mine.values())
         sends = {site: lambda what, payload, timeout, r=relay: r.handle(what, payload) for site, relay in mine.items()}
-        return Coordination(study, folder / "server" / "runs" / "run", resume, Reach(sends, lambda site: True), job)
+        server = folder / "server"
+        keys, reach = KitKeys(server / "local"), Reach(sends, lambda site: True)
+        return Coordination(study, server / "runs" / "run", resume, reach, job, keys)
 
     yield make
     for relay in relays:
@@ -116,6 +120,19 @@ def test_a_run_is_stopped_after_the_round_it_is_in_and_resumed(coordinate, tiny,
     expected = undisturbed(tiny("fedavg", {"sites.count": 2})).folder
     assert result(tmp_path / "job-2" / "run")["weights_sha256"] == result(expected)["weights_sha256"]
     assert history(tmp_path / "job-2" / "run") == history(expected)
+
+    # the ledgers, which are at the sites, fit what the coordinator received and counter-signed in both jobs
+    server = tmp_path / "deployment" / "server" / "runs" / "run"
+    heads = json.loads((server / "result.json").read_text())["ledgers"]
+    for site in ("site-1", "site-2"):
+        there = tmp_path / "deployment" / "sites" / site / "runs" / "run"
+        assert releases(there, site) == releases(expected, site)
+        assert heads[site]["lines"] == len(releases(expected, site))
+        [checked] = check_run(there, against=server).values()
+        assert (checked.seen, checked.countersigned, checked.not_received) == (len(checked.lines),) * 2 + ([],)
+        kept = json.loads((there.parent.parent / "anchors" / "runs" / "run.json").read_text())
+        assert kept["head"] == [heads[site][name] for name in ("lines", "digest", "signature")]
+        assert kept["countersigned"][0] > 2
     for run in (tmp_path / "deployment" / "server" / "runs" / "run", expected):
         assert run.stat().st_mode & 0o777 == 0o700
 

@@ -57,6 +57,8 @@ def kit(tmp_path):
             Image.fromarray(rng.integers(0, 255, (20, 20), dtype=np.uint8)).save(folder / f"{k}.png")
     local = tmp_path / "kit" / "local"
     local.mkdir(parents=True)
+    (tmp_path / "server").mkdir()
+    kits.pin_keys({"north": local}, tmp_path / "server")
     (local / "site.toml").write_text('[datasets.lesions]\nsource = "folder"\npath = "../../scans"\n')
     (local / "policy.toml").write_text('kinds = ["weights", "metrics", "statistics"]\nmin_cohort = 10\n')
     return tmp_path / "kit"

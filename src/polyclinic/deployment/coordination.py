@@ -27,6 +27,7 @@ from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
+from polyclinic.federation.leaving.key_ring import KeyRing, KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
@@ -68,18 +69,23 @@ def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> 
     """Prepare the run that a job is for. `kit` is the server's folder, `job` the one that its owner can fetch."""
     refuse_unsafe_name(job_spec["run"])
     load_site_plugins(kit / "local" / "site.toml")  # the server's people list theirs, too
-    return Coordination(parse_study(job_spec["study"]), kit / "runs" / job_spec["run"], job_spec["resume"], reach, job)
+    folder, keys = kit / "runs" / job_spec["run"], KitKeys(kit / "local")
+    return Coordination(parse_study(job_spec["study"]), folder, job_spec["resume"], reach, job, keys)
 
 
 class Coordination:
     """One run at the server."""
 
-    def __init__(self, study: Study, folder: Path, resume: bool, reach: Reach, job: Path) -> None:
+    def __init__(
+        self, study: Study, folder: Path, resume: bool, reach: Reach, job: Path, keys: KeyRing | None = None
+    ) -> None:
+        """`keys` are those of the server's kit: they check and counter-sign the heads of the sites' ledgers."""
         self.study = study
         self.folder = folder
         self.resume = resume
         self.reach = reach
         self.job = job
+        self.keys = keys
         self.engine: NVFlare | None = None
         self._stopping = threading.Event()
         self._approvals: dict[str, str] = {}  # of the sites that do not let the study run (yet)
@@ -123,7 +129,8 @@ class Coordination:
             check_same(load_run_study(self.folder), study, self.folder)
         names = study.sites.site_names()
         torch.set_num_threads(study.engine.threads)
-        assembly = Assembly(study, PreparedSites(self.folder, names, study.data.info(names)), self.folder)
+        prepared = PreparedSites(self.folder, names, study.data.info(names))
+        assembly = Assembly(study, prepared, self.folder, keys=self.keys)
         sites = {site: self.reach.sends.get(site) for site in names}
         patience = Patience(study.engine.deadline, study.engine.silence)
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)

@@ -172,6 +172,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
         "suspensions": Suspensions(kit),
         "require_approval": lambda: approvals.require(run),
         "keys": KitKeys(kit / "local"),
+        "anchors": kit / "anchors" / "runs",
         "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
     }
     return SiteHost(replace(assembly.host_spec(), **own))

@@ -4,6 +4,7 @@ DEPLOYMENT/study.toml        the study as it is sent: no path, no image, no part
 DEPLOYMENT/server/           the kit of the coordinator's machine
 DEPLOYMENT/admin/            the kit of who submits studies
 DEPLOYMENT/sites/NAME/       the kit of a site; local/site.toml and local/policy.toml are the site's own to change
+DEPLOYMENT/site_keys.toml    the public keys of all, for whoever checks ledgers
 DEPLOYMENT/authority/        the key that signed the kits' certificates: keep it, and show it to nobody
 """
 
@@ -21,18 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.names import refuse_coordinator
+from polyclinic.data.names import COORDINATOR, refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.deployment.approval_rules import TABLE, ApprovalRules
 from polyclinic.deployment.site_config import MAX_SCORES
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE
+from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.sealing import public_key
+from polyclinic.federation.leaving.signing import signing_public_key
 from polyclinic.files import atomic_write, make_private
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, parse_study
@@ -61,7 +64,8 @@ def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Di
     sent = as_sent(study, parts, names) if parts else study
     folder.mkdir(parents=True, exist_ok=True)
     _provision(folder, names, server, port)
-    pin_keys({name: folder / "sites" / name / "local" for name in names})
+    pin_keys({name: folder / "sites" / name / "local" for name in names}, folder / "server" / "local")
+    shutil.copy(folder / "server" / "local" / PUBLIC_FILE, folder / PUBLIC_FILE)
     for name in names:
         _write_site(folder / "sites" / name, name, sent.data, parts)
     _write_server(folder / "server")
@@ -131,14 +135,21 @@ def _builders() -> list[dict[str, Any]]:
     ]
 
 
-def pin_keys(local: Mapping[str, Path]) -> None:
-    """A sealing key for each site, into its own kit only, and the public keys of all sites into every kit.
+def pin_keys(local: Mapping[str, Path], coordinator: Path) -> None:
+    """A sealing and a signing key for each site and a signing key for the coordinator, each into its own kit only, and
+    the public keys of all into every kit. `local` are the sites' folders, by name.
 
     So nobody has to trust a key that comes through the coordinator."""
-    keys = {name: X25519PrivateKey.generate() for name in local}
-    public = {name: public_key(key).hex() for name, key in keys.items()}
-    for name, folder in local.items():
-        atomic_write(folder / PRIVATE_FILE, keys[name].private_bytes_raw(), private=True)
+    sealing = {name: X25519PrivateKey.generate() for name in local}
+    signing = {name: Ed25519PrivateKey.generate() for name in (*local, COORDINATOR)}
+    public = {
+        "sealing": {name: public_key(key).hex() for name, key in sealing.items()},
+        "signing": {name: [signing_public_key(key).hex()] for name, key in signing.items()},
+    }
+    for name, folder in {**local, COORDINATOR: coordinator}.items():
+        if name in sealing:
+            atomic_write(folder / PRIVATE_FILE, sealing[name].private_bytes_raw(), private=True)
+        atomic_write(folder / SIGNING_FILE, signing[name].private_bytes_raw(), private=True)
         atomic_write(folder / PUBLIC_FILE, KEYS_HEAD + tomli_w.dumps(public))
 
 
@@ -179,7 +190,8 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2), encoding="utf-8")
 
 
-KEYS_HEAD = """# The public sealing keys of all sites, made with the kits. Nothing is sealed for a site not listed.
+KEYS_HEAD = """# The public keys of all, made with the kits. Nothing is sealed for a site that has no sealing key here.
+# Ledger lines are signed with the signing keys: a list for each name, the oldest first, as keys may be rotated.
 """
 SITE_HEAD = """# This site's own settings. They stay here: the coordinator knows datasets by their names only.
 """

@@ -7,14 +7,17 @@ encoded parcels, one after the other. No pickle.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode
+from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, head_from_json
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Call:
     parcels: Mapping[str, Parcel] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     to: str = COORDINATOR
+    #: the head of the site's ledger as the coordinator has it, counter-signed
+    anchor: Anchor | None = None
 
     def to_bytes(self) -> bytes:
         return b"".join(self.chunks())
@@ -39,6 +44,7 @@ class Call:
             "round": self.round,
             "arguments": dict(self.arguments),
             "to": self.to,
+            "anchor": self.anchor,
             "parcels": list(self.parcels),
         }
         return pack_chunks(header, [p.encoded for p in self.parcels.values()])
@@ -46,8 +52,9 @@ class Call:
     @classmethod
     def from_bytes(cls, data: bytes) -> Call:
         header, blobs = unpack(data)
-        names = header.pop("parcels")
-        return cls(**header, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
+        names, anchor = header.pop("parcels"), header.pop("anchor", None)
+        anchor = None if anchor is None else _from_json(anchor_from_json, anchor)
+        return cls(**header, anchor=anchor, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Reply:
 
     site: str
     parcels: tuple[Parcel, ...]
+    #: how far the site's ledger has come, with these parcels
+    head: Head | None = None
 
     def __bool__(self) -> Literal[True]:
         return True
@@ -77,12 +86,14 @@ class Reply:
         return {key: value for parcel in self.parcels for key, value in parcel.metadata.items()}
 
     def to_bytes(self) -> bytes:
-        return pack({"site": self.site}, [p.encoded for p in self.parcels])
+        return pack({"site": self.site, "head": self.head}, [p.encoded for p in self.parcels])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reply:
         header, blobs = unpack(data)
-        return cls(header["site"], tuple(decode(b) for b in blobs))
+        head = header.get("head")
+        head = None if head is None else _from_json(head_from_json, head)
+        return cls(header["site"], tuple(decode(b) for b in blobs), head)
 
     def check(self, expected: Mapping[str, Expected]) -> None:
         """ParcelRejected unless every parcel is what the receiver expects of its kind."""
@@ -132,6 +143,13 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     if start != len(data):
         raise ParcelRejected("the message's length is not what its header says")
     return header, blobs
+
+
+def _from_json(read: Callable[[Any], T], value: Any) -> T:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ParcelRejected(f"the message has no readable header: {error}") from error
 
 
 def _is_length(value: Any) -> bool:

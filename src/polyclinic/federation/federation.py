@@ -22,6 +22,8 @@ from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.communication import RECEIVED, SENT, Communication
 from polyclinic.federation.engine import Engine
+from polyclinic.federation.heads import Heads
+from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
 from polyclinic.federation.observer import Observer
@@ -77,6 +79,8 @@ class FederationSpec:
     #: the study's tables [generator] and [replay]
     generator: Settings | None = None
     replay_settings: Settings | None = None
+    #: the coordinator's keys in a deployed run
+    keys: KeyRing | None = None
 
 
 class Federation:
@@ -89,6 +93,7 @@ class Federation:
         self.round = 0
         self.communication = Communication()
         self.coverage = Coverage()
+        self.heads = Heads(spec.folder, spec.keys)
         self.failures: list[dict[str, Any]] = []
         self.initial_weights = spec.initial_weights
         self.trainer = spec.trainer
@@ -192,7 +197,9 @@ class Federation:
         calls = []
         for site in sites:
             of_site, more = _sort_payload((by_site or {}).get(site, {}))
-            calls.append(Call(site, operation, self.round, {**parcels, **of_site}, {**arguments, **more}, to))
+            all_parcels, all_arguments = {**parcels, **of_site}, {**arguments, **more}
+            anchor = self.heads.anchor(site)
+            calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))
         for call in calls if counted else []:
             self._count_received(call)
         self.observer.asking(operation, sites)
@@ -222,6 +229,7 @@ class Federation:
             return Failure(call.site, call.operation, f"answered in the name of site '{answer.site}'")
         try:
             answer.check(self._expected)
+            self.heads.receive(call, answer)
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
         for parcel in answer.parcels:
@@ -301,6 +309,7 @@ class Federation:
         self.round = manifest.round
         self.communication = Communication(manifest.plain["communication"])
         self.coverage = Coverage(manifest.plain.get("coverage"))
+        self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]
         self._held = manifest.plain["held"]
         self._keyed = manifest.plain.get("keyed", [])
@@ -320,6 +329,7 @@ class Federation:
             "state": {n: v for n, v in kept.items() if not _is_tensors(v)},
             "communication": self.communication.rows(),
             "coverage": self.coverage.plain(),
+            "ledgers": self.heads.plain(),
             "failures": self.failures,
             "held": self._held,
             "keyed": self._keyed,

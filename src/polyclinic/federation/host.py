@@ -21,6 +21,7 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.call_check import check_call
 from polyclinic.federation.leaving import key_exchange, transcript
+from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.budget import SCORES, Budget, price_at, tells_something
 from polyclinic.federation.leaving.cohort import cohort, patients_in, scored_splits
@@ -31,6 +32,7 @@ from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, Parce
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.score_course import check_round, check_scores
+from polyclinic.federation.leaving.signing import Anchor, is_countersigned, signer_of_line
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended, Suspensions
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.site import Site
@@ -85,8 +87,10 @@ class HostSpec:
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
     #: the one site that a deployed host serves; None where all sites of a simulation live in one folder
     only: str | None = None
-    #: the sealing keys of a deployed site; those of simulated sites follow from the seed
+    #: the sealing and signing keys of a deployed site; those of simulated sites follow from the seed
     keys: KeyRing | None = None
+    #: where a deployed site keeps the heads of its ledgers in a second place, a file for each run
+    anchors: Path | None = None
     #: where a deployed site's studies are stopped until a person there has looked
     suspensions: Suspensions | None = None
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do
@@ -108,6 +112,7 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
+        self._key_ring: KeyRing = spec.keys or SeedKeys(spec.seed)
         self._sites: OrderedDict[str, Site] = OrderedDict()
         self._gates: dict[str, Gate] = {}  # of the sites in memory
         self._ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
@@ -159,6 +164,8 @@ class SiteHost:
         if self.spec.policy.deployed:
             check_round(call, self._rounds)
         site = self._site(call.site, group)
+        if call.anchor and self.spec.anchors:
+            self._take_anchor(call.site, call.anchor)
         if SCORES in declared.releases:
             self._gates[call.site].check_scores_left()
         site.round = call.round
@@ -180,6 +187,15 @@ class SiteHost:
             self.spec.require_approval()
         if self.spec.suspensions:
             self.spec.suspensions.refuse_while_any()
+
+    def _take_anchor(self, site: str, anchor: Anchor) -> None:
+        """Keep the counter-signed head that came with a call; ParcelRejected unless site and coordinator signed it."""
+        own, others = self._key_ring.verifying_keys(site), self._key_ring.verifying_keys(COORDINATOR)
+        if signer_of_line(own, anchor.digest, anchor.signature) is None:
+            raise ParcelRejected("the ledger's head that came with the call is not signed by this site")
+        if not is_countersigned(others, self.spec.folder.name, site, anchor):
+            raise ParcelRejected("the ledger's head that came with the call is not signed by the coordinator's key")
+        self._ledgers[site].take_anchor(anchor)
 
     def _work_of(self, call: Call) -> Callable[..., Any]:
         return self._operation(call.operation)[0]
@@ -215,7 +231,8 @@ class SiteHost:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
             released = tuple(self._coarse(turn.site, parcel) for parcel in released)
             self._refuse_while_stopped()  # as it may have been since the call began
-            return Reply(turn.call.site, self._release(turn, declared, released))
+            leaving = self._release(turn, declared, released)
+            return Reply(turn.call.site, leaving, self._ledgers[turn.call.site].head)
 
     def _coarse(self, site: Site, parcel: Parcel) -> Parcel:
         """Scores as a deployed site's policy lets them out; anything else as it is."""
@@ -336,11 +353,14 @@ class SiteHost:
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)
         if name not in self._ledgers:
-            self._ledgers[name] = Ledger(spec.folder / "ledger" / f"{name}.jsonl")
+            anchor = AnchorFile(spec.anchors / f"{spec.folder.name}.json") if spec.anchors else None
+            path = spec.folder / "ledger" / f"{name}.jsonl"
+            self._ledgers[name] = Ledger(path, self._key_ring.signing_key(name), anchor)
             self._ledgers[name].expect_repeats_after(position.lines)
         runs = spec.folder.parent if spec.policy.deployed else None  # a site's runs lie side by side
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
-        budget = Budget(spec.policy, self._ledgers[name].path, runs, price_at(spec.policy, data.train))
+        price = price_at(spec.policy, data.train)
+        budget = Budget(spec.policy, self._ledgers[name].path, runs, price, spec.anchors)
         self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, budget)
         folder = spec.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -357,7 +377,7 @@ class SiteHost:
             replay_settings=spec.replay_settings,
             trainers=(spec.trainer, *spec.trainers.values()),
             secret=secret,
-            keys=spec.keys or SeedKeys(spec.seed),
+            keys=self._key_ring,
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
             keep_model=spec.keep_model,
         )

@@ -19,6 +19,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.federation import Faults, FederationSpec
 from polyclinic.federation.host import HostSpec, SiteHost
 from polyclinic.federation.leaving.archive import ParcelArchive
+from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.files import atomic_write
@@ -55,6 +56,8 @@ class Assembly:
     folder: Path
     policy: Policy | None = None
     open_data: Callable[[str], SiteData] | None = None
+    #: the coordinator's keys in a deployed run
+    keys: KeyRing | None = None
 
     @cached_property
     def target(self) -> Target:
@@ -192,6 +195,7 @@ class Assembly:
             backbones=self.backbones,
             generator=study.generator,
             replay_settings=study.replay,
+            keys=self.keys,
         )
 
     def open_images(self, site: str) -> SiteData:

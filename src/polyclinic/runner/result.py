@@ -64,6 +64,7 @@ def result_of(
         "privacy": summary(federation.coverage.records, federation.coverage.uncovered),
         "rounds": federation.round,
         "failures": federation.failures,
+        "ledgers": federation.heads.summary(),
         **federation.reports,
         "data": {key: parts.info[key] for key in ("source", "counts", "digests")},
         "timing": timing,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
@@ -98,10 +99,17 @@ def price_at(policy: Policy, train: ImageSet) -> Price:
 class Budget:
     """What may leave a site in all, as its policy says. The runs of a deployed site lie side by side and share it."""
 
-    def __init__(self, policy: Policy, ledger: Path, runs: Path | None = None, price: Price | None = None) -> None:
-        """`ledger` is that of this run; `runs` is the folder with all runs of a deployed site; `price(record)` is the
-        epsilon that the site counts for a record."""
-        self._policy, self._ledger, self._runs = policy, ledger, runs
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Path,
+        runs: Path | None = None,
+        price: Price | None = None,
+        anchors: Path | None = None,
+    ) -> None:
+        """`ledger` is that of this run; `runs` is the folder with all runs of a deployed site, and `anchors` the one
+        with the anchors of their ledgers; `price(record)` is the epsilon that the site counts for a record."""
+        self._policy, self._ledger, self._runs, self._anchors = policy, ledger, runs, anchors
         self._price_of = price or Price()
         self._limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
         self._here = self._spent(ledger) if self._limited else Spent()
@@ -156,18 +164,38 @@ class Budget:
 
     def _spent(self, ledger: Path) -> Spent:
         spent = Spent()
-        for line in verify(ledger) if ledger.exists() else []:
+        for line in verify(ledger, torn=True) if ledger.exists() else []:
             spent.add(line["kind"], line["bytes"], line["privacy"], self._price(line["privacy"]))
         return spent
 
     def _other_runs(self) -> list[Spent]:
-        """What the site's other ledgers say, under whatever name they were written; read again where they grew."""
+        """What the site's other ledgers say, under whatever name they were written; read again where they changed.
+
+        LedgerBroken if one is gone or cut short: what it had charged must not be forgotten.
+        """
         paths = [] if self._runs is None else sorted(self._runs.glob("*/ledger/*.jsonl"))
-        for path in [path for path in paths if path != self._ledger]:
-            stat = path.stat()
-            if self._known.get(path, (None,))[0] != (stat.st_size, stat.st_mtime_ns):
-                self._known[path] = ((stat.st_size, stat.st_mtime_ns), self._spent(path))
+        found = {path: _size_and_time(path) for path in paths if path != self._ledger}
+        for anchor in [] if self._anchors is None else sorted(self._anchors.glob("*.json")):
+            self._refuse_missing(anchor, found)
+        for path, stamp in found.items():
+            if self._known.get(path, (None,))[0] != stamp:
+                self._known[path] = (stamp, self._spent(path))
         return [spent for _, spent in self._known.values()]
+
+    def _refuse_missing(self, anchor: Path, found: Mapping[Path, tuple[int, int]]) -> None:
+        """LedgerBroken unless the ledgers of an anchor's run have all that it has seen."""
+        assert self._runs is not None
+        folder = self._runs / anchor.stem / "ledger"
+        paths = [path for path in found if path.parent == folder]
+        if folder == self._ledger.parent or any(self._known.get(path, (None,))[0] == found[path] for path in paths):
+            return  # that of this run was checked when it was opened, and one that did not change since, then
+        digests = [line["digest_of_line"] for path in paths for line in verify(path, torn=True)]
+        AnchorFile(anchor).check(paths[0] if paths else folder, digests)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def tells_something(parcel: Parcel) -> bool:

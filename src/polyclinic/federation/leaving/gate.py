@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from polyclinic.data.names import COORDINATOR
 from polyclinic.federation.leaving.budget import Budget, OverBudget
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
@@ -78,6 +79,7 @@ class Gate:
                 raise GateRefused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
             for parcel, sent in zip(parcels, leaving, strict=True):
                 self._write_down(parcel, len(sent.encoded), round, operation, to)
+            self.ledger.commit()
         return leaving
 
     def check_scores_left(self) -> None:
@@ -99,6 +101,7 @@ class Gate:
             digest=parcel.digest,
             to=to,
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
+            salted=self.policy.deployed and to != COORDINATOR,
         )
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:

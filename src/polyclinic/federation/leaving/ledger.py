@@ -1,6 +1,7 @@
-"""The ledger: an append-only, hash-chained record of every parcel that left a site.
+"""The ledger: an append-only, hash-chained, signed record of every parcel that left a site.
 
-Each line names its predecessor's digest, so a line that is changed, removed or inserted is found by `verify`.
+Each line names its predecessor's digest and has the site's signature, so a line that is changed, removed, inserted or
+forged is found by `verify`. Lines missing at the end are found by the ledger's anchor (`anchor_file.py`).
 A run that was killed and resumed repeats the work after its last checkpoint and so sends the same bytes again;
 a release that is already on record is not written twice, and the ledger of a resumed run equals that of an
 undisturbed one.
@@ -11,17 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, check_head
+from polyclinic.federation.leaving.signing import Anchor, Head, sign_line, signer_of_line
+from polyclinic.files import sync_file, sync_folder
 from polyclinic.json_types import JsonObject
 
 GENESIS = "0" * 64
-
-
-class LedgerBroken(Exception):  # noqa: N818
-    """The chain of a ledger does not hold. Names the file and the line."""
 
 
 class Position(NamedTuple):
@@ -34,17 +38,29 @@ class Position(NamedTuple):
 class Ledger:
     """The ledger of one site, in one file of JSON lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, signer: Ed25519PrivateKey | None = None, anchor: AnchorFile | None = None) -> None:
+        """`signer` is the site's key; `anchor` is that of a deployed site, whose lines are on disk before a parcel
+        leaves. LedgerBroken if the file is not what the chain and the anchor say."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._signer, self._anchor = signer, anchor
         self._drop_torn_line()
         lines = verify(path) if path.exists() else []
         self._position = Position(len(lines), lines[-1]["digest_of_line"] if lines else GENESIS)
+        self._signature: str = lines[-1].get("signature", "") if lines else ""
+        self._digests = [line["digest_of_line"] for line in lines] if anchor else []
         self._on_record: Counter[tuple] = Counter()
+        if anchor:
+            anchor.check(path, self._digests)
 
     @property
     def position(self) -> Position:
         return self._position
+
+    @property
+    def head(self) -> Head | None:
+        """How far the ledger has come, for others to keep; None while it is empty."""
+        return Head(*self._position, self._signature) if self._position.lines else None
 
     @property
     def confirmed(self) -> int:
@@ -76,9 +92,14 @@ class Ledger:
         digest: str,
         to: str,
         privacy: JsonObject | None = None,
+        salted: bool = False,
     ) -> None:
-        """Write down one release. `round` 0 is what happens before the first round."""
-        line = {
+        """Write down one release. `round` 0 is what happens before the first round.
+
+        `salted`: what left is a secret of site and receiver. The coordinator gets the ledger's head, by which it could
+        else confirm a guess of the content.
+        """
+        line: JsonObject = {
             "index": self._position.lines,
             "previous": self._position.digest,
             "round": round,
@@ -92,11 +113,37 @@ class Ledger:
         if self._on_record[_identity(line)] > 0:
             self._on_record[_identity(line)] -= 1
             return
+        if salted:
+            line["salt"] = secrets.token_hex(16)
         line["digest_of_line"] = _digest_of(line)
+        if self._signer:
+            line["signature"] = sign_line(self._signer, line["digest_of_line"])
+        self._write(line)
+
+    def commit(self) -> None:
+        """At a deployed site: all lines are on disk, and the anchor has the head, when this returns. Called before a
+        parcel leaves."""
+        if self._anchor and self.head and self._anchor.head != self.head:
+            sync_file(self.path)
+            sync_folder(self.path.parent)
+            self._anchor.keep(head=self.head)
+
+    def take_anchor(self, anchor: Anchor) -> None:
+        """Keep a counter-signed head; LedgerBroken if this ledger never had it."""
+        assert self._anchor, "simulated sites have no second place"
+        known = self._anchor.countersigned
+        if known is None or anchor.lines > known.lines:
+            check_head(anchor, self.path, self._digests, "the coordinator's counter-signature")
+            self._anchor.keep(countersigned=anchor)
+
+    def _write(self, line: JsonObject) -> None:
         # opened anew for each line: a thousand sites must not hold a thousand open files
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._position = Position(self._position.lines + 1, str(line["digest_of_line"]))
+        self._position = Position(self._position.lines + 1, line["digest_of_line"])
+        self._signature = line.get("signature", "")
+        if self._anchor:
+            self._digests.append(line["digest_of_line"])
 
     def _drop_torn_line(self) -> None:
         """A machine that lost power can leave half a line at the end; nothing was sent for it."""
@@ -107,27 +154,59 @@ class Ledger:
             os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
 
 
-def verify(path: Path) -> list[JsonObject]:
-    """The lines of a ledger, oldest first; LedgerBroken where the chain does not hold."""
+def verify(
+    path: Path, keys: Sequence[bytes] | None = None, *, unsigned: int = 0, torn: bool = False
+) -> list[JsonObject]:
+    """The lines of a ledger, oldest first; LedgerBroken where the chain does not hold.
+
+    `keys`: the public keys of the site, oldest first. Every line must then be signed by one of them, and no line by an
+    older one than the line before it; but for the first `unsigned` lines, which an older version wrote.
+    `torn`: the last line may be unfinished, as a loss of power leaves it; it does not count, as nothing left for it.
+    """
     lines: list[JsonObject] = []
-    previous = GENESIS
-    for number, text in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            line = json.loads(text)
-            claimed, named, index = line.pop("digest_of_line"), line["previous"], line["index"]
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise LedgerBroken(f"{path}, line {number}: not a ledger line") from error
-        if named != previous or index != number - 1:
+    previous, oldest = GENESIS, 0
+    for number, text in enumerate(_texts(path, torn), 1):
+        line = _parsed(path, number, text)
+        if line["previous"] != previous or line["index"] != number - 1:
             raise LedgerBroken(f"{path}, line {number}: does not follow the line before it")
-        if _digest_of(line) != claimed:
+        previous = line["digest_of_line"]
+        if _digest_of(line) != previous or json.dumps(line).encode() != text:
             raise LedgerBroken(f"{path}, line {number}: was changed after it was written")
-        previous = claimed
-        lines.append({**line, "digest_of_line": claimed})
+        if keys is not None and number > unsigned:
+            oldest += _place_of_key(path, number, line, keys[oldest:])
+        lines.append(line)
     return lines
 
 
+def _texts(path: Path, torn: bool) -> list[bytes]:
+    texts = path.read_bytes().split(b"\n")
+    if texts.pop() and not torn:
+        raise LedgerBroken(f"{path}, line {len(texts) + 1}: is cut off before its end")
+    return texts
+
+
+def _parsed(path: Path, number: int, text: bytes) -> JsonObject:
+    try:
+        line = json.loads(text)
+        _ = line["digest_of_line"], line["previous"], line["index"], line.get("signature")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise LedgerBroken(f"{path}, line {number}: not a ledger line") from error
+    return line
+
+
+def _place_of_key(path: Path, number: int, line: JsonObject, keys: Sequence[bytes]) -> int:
+    if "signature" not in line:
+        raise LedgerBroken(f"{path}, line {number}: is not signed")
+    place = signer_of_line(keys, line["digest_of_line"], line["signature"])
+    if place is None:
+        raise LedgerBroken(f"{path}, line {number}: is not signed by the site's key")
+    return place
+
+
 def _digest_of(line: JsonObject) -> str:
-    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of a line but for its digest and its signature."""
+    content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _identity(line: JsonObject) -> tuple:

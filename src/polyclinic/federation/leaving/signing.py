@@ -1,0 +1,98 @@
+"""Signatures of ledger lines (Ed25519): by the site, and counter-signatures of a ledger's head by the coordinator.
+
+A head says how far a ledger has come: the number of its lines, the digest of the last one, and the site's signature of
+that. A counter-signed head is an anchor: the coordinator vouches that it has seen the ledger so far.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+LINE = b"polyclinic ledger line 1 "
+ANCHOR = b"polyclinic ledger anchor 1 "
+
+
+class Head(NamedTuple):
+    """How far a ledger has come. `signature` is that of the last line; empty where lines are not signed."""
+
+    lines: int
+    digest: str
+    signature: str = ""
+
+
+class Anchor(NamedTuple):
+    """A head with the coordinator's counter-signature; empty where there is none."""
+
+    lines: int
+    digest: str
+    signature: str = ""
+    countersignature: str = ""
+
+    @property
+    def head(self) -> Head:
+        return Head(*self[:3])
+
+
+def signing_public_key(key: Ed25519PrivateKey) -> bytes:
+    """What others need to check signatures, 32 bytes."""
+    return key.public_key().public_bytes_raw()
+
+
+def sign_line(key: Ed25519PrivateKey, digest_of_line: str) -> str:
+    """A site's signature of a line, as hex digits."""
+    return key.sign(LINE + digest_of_line.encode()).hex()
+
+
+def signer_of_line(keys: Sequence[bytes], digest_of_line: str, signature: object) -> int | None:
+    """The place of the public key that signed a line; None if none of them did."""
+    return _signer(keys, LINE + digest_of_line.encode(), signature)
+
+
+def sign_anchor(key: Ed25519PrivateKey, run: str, site: str, head: Head) -> Anchor:
+    """A head with the coordinator's counter-signature, for this run and site only."""
+    return Anchor(*head, countersignature=key.sign(_anchor_text(run, site, head)).hex())
+
+
+def is_countersigned(keys: Sequence[bytes], run: str, site: str, anchor: Anchor) -> bool:
+    """Whether one of the coordinator's keys counter-signed this head of this site in this run."""
+    return _signer(keys, _anchor_text(run, site, anchor.head), anchor.countersignature) is not None
+
+
+def head_from_json(value: Any) -> Head:
+    """A head that came from outside; ValueError if it is none."""
+    return Head(*_checked(value, Head))
+
+
+def anchor_from_json(value: Any) -> Anchor:
+    """An anchor that came from outside; ValueError if it is none."""
+    return Anchor(*_checked(value, Anchor))
+
+
+def _checked(value: Any, wanted: type[Head] | type[Anchor]) -> Sequence[Any]:
+    fits = isinstance(value, list | tuple) and len(value) == len(wanted._fields)
+    if not fits or type(value[0]) is not int or value[0] < 1 or not all(isinstance(text, str) for text in value[1:]):
+        raise ValueError("not the head of a ledger")
+    return value
+
+
+def _anchor_text(run: str, site: str, head: Head) -> bytes:
+    return ANCHOR + json.dumps([run, site, head.lines, head.digest]).encode()
+
+
+def _signer(keys: Sequence[bytes], message: bytes, signature: object) -> int | None:
+    try:
+        signed = bytes.fromhex(signature) if isinstance(signature, str) else b""
+    except ValueError:
+        return None
+    for place, key in enumerate(keys):
+        try:
+            Ed25519PublicKey.from_public_bytes(key).verify(signed, message)
+        except InvalidSignature:
+            continue
+        return place
+    return None
