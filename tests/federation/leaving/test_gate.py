@@ -71,7 +71,7 @@ def test_a_kind_that_the_policy_does_not_name_stays(make_gate):
     sentence = refused(gate, Parcel("latents", {"a": torch.ones(1)}))
     assert sentence == (
         "site 'north' kept back latents of 'train': "
-        "the site's policy does not let this kind out (it allows weights, metrics)"
+        "the site's policy does not let this kind out (it allows weights, metrics); add it to policy.kinds of the study"
     )
 
 
