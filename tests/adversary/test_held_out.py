@@ -66,14 +66,20 @@ def test_a_study_has_its_rounds_and_no_others(kit, number):
         ask(host, "evaluate", number, weights=first_weights(host))
 
 
-def test_putting_the_site_back_gives_no_more_scores(kit):
+def test_putting_the_site_back_gives_no_more_than_two_scores_more(kit):
     host = kit.host()
     weights = first_weights(host)
     ask(host, "evaluate", 1, weights=weights)
     host.restore({})
     assert ask(host, "evaluate", 1, weights=weights).parcels  # the same answer again tells nothing
-    with pytest.raises(GateRefused, match="already"):
-        ask(host, "evaluate", 1, weights={name: tensor + 1 for name, tensor in weights.items()})
+    # an interrupted run may have lost another site meanwhile, and have another model; but not as often as it likes
+    chosen = [{name: number * tensor for name, tensor in weights.items()} for number in (-1, 2, 3)]
+    for one in chosen[:2]:
+        ask(host, "evaluate", 1, weights=one)
+    for _ in range(2):
+        host.restore({})
+        with pytest.raises(GateRefused, match="already"):
+            ask(host, "evaluate", 1, weights=chosen[2])
 
 
 def test_scores_have_a_budget_over_all_runs_that_is_asked_before_the_work(kit, monkeypatch):

@@ -19,6 +19,8 @@ def check_call(call: Call, declared: Operation, work: Callable[..., Any], *, dep
 
     No image was looked at, so that the answer tells nothing about any.
     """
+    if deployed and declared.simulation_only:
+        raise GateRefused(f"'{call.operation}': this exists in simulation only")
     if declared.for_sites_only and call.to == COORDINATOR:
         raise ParcelRejected(f"'{call.operation}' releases to another site only, sealed, and the coordinator asked")
     parameters, scored = inspect.signature(work).parameters, scored_splits(call, declared, work)

@@ -117,6 +117,7 @@ class SiteHost:
         self._gates: dict[str, Gate] = {}  # of the sites in memory
         self._ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
         self._positions: dict[str, SitePosition] = {}
+        self._put_back: set[str] = set()  # sites that go on from an earlier checkpoint than their ledger has seen
 
     def handle(self, call: Call) -> Reply:
         """Run one call. Whatever it raises is the site's failure."""
@@ -166,8 +167,8 @@ class SiteHost:
         site = self._site(call.site, group)
         if call.anchor and self.spec.anchors:
             self._take_anchor(call.site, call.anchor)
-        if SCORES in declared.releases:
-            self._gates[call.site].check_scores_left()
+        if self.spec.policy.deployed:
+            self._gates[call.site].check_before_work(call.operation, declared.releases)
         site.round = call.round
         turn = Turn(site, call)
         with _undone_on_error([turn]):
@@ -264,7 +265,8 @@ class SiteHost:
             if parcel.kind not in declared.releases:
                 raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
         if policy.deployed:
-            check_scores(call, parcels, self._gates[call.site].ledger, self._rounds)
+            put_back = call.site in self._put_back
+            check_scores(call, parcels, self._gates[call.site].ledger, self._rounds, put_back=put_back)
         leaving = self._gates[call.site].release(
             parcels,
             round=call.round,
@@ -356,6 +358,8 @@ class SiteHost:
             anchor = AnchorFile(spec.anchors / f"{spec.folder.name}.json") if spec.anchors else None
             path = spec.folder / "ledger" / f"{name}.jsonl"
             self._ledgers[name] = Ledger(path, self._key_ring.signing_key(name), anchor)
+            if position.lines < self._ledgers[name].position.lines:
+                self._put_back.add(name)
             self._ledgers[name].expect_repeats_after(position.lines)
         runs = spec.folder.parent if spec.policy.deployed else None  # a site's runs lie side by side
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)

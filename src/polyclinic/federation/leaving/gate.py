@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
-from polyclinic.federation.leaving.budget import Budget, OverBudget
+from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
@@ -82,12 +82,15 @@ class Gate:
             self.ledger.commit()
         return leaving
 
-    def check_scores_left(self) -> None:
-        """GateRefused, before any work, if the site's budget of scores is spent."""
+    def check_before_work(self, operation: str, kinds: Sequence[str]) -> None:
+        """GateRefused, before an image is looked at, if nothing that an operation releases may leave."""
         try:
-            self.budget.check_scores()
-        except OverBudget as refusal:
-            raise GateRefused(f"site '{self.site}' releases no more scores: {refusal}") from None
+            if kinds and not set(kinds) & set(self.policy.kinds):
+                self._check_policy(kinds[0], simulation_only=False)
+            if SCORES in kinds:
+                self.budget.check_scores()
+        except (GateRefused, OverBudget) as refusal:
+            raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
 
     def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
         """Charge the budgets and write the line, before a byte leaves."""

@@ -21,11 +21,16 @@ def check_round(call: Call, rounds: int) -> None:
         raise ParcelRejected(f"the study has rounds 0 to {rounds}, and round {call.round!r} came")
 
 
-def check_scores(call: Call, parcels: Sequence[Parcel], ledger: Ledger, rounds: int) -> None:
+#: times more that an operation may release scores of a round that was begun again after an interruption: another site
+#: may be missing then, and the model another one
+REPEATS = 2
+
+
+def check_scores(call: Call, parcels: Sequence[Parcel], ledger: Ledger, rounds: int, *, put_back: bool = False) -> None:
     """GateRefused if an operation has released its scores of this round already.
 
     After the last round the test images are scored, too. What repeats a line on record, after a run was interrupted,
-    tells nothing new.
+    tells nothing new. `put_back`: the run was interrupted, and goes on from an earlier checkpoint.
     """
     address = (call.round, call.operation)
     new = [one for one in parcels if one.kind == SCORES and not ledger.has(*address, one.kind, one.digest, call.to)]
@@ -33,5 +38,6 @@ def check_scores(call: Call, parcels: Sequence[Parcel], ledger: Ledger, rounds: 
         return
     lines = verify(ledger.path)
     before = sum((line["round"], line["operation"], line["kind"]) == (*address, SCORES) for line in lines)
-    if before + len(new) > (2 if call.round == rounds else 1):
+    allowed = (2 if call.round == rounds else 1) + (REPEATS if put_back else 0)
+    if before + len(new) > allowed:
         raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")
