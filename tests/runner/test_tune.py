@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.compare import entries
+from polyclinic.runner.folder_lock import is_held
 from polyclinic.runner.run import run
 from polyclinic.runner.tune import best_of, choose, chosen_settings, parse_over, plan, summarise, write
 from polyclinic.study import load_study
@@ -167,6 +171,24 @@ def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_p
     assert entry.study == chosen.with_settings({"method.rounds": 7})
     with pytest.raises(BadInput, match="has no settings for 'cwt'"):
         entries(study, ["fedprox", "cwt"], 1, out, [], tuned=chosen_settings(out))
+
+
+def test_a_search_that_was_killed_goes_on_beside_the_run_that_it_left(tiny, tmp_path):
+    """kill -9 leaves a run without its search; the next search waits for that run and takes its result."""
+    study = tiny("fedavg", rounds=12)
+    (trial,) = plan(study, {"optimizer.lr": [0.02]}, tmp_path / "out", budget=1)
+    (tmp_path / "study.toml").write_text(study.to_toml())
+    words = ["tune", tmp_path / "study.toml", "--over", "optimizer.lr=0.02", "--budget", "1", "--out", tmp_path / "out"]
+    search = subprocess.Popen([sys.executable, "-m", "polyclinic", *map(str, words), "--quiet"])
+    while not is_held(trial.runs[0].folder) and trial.runs[0].result is None:
+        assert search.poll() is None
+        time.sleep(0.02)
+    search.kill()
+    search.wait()
+    found = polyclinic.tune(study, {"optimizer.lr": [0.02]}, tmp_path / "out", budget=1)
+    again = run(trial.runs[0].study, tmp_path / "undisturbed")
+    assert found["trials"][0]["score"] == again.metrics["validation"]["pooled"]["accuracy"]
+    assert found["trials"][0]["loss"] == again.metrics["validation"]["pooled"]["loss"]
 
 
 def test_the_function_is_the_command(tiny, tmp_path):

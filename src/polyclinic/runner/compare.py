@@ -21,6 +21,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
+from polyclinic.runner.folder_lock import is_held
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
 from polyclinic.study.changes import parse_sets
@@ -164,7 +165,8 @@ def _check_someone_has(text: str, methods: list[str], flag: str) -> None:
 def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[Entry]], None]) -> dict[Path, str]:
     """Run what is not finished, `jobs` at a time, each in a process; what the failed ones said last.
 
-    `watch` is called a few times a second.
+    `watch` is called a few times a second. Where a run still works in a folder, left by a comparison that was killed,
+    it is waited for.
     """
     check_folders(planned, out)
     waiting = [entry for entry in planned if entry.result is None]
@@ -172,15 +174,17 @@ def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[En
     failed: list[Entry] = []
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
-                entry = waiting.pop(0)
+            waiting = [entry for entry in waiting if entry.result is None]
+            for entry in [one for one in waiting if not is_held(one.folder)][: jobs - len(running)]:
+                waiting.remove(entry)
                 process = _start(entry, out, alone=jobs == 1)
                 running[process.pid] = (entry, process)
             time.sleep(0.25)
             for pid, (entry, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[pid]
-                    failed += [entry] if process.returncode else []
+                    if process.returncode:
+                        (waiting if is_held(entry.folder) else failed).append(entry)
             watch(planned)
     finally:
         for _, process in running.values():

@@ -42,6 +42,17 @@ def run_lock(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder / WORKERS, ignore_errors=True)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a run works in the folder now."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with lock(folder / LOCK, wait=0):
+            return False
+    except TimeoutError:
+        return True
+
+
 @contextlib.contextmanager
 def worker_lock(folder: Path) -> Iterator[None]:
     """Hold a worker's lock, for as long as this process writes into the folder."""

@@ -17,11 +17,11 @@ FOLDER = Path(__file__).with_name("presets")
 SMALLEST = 0.0001
 
 #: what a scaled number is rounded to, and the least that it becomes (unless the paper has less)
-RULES = {"side": (16, 32), "width": (8, 8), "images": (1, 40), "samples": (1, 400), "length": (1, 1)}
+RULES = {"side": (16, 32), "width": (8, 8), "images": (1, 20), "samples": (1, 400), "length": (1, 1)}
 RULE_WORDS = """
 # Scale {scale:g}: the numbers with a word in brackets were multiplied by it. [length] (rounds, epochs, steps): at least
 # 1. [side] of images: a multiple of 16, at least 32. [width] (channels): a multiple of 8, at least 8. [images]: at
-# least 40. [samples]: at least 400. No number becomes larger than the paper's."""
+# least 20. [samples]: at least 400. No number becomes larger than the paper's."""
 #: `name = number  # comment [rule]`, or a list of numbers
 SCALED = re.compile(r"^(\w+ = )([\d, \[\]]+)(  # )(.*\[(" + "|".join(RULES) + r")\])$", re.MULTILINE)
 #: `name = value  # comment; without these images: other value`
