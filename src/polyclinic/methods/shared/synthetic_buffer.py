@@ -190,8 +190,8 @@ def _draw_sheet(site: Site, buffer: Tensors) -> None:
     real = torch.from_numpy(site.data.train.images[nearest].copy())
     captions = [f"{label:g}" for label in labels.tolist()]
     rows = {"real": real}
-    if site.data.train.masks is not None and "masks" in buffer:
-        rows["real mask"] = torch.from_numpy(255 * site.data.train.masks[nearest][:, None])
+    if "masks" in buffer and (masks := site.data.train.masks) is not None:
+        rows["real mask"] = torch.from_numpy(255 * masks[nearest][:, None])
     rows["synthetic"] = buffer["images"][:SHOWN]
     if "masks" in buffer:
         rows["synthetic mask"] = 255 * buffer["masks"][:SHOWN, None]
