@@ -36,6 +36,7 @@ from polyclinic.models import (
 )
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
+from polyclinic.study.checks import check_names_of_sites
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
@@ -81,13 +82,7 @@ class Assembly:
 
     def check_site_names(self) -> None:
         """BadInput where a setting by site names one that there is not."""
-        model, optimizer = self.study.model, self.study.optimizer
-        named = {"model.backbones": [*model.backbones], "optimizer.batch_sizes": [*optimizer.batch_sizes]}
-        for setting, sites in named.items():
-            unknown = [site for site in sites if site not in self.prepared.names]
-            if unknown:
-                known = ", ".join(self.prepared.names)
-                raise BadInput(f"{setting}: there is no site '{unknown[0]}'; the sites are {known}")
+        check_names_of_sites(self.study, self.prepared.names)
 
     def build_model(self, backbone: str | None = None) -> Backbone:
         info, model = self.prepared.info, self.study.model

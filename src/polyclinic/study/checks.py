@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -126,9 +127,16 @@ def check_sites(study: Study) -> None:
     if not names:
         return
     study.method.check_sites(names)
-    unknown = [site for site in study.model.backbones if site not in names]
-    if unknown:
-        raise BadInput(f"model.backbones: there is no site '{unknown[0]}'; the sites are {', '.join(names)}")
+    check_names_of_sites(study, names)
+
+
+def check_names_of_sites(study: Study, names: Sequence[str]) -> None:
+    """BadInput where a setting by site names one that there is not."""
+    by_site = {"model.backbones": [*study.model.backbones], "optimizer.batch_sizes": [*study.optimizer.batch_sizes]}
+    for setting, sites in by_site.items():
+        unknown = [site for site in sites if site not in names]
+        if unknown:
+            raise BadInput(f"{setting}: there is no site '{unknown[0]}'; the sites are {', '.join(names)}")
 
 
 #: kinds of parcel that private training can cover; statistics are empty where it does
