@@ -11,7 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 SCHEMAS = files("polyclinic") / "schemas"
-NAMES = ("result", "ledger_line", "history_line", "comparison", "audit")
+NAMES = ("result", "ledger_line", "history_line", "comparison", "audit", "tuning")
 
 
 @functools.cache

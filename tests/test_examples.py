@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.cli import run_app
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
@@ -34,6 +35,12 @@ def test_an_example_is_a_study_that_survives_being_written_out(file):
     assert "format = 1\n" in file.read_text(encoding="utf-8")
     assert parse_study(study.as_tables()) == study
     assert isinstance(study.data, FileSource) == (file in REAL)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_example_passes_study_check(file, capsys):
+    assert run_app(["study", "check", str(file)]) == 0, capsys.readouterr().err
+    assert ": fine. " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)

@@ -27,6 +27,13 @@ def example(name: str) -> dict[str, Any]:
         methods = {"cwt": {"test_accuracy": spread}}
         study = {"method": {"name": "cwt"}}
         return {"study": study, "task": "classification", "metric": "accuracy", "methods": methods, "rows": [row]}
+    if name == "tuning":
+        trial = {"method": "cwt", "settings": {"optimizer.lr": 0.1}, "runs": [{"seed": 0, "folder": "cwt-0-seed0"}]}
+        budget = {"runs_of_each_method": 1, "seeds": 1, "rounds": 2}
+        methods = {"cwt": {"search": "all", "possible": 1, "tried": 1, "runs": 1}}
+        head = {"task": "classification", "metric": "accuracy", "better": "higher", "scored_on": "validation"}
+        over = {"optimizer.lr": [0.1]}
+        return {**head, "budget": budget, "over": over, "methods": methods, "trials": [trial], "study": {}}
     verdict = {"left": 1, "leak": None, "words": "not tested", "not_tried": []}
     head = {"method": "cwt", "seed": 0, "threat_model": "", "granted": [], "budget": "quick", "features": "pixels"}
     return {**head, "complete": False, "verdicts": {"weights": verdict}, "parcels": []}
@@ -63,6 +70,7 @@ def test_a_missing_key_is_found(name):
         ("history_line", "round", 0),
         ("history_line", "validation.pooled.loss", None),
         ("comparison", "methods.cwt.test_accuracy.n", 0),
+        ("tuning", "scored_on", "test"),
         ("audit", "verdicts.weights.left", None),
     ],
 )

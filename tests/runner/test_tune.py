@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_schemas import errors
 
 import polyclinic
 from polyclinic.cli import run_app
@@ -146,6 +147,7 @@ def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_p
     assert run_app(command) == 0
     assert "validation images (higher is better)" in capsys.readouterr().out
     found = json.loads((out / "tuning.json").read_text())
+    assert errors("tuning", found) == []
     assert found["budget"]["runs_of_each_method"] == 2
     assert [trial["settings"]["optimizer.lr"] for trial in found["trials"]] == [0.0001, 0.05]
     best = min(found["trials"], key=lambda trial: (-trial["score"], trial["loss"]))
@@ -208,6 +210,7 @@ def test_a_failed_trial_is_written_down_and_not_chosen(tiny, tmp_path):
     failed = {trials[1].runs[0].folder: "site 'site-1' sent NaN"}
     found = summarise(study, LR, trials, failed, budget=2, seeds=1)
     write(found, study, tmp_path)
+    assert errors("tuning", found) == []
     assert found["trials"][1]["failed"] == "site 'site-1' sent NaN"
     assert found["methods"]["fedavg"]["chosen"] == {"optimizer.lr": 0.001}
     nothing = summarise(study, {}, trials[1:], failed, budget=2, seeds=1)
