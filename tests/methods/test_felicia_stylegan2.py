@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.state import SitePosition, SiteState, read_state
+from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.gan_site import NETWORKS
 from polyclinic.randomness import seed_of, torch_rng
@@ -125,3 +126,17 @@ def test_the_central_term_changes_both_sites_and_their_first_weights_differ(feli
     for site in ("site-1", "site-2"):
         one, other = (state_of(result, site).group(NETWORKS) for result in (alone, joined))
         assert any(not torch.equal(one[name], other[name]) for name in one if name.startswith("generator."))
+
+
+def test_its_steps_are_not_recorded_as_cuda_graphs(felicia, monkeypatch, tmp_path):
+    """Gradients of the generator come from outside between two halves of a step; recording the rest would fail."""
+    recorded = []
+    whole = Steps.__init__
+
+    def watch(self, *given, graphs=True, **how):
+        recorded.append(graphs)
+        whole(self, *given, graphs=graphs, **how)
+
+    monkeypatch.setattr(Steps, "__init__", watch)
+    run(felicia(rounds=1, steps=1), tmp_path / "run")
+    assert recorded == [False, False]

@@ -181,13 +181,23 @@ class StyleGAN2Model(GeneratorModel):
         return {"generator": float(steps.loss), "augmentation": float(self.networks["controls"].get_buffer("p"))}
 
     def begin(
-        self, images: Tensor, labels: Tensor, rng: torch.Generator, *, replayed: Iterator[Batch] | None = None
+        self,
+        images: Tensor,
+        labels: Tensor,
+        rng: torch.Generator,
+        *,
+        replayed: Iterator[Batch] | None = None,
+        graphs: bool = True,
     ) -> Steps:
-        """The networks ready to learn from images uint8 [N, C, H, W] step by step, from where they stand."""
+        """The networks ready to learn from images uint8 [N, C, H, W] step by step, from where they stand.
+
+        `graphs`: steps may be recorded as CUDA graphs, where the settings say so.
+        """
         check_labels(labels, len(images), self.target)
         drawn = _on_device(rng, self.device)
         batches = self._batches(self.on_device(images), self.on_device(labels), drawn, replayed)
-        return Steps(self.settings, self.networks, batches, RandomSource(drawn, self.device), precision=self.precision)
+        random, precision = RandomSource(drawn, self.device), self.precision
+        return Steps(self.settings, self.networks, batches, random, precision=precision, graphs=graphs)
 
     def _batches(
         self, images: Tensor, labels: Tensor, rng: torch.Generator, replayed: Iterator[Batch] | None

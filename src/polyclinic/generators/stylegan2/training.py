@@ -45,6 +45,7 @@ class Steps:
         random: RandomSource,
         *,
         precision: str = "fp32",
+        graphs: bool = True,
     ) -> None:
         """`batches`: real images [B, C, size, size] in [-1, 1] with their labels [B], on the device."""
         self.settings, self.batches, self.random = settings, batches, random
@@ -66,7 +67,8 @@ class Steps:
         self.taken = 0
         self._sure, self.loss = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         self._learners: dict[ExtraLoss | None, Callable] = {}
-        self._stream = torch.cuda.Stream(self.device) if settings.graphs and self.device.type == "cuda" else None
+        recorded = graphs and settings.graphs and self.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self.device) if recorded else None
         if self._stream is not None:
             for name in ("_even_out", "_tell_apart", "_flatten"):
                 setattr(self, name, self._graphed(getattr(self, name)))
@@ -100,6 +102,7 @@ class Steps:
             self._adapt(batch)
 
     # --- one step in two halves, for images that others judge in between ------------------------------
+    # The generator's weights get gradients outside any CUDA graph here: with `graphs` a recording would fail.
 
     def discriminator_half(self) -> Tensor:
         """The discriminator's step and R1 where it is due; the labels of the real batch."""

@@ -39,7 +39,8 @@ class SiteStyleGAN:
         self.site, self.model = site, model
         part = site.data.train
         images = model.accept_images(np.asarray(part.images))
-        self.steps = model.begin(images, as_tensor(np.asarray(part.labels)), site.rng(purpose))
+        labels = as_tensor(np.asarray(part.labels))
+        self.steps = model.begin(images, labels, site.rng(purpose), graphs=False)  # see `Steps.generator_half`
         self.noise = self.steps.random
         if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
             self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), model.device)
