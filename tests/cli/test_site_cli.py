@@ -9,7 +9,9 @@ from PIL import Image
 from polyclinic import __version__
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
+from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.files import lock
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import Study
 
@@ -58,7 +60,7 @@ def test_a_study_is_seen_approved_revoked_and_approved_again(kit, capsys):
         "Method fedavg (all sites train at once, the mean of their weights is the next round's).",
         "on your images 'scans'",
         "The other sites are south.",
-        "- train: weights, to the coordinator",
+        "- train: weights, to the coordinator.",
         "metrics, to the coordinator",
         "The study has 3 rounds.",
         "Your policy stops everything after 1000000 bytes.",
@@ -164,3 +166,24 @@ def test_an_approved_study_is_revoked_and_not_refused(kit, capsys):
 def test_the_servers_kit_approves_nothing(kit, capsys):
     (kit / "startup" / "fed_server.json").write_text("{}")
     assert "is the server's kit; name that of a site" in site(capsys, "pending", code=2)
+
+
+def test_status_says_what_left_and_what_is_left_of_the_budgets(kit, capsys):
+    study = came(kit)
+    site(capsys, "approve", "first")
+    folder = kit / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "study.toml").write_text(study.to_toml())
+    ledger = Ledger(folder / "ledger" / "north.jsonl")
+    for number, kind, size in ((1, "weights", 3000), (1, "metrics", 40), (2, "weights", 3000)):
+        ledger.append(round=number, operation="train", kind=kind, bytes=size, digest="0" * 64, to="coordinator")
+    told = site(capsys, "status")
+    assert "site north: not running on this machine" in told
+    assert "first: not at work. It is approved." in told
+    assert "  weights: 2 parcels, 6,000 bytes left the site" in told
+    assert "  last: weights by 'train' in round 2, to coordinator" in told
+    assert "  bytes: 6,040 used of 1,000,000, 993,960 left (max_bytes)" in told
+    assert "  scores: 1 used of 1,000, 999 left (max_scores)" in told
+    assert "  epsilon: 0 used; there is no limit (max_epsilon in policy.toml)" in told
+    with lock(kit / "runs" / ".first.lock"):
+        assert "first: at work." in site(capsys, "status")

@@ -79,6 +79,29 @@ def revoke(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
     typer.echo(f"{run}: revoked; nothing more of it leaves. What left before is in {kit / 'runs' / run / 'ledger'}")
 
 
+@app.command("status")
+def status(kit: Path = KIT) -> None:
+    """Say what runs at this site, what has left so far, and what is left of its budgets."""
+    from polyclinic.deployment.site_config import policy_of
+    from polyclinic.deployment.site_status import budget_sentences, is_running, runs_of
+
+    approvals = approvals_of(kit)
+    policy = policy_of(approvals.policy_file)
+    typer.echo(f"site {approvals.site}: {'running' if is_running(approvals.kit) else 'not running on this machine'}")
+    runs = runs_of(approvals.kit, approvals.site, policy)
+    for run in runs:
+        typer.echo(f"{run.name}: {'at work' if run.at_work else 'not at work'}. {standing(approvals, run.name)}")
+        for kind, size in run.bytes_by_kind.items():
+            parcels = sum(line["kind"] == kind for line in run.lines)
+            typer.echo(f"  {kind}: {parcels} parcels, {size:,} bytes left the site")
+        if run.lines:
+            last = run.lines[-1]
+            typer.echo(f"  last: {last['kind']} by '{last['operation']}' in round {last['round']}, to {last['to']}")
+    typer.echo("over all runs:")
+    for sentence in budget_sentences(policy, runs):
+        typer.echo(f"  {sentence}")
+
+
 # --- behind the commands ------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ class Asked:
             "",
             "What the coordinator may ask of this site:",
             *(f"- {line}" for line in self.operations()),
+            "It may also have any of this sealed for another site.",
             "",
             *self.how_often(),
             *self.bytes(),
@@ -175,7 +176,7 @@ def _goes_between_sites(study: Study) -> bool:
 def _receiver(declared: Operation) -> str:
     if declared.for_sites_only:
         return "to other sites, sealed so that the coordinator cannot read it"
-    return "to the coordinator (or, sealed, to another site)"
+    return "to the coordinator"
 
 
 def new_against(last: JsonObject | None, study: Study) -> list[str]:

@@ -1,0 +1,105 @@
+"""Where a deployed site stands: what runs, what has left, and what is left of its budgets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.own_images import only_site_plugins, own_data
+from polyclinic.federation.leaving.budget import Price, Spent, price_at
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.files import lock
+from polyclinic.json_types import JsonObject
+from polyclinic.study import load_run_study
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run of a site: whether a process works on it now, and its ledger."""
+
+    name: str
+    at_work: bool
+    lines: list[JsonObject]
+    epsilon: float
+
+    @property
+    def bytes_by_kind(self) -> dict[str, int]:
+        sizes: Counter[str] = Counter()
+        for line in self.lines:
+            sizes[line["kind"]] += line["bytes"]
+        return dict(sorted(sizes.items()))
+
+
+def runs_of(kit: Path, site: str, policy: Policy) -> list[RunStatus]:
+    """The runs of a site, by name; epsilon as its budget counts it, at its own delta."""
+    folders = sorted(path for path in (kit / "runs").glob("*") if path.is_dir())
+    return [_run(kit, site, policy, folder) for folder in folders]
+
+
+def _run(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
+    lines = [line for file in sorted((folder / "ledger").glob("*.jsonl")) for line in verify(file)]
+    spent, price = Spent(), None
+    for line in lines:
+        record = line["privacy"]
+        if record is not None and price is None:
+            price = _price(kit, site, policy, folder)
+        spent.add(line["kind"], line["bytes"], record, price(record) if price and record is not None else 0.0)
+    return RunStatus(folder.name, _is_held(kit / "runs" / f".{folder.name}.lock"), lines, spent.epsilon)
+
+
+def _price(kit: Path, site: str, policy: Policy, folder: Path) -> Price:
+    """What a record costs at this site: that depends on how many training images it has."""
+    with only_site_plugins(folder):
+        data = load_run_study(folder).data
+    assert isinstance(data, AtSites)
+    return price_at(policy, own_data(kit / "local" / "site.toml", data, site, kit / "cache").train)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process holds a lock file now."""
+    if not path.exists():
+        return False
+    try:
+        with lock(path, wait=0):
+            return False
+    except TimeoutError:
+        return True
+
+
+def is_running(kit: Path) -> bool:
+    """Whether the site's own process runs on this machine."""
+    return any("client_train" in " ".join(command) and str(kit) in command for command in _commands())
+
+
+def _commands() -> Iterator[list[str]]:
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            yield process.cmdline()
+
+
+def budget_sentences(policy: Policy, runs: list[RunStatus]) -> list[str]:
+    """What all runs together have used of each budget, and what is left."""
+    size = sum(line["bytes"] for run in runs for line in run.lines)
+    scores = sum(line["kind"] == "metrics" for run in runs for line in run.lines)
+    epsilon = sum(run.epsilon for run in runs)
+    return [
+        _sentence("bytes", size, policy.max_bytes, "max_bytes"),
+        _sentence("epsilon", epsilon, policy.max_epsilon, "max_epsilon"),
+        _sentence("scores", scores, policy.max_scores, "max_scores"),
+    ]
+
+
+def _sentence(what: str, used: float, most: Any, setting: str) -> str:
+    told = f"{what}: {used:,.4g} used" if isinstance(used, float) else f"{what}: {used:,} used"
+    if most is None:
+        return f"{told}; there is no limit ({setting} in policy.toml)"
+    left = max(0, most - used)
+    return f"{told} of {most:,}, {f'{left:.4g}' if isinstance(left, float) else f'{left:,}'} left ({setting})"
