@@ -3,15 +3,18 @@
 import json
 
 import pytest
-from attacked_site import SITE, ask, first_weights, study
+from attacked_site import PRIVATE, SITE, ask, first_weights, study
 
 from polyclinic import __version__
 from polyclinic.deployment import approval
 from polyclinic.deployment.approval import Approvals, NameTaken, NotApproved, decision_digest
 from polyclinic.deployment.deployed_site import ApprovedRelay, discreet
+from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.site_status import runs_of
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.privacy.epsilon import compute_epsilon
 
 
 @pytest.fixture
@@ -158,3 +161,16 @@ def test_approving_a_suspended_study_releases_it(kit, approvals):
     Suspensions(kit.folder).suspend("run", "GateRefusedData: tensor 'x' holds NaN")
     approvals.decide("run", "approve", "one broken scan, taken out")
     assert ask(host, "train", weights=first_weights(host)).parcels
+
+
+def test_status_counts_epsilon_as_the_gate_does(kit):
+    """At the delta that its policy has now, whatever delta is on record."""
+    host = kit.host(privacy=PRIVATE)
+    ask(host, "train", weights=first_weights(host))
+    kit.policy(max_delta=1e-6)
+    policy = policy_of(kit.folder / "local" / "policy.toml")
+    [run] = runs_of(kit.folder, SITE, policy)
+    [line] = run.lines
+    steps, rate = line["privacy"]["mechanisms"][0]["steps"], line["privacy"]["mechanisms"][0]["sampling_rate"]
+    assert run.epsilon == pytest.approx(compute_epsilon(rate, 1.0, steps, 1e-6))
+    assert run.epsilon > line["privacy"]["epsilon"]

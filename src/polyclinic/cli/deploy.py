@@ -200,6 +200,28 @@ def stop(
     typer.echo(f"job {chosen} {when}; add --resume to `polyclinic deploy submit` to continue its run")
 
 
+@app.command("revoke-site")
+def revoke_site(
+    site: str = typer.Argument(..., help="The site whose kit was stolen, or which has left for good."),
+    folder: Path = FOLDER,
+    within: float = WITHIN,
+) -> None:
+    """Refuse a site at the server for good, and stop the runs that it may be part of."""
+    from polyclinic.deployment.admin import Administration
+
+    if not (folder / "sites" / site).is_dir():
+        raise BadInput(f"{site}: {folder} has made no kit for a site of this name")
+    with Administration(folder, within) as administration:
+        stopped = administration.revoke_site(site)
+    typer.echo(f"{site}: the server refuses this site from now on, also after a restart")
+    for job in stopped:
+        typer.echo(f"job {job} was stopped; a study without {site} goes on under another name (--name)")
+    typer.echo(
+        "its certificate itself is valid until it expires: only new kits for all (`deploy init`) make it worthless"
+    )
+    typer.echo(f"the people of the other sites run `polyclinic site distrust {site}`")
+
+
 @app.command("down")
 def down(names: list[str] = NAMES, folder: Path = FOLDER) -> None:
     """End the participants of a rehearsal, and everything they started."""

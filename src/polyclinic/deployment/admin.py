@@ -107,6 +107,17 @@ class Administration:
             self._ask(lambda server: server.abort_job(job))
         return at_once
 
+    def revoke_site(self, site: str) -> list[str]:
+        """Refuse a site from now on, also after a restart of the server; the jobs that were stopped for it.
+
+        NVFlare leaves a running job the sites that it began with: so every running job is stopped at once.
+        """
+        self._ask(lambda server: server.disable_client(site))
+        stopped = [one["job_id"] for one in self.jobs() if not one["status"].startswith("FINISHED")]
+        for job in stopped:
+            self.stop(job, now=True)
+        return stopped
+
     def fetch(self, job: str, target: Path) -> Path:
         """What a job has left to be fetched, put into a new folder, and the log of its coordinator."""
         with tempfile.TemporaryDirectory() as scratch:

@@ -60,6 +60,12 @@ class Reach:
     present: Callable[[str], bool]
 
 
+def revoked_in(line: Mapping[str, Any]) -> dict[str, str]:
+    """The sites that did not let a study run in a round, as its line of the history says."""
+    failed = line.get("failed", {}).items()
+    return {site: state for site, reason in failed for state, told in TOLD.items() if reason.endswith(told)}
+
+
 def in_words(approvals: Mapping[str, str]) -> list[str]:
     """Which sites do not let a study run (yet), a sentence each."""
     return [f"{site}: the study {TOLD.get(state, state)}" for site, state in approvals.items()]
@@ -104,7 +110,7 @@ class Coordination:
         lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
         last = json.loads(lines[-1]) if lines else {}
         lost = sorted(self.engine.lost) if self.engine else []
-        told = {"lost": lost, "last": last, "approvals": dict(self._approvals)}
+        told = {"lost": lost, "last": last, "approvals": self._approvals | revoked_in(last)}
         return {"run": self.folder.name, "rounds": self.study.method.rounds, **told}
 
     def stop(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.deployment.approval_rules import rules_of
+from polyclinic.deployment.departure import refuse_if_left
 from polyclinic.engines.nvflare.process_tree import end_tree
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
@@ -57,6 +58,7 @@ class Participant:
 
     def start(self, output: Any = None) -> subprocess.Popen:
         """Start the participant's process; what it prints goes to `output`, by default where ours goes."""
+        refuse_if_left(self.kit)
         for leftover in ("shutdown.fl", "restart.fl"):  # or it would end at once
             (self.kit / leftover).unlink(missing_ok=True)
         (self.kit / "transfer").mkdir(exist_ok=True)
