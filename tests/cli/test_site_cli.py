@@ -9,6 +9,7 @@ from PIL import Image
 from polyclinic import __version__
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
+from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.suspension import Suspensions
 from polyclinic.files import lock
@@ -25,6 +26,8 @@ def kit(tmp_path, monkeypatch):
     (folder / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
     (folder / "local" / "policy.toml").write_text('kinds = ["weights", "metrics"]\nmax_bytes = 1_000_000\n')
     (folder / "local" / "site.toml").write_text('[datasets.scans]\nsource = "folder"\npath = "../../scans"\n')
+    (tmp_path / "server").mkdir()
+    pin_keys({"north": folder / "local"}, tmp_path / "server")
     monkeypatch.chdir(folder)
     return folder
 

@@ -23,6 +23,8 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.deployment.approval_rules import NOT_ABOUT_IMAGES, rules_of, widened
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.anchor_file import AnchorFile
+from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.suspension import Suspended, Suspensions
 from polyclinic.files import atomic_write, digest_of, lock
@@ -192,7 +194,8 @@ class Approvals:
         # a mistake in policy.toml must not keep a person from stopping a study
         policy = policy_of(self.policy_file).model_dump(mode="json") if decision == "approve" else {}
         made = asdict(Decision(decision, by, _now(), request.digest, policy, why))
-        ledger = Ledger(self.ledger_file(run))
+        anchor = AnchorFile(self.kit / "anchors" / "approvals" / f"{run}.json")
+        ledger = Ledger(self.ledger_file(run), KitKeys(self.kit / "local").signing_key(), anchor)
         ledger.append(
             round=0,
             operation=decision,
@@ -202,6 +205,7 @@ class Approvals:
             to=self.site,
             privacy=None,
         )
+        ledger.commit()
         file = self.folder / run / "decisions.jsonl"
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         atomic_write(file, before + json.dumps(made) + "\n", private=True)

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 from polyclinic.data.names import COORDINATOR
-from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.heads import RECEIVED_FILE
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
@@ -69,8 +68,8 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | N
     Those named; those of the kit; those that follow from a simulated study's seed, where lines that an older version
     wrote have none.
     """
-    kit = find_kit(folder) if folder else None
-    if keys is None and kit and (kit / "local" / PUBLIC_FILE).exists():
+    kit = _kit_of(folder)
+    if keys is None and kit:
         keys = kit / "local" / PUBLIC_FILE
     if keys is not None:
         return PublicKeys(keys), True
@@ -82,19 +81,19 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | N
     return (None if deployed else SeedKeys(int(tables.get("seed", 0)))), False
 
 
+def _kit_of(folder: Path | None) -> Path | None:
+    """The kit with keys that a folder with ledgers lies in: KIT/runs/NAME, KIT/approvals/NAME or KIT/keys/rotations."""
+    kit = folder.resolve().parent.parent if folder else None
+    return kit if kit and (kit / "local" / PUBLIC_FILE).exists() and (kit / "local" / SIGNING_FILE).exists() else None
+
+
 def _witnesses_of_kit(folder: Path | None) -> list[Witness]:
-    owner = _owner_of_kit(folder)
-    if folder is None or owner is None or owner == COORDINATOR:
+    """What the site's own anchor of this folder says."""
+    kit = _kit_of(folder)
+    if folder is None or kit is None or (owner := KitKeys(kit / "local").owner()) == COORDINATOR:
         return []
-    kit = find_kit(folder)
-    assert kit
-    return witnesses_at_site(kit / "anchors" / "runs" / f"{folder.resolve().name}.json", owner)
-
-
-def _owner_of_kit(folder: Path | None) -> str | None:
-    """The site, or coordinator, in whose kit a run folder lies."""
-    kit = find_kit(folder) if folder else None
-    return KitKeys(kit / "local").owner() if kit and (kit / "local" / SIGNING_FILE).exists() else None
+    place = folder.resolve()
+    return witnesses_at_site(kit / "anchors" / place.parent.name / f"{place.name}.json", owner)
 
 
 def _files(run: Path, evidence: Evidence) -> dict[str, Path]:
@@ -104,7 +103,8 @@ def _files(run: Path, evidence: Evidence) -> dict[str, Path]:
     files = {file.stem: file for file in sorted((run / "ledger").glob("*.jsonl"))}
     if not files and (run / RECEIVED_FILE).exists():
         raise BadInput(f"{run}: the ledgers of this run are at its sites; name KIT/runs/NAME, and --against {run}")
-    owner = _owner_of_kit(run)
+    kit = _kit_of(run)
+    owner = KitKeys(kit / "local").owner() if kit else None
     seen = [witness.site for witness in evidence.witnesses if owner in (None, witness.site)]
     if not files and not seen:
         raise BadInput(f"{run}: holds no ledger; name a run folder or a ledger file")
