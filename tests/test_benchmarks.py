@@ -22,6 +22,13 @@ def run_benchmark(name, *options, file):
     return json.loads(file.read_text()), json.loads(done.stdout.splitlines()[-1])
 
 
+def test_ledger_times_a_line_of_each_sort(tmp_path):
+    written, printed = run_benchmark("ledger", file=tmp_path / "figures.json")
+    assert written == printed
+    assert set(written["microseconds"]) == {"chained", "signed", "signed_and_on_disk", "verify_a_line", "countersign"}
+    assert all(value > 0 for value in written["microseconds"].values())
+
+
 def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
     written, printed = run_benchmark(
         "overhead", "--pairs", "2", "--sites", "2", "--images-per-site", "8", file=tmp_path / "figures.json"

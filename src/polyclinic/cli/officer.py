@@ -34,7 +34,7 @@ def sentences(lines: Sequence[JsonObject]) -> list[str]:
     """What a ledger says: what left, how often, to whom; what differential privacy covers and what not."""
     sent = [line for line in lines if line["bytes"]]
     if not sent:
-        return ["Nothing left this site."]
+        return ["Nothing left this site.", *_acts(lines)]
     total = human_bytes(sum(line["bytes"] for line in sent))
     return [f"What left ({total} in all):", *_what_left(sent), *_protection(sent), *_acts(lines)]
 
