@@ -3,8 +3,10 @@
 import hashlib
 import json
 import shutil
+import tomllib
 
 import pytest
+import tomli_w
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.key_rotation import accept_rotations, rotate_keys
@@ -87,6 +89,25 @@ def test_a_key_that_the_old_one_does_not_vouch_for_is_not_taken(kits, tmp_path):
         accept_rotations(file, forged)
     assert file.read_text() == after
     assert after != before
+
+
+def test_a_site_that_is_not_trusted_does_not_come_back_by_a_rotation(kits):
+    """A thief has the old key, whose word would bring in a key of the thief's own."""
+    file = kits["south"] / "local" / "site_keys.toml"
+    tables = tomllib.loads(file.read_text())
+    del tables["sealing"]["north"]
+    file.write_text(tomli_w.dumps(tables))
+    with pytest.raises(BadInput, match="has no sealing key of site 'north', which is not trusted here"):
+        accept_rotations(file, rotate_keys(kits["north"]))
+
+
+def test_a_site_that_has_deleted_its_keys_can_still_check_its_ledgers(kits, capsys):
+    path = release(kits["north"], "before")
+    (kits["north"] / "local" / "signing.key").unlink()
+    assert run_app(["ledger", "verify", str(path.parent.parent)]) == 0
+    assert "signatures are right; records outside the ledger confirm 1 lines" in capsys.readouterr().out
+    path.write_bytes(b"")
+    assert run_app(["ledger", "verify", str(path.parent.parent)]) == 1
 
 
 def test_keys_are_not_rotated_while_a_run_is_at_work(kits, monkeypatch):

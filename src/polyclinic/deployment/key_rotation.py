@@ -67,6 +67,8 @@ def accept_rotations(public_file: Path, rotations: Path) -> tuple[str, int]:
     site, known = rotations.stem, PublicKeys(public_file).verifying_keys(rotations.stem)
     if not known:
         raise BadInput(f"{public_file}: has no signing key of a site '{site}'; the file must be called SITE.jsonl")
+    if PublicKeys(public_file).public(site) is None:
+        raise BadInput(f"{public_file}: has no sealing key of site '{site}', which is not trusted here; take new kits")
     keys, sealing = [known[0]], ""
     for number, line in enumerate(verify(rotations), 1):
         if signer_of_line(keys[-1:], line["digest_of_line"], line.get("signature")) is None:

@@ -84,13 +84,21 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | N
 def _kit_of(folder: Path | None) -> Path | None:
     """The kit with keys that a folder with ledgers lies in: KIT/runs/NAME, KIT/approvals/NAME or KIT/keys/rotations."""
     kit = folder.resolve().parent.parent if folder else None
-    return kit if kit and (kit / "local" / PUBLIC_FILE).exists() and (kit / "local" / SIGNING_FILE).exists() else None
+    return kit if kit and (kit / "local" / PUBLIC_FILE).exists() else None
+
+
+def _owner_of(kit: Path, folder: Path) -> str | None:
+    """The site, or coordinator, whose kit it is; of a site that has left and deleted its key, by the ledger's name."""
+    if (kit / "local" / SIGNING_FILE).exists():
+        return KitKeys(kit / "local").owner()
+    names = [file.stem for file in (folder / "ledger").glob("*.jsonl")]
+    return names[0] if len(names) == 1 else None
 
 
 def _witnesses_of_kit(folder: Path | None) -> list[Witness]:
     """What the site's own anchor of this folder says."""
     kit = _kit_of(folder)
-    if folder is None or kit is None or (owner := KitKeys(kit / "local").owner()) == COORDINATOR:
+    if folder is None or kit is None or (owner := _owner_of(kit, folder)) in (None, COORDINATOR):
         return []
     place = folder.resolve()
     return witnesses_at_site(kit / "anchors" / place.parent.name / f"{place.name}.json", owner)
@@ -104,7 +112,7 @@ def _files(run: Path, evidence: Evidence) -> dict[str, Path]:
     if not files and (run / RECEIVED_FILE).exists():
         raise BadInput(f"{run}: the ledgers of this run are at its sites; name KIT/runs/NAME, and --against {run}")
     kit = _kit_of(run)
-    owner = KitKeys(kit / "local").owner() if kit else None
+    owner = _owner_of(kit, run) if kit else None
     seen = [witness.site for witness in evidence.witnesses if owner in (None, witness.site)]
     if not files and not seen:
         raise BadInput(f"{run}: holds no ledger; name a run folder or a ledger file")
