@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -97,5 +98,16 @@ def nobody_else_can_look(deployment):
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         for one in tree:
             assert "local_steps" not in " ".join(one.cmdline())
-            listening = [c.laddr.ip for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-            assert name == "server" or set(listening) <= {"127.0.0.1"}
+            listening = [c.laddr for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            assert name == "server" or {address.ip for address in listening} <= {"127.0.0.1"}
+            for address in listening:
+                assert is_refused(address, deployment / "sites" / "site-1" / "startup" / "rootCA.pem")
+
+
+def is_refused(address, authority):
+    """Whether a listener turns somebody without a certificate away."""
+    context = ssl.create_default_context(cafile=authority)
+    context.check_hostname = False
+    with socket.create_connection(address) as plain, pytest.raises(ssl.SSLError, match="alert certificate required"):
+        context.wrap_socket(plain).recv(1)
+    return True

@@ -50,6 +50,10 @@ RIGHTS = {
 }
 
 
+#: NVFlare's listener for its own processes on a machine: by default any user of the machine could connect to it
+LOCAL_LISTENER = {"internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}}
+
+
 def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Display) -> tuple[str, ...]:
     """Write a deployment for the study's sites, and return their names.
 
@@ -160,6 +164,7 @@ def _write_site(kit: Path, name: str, data: Any, parts: PreparedSites | None) ->
     kept = [one for one in resources["components"] if one["id"] != "site_log_streamer"]
     _write_json(local / "resources.json", resources | {"components": kept, "allow_log_streaming": False} | _classes())
     _write_json(local / "authorization.json", _rights())
+    _write_json(local / "comm_config.json", LOCAL_LISTENER)
     (local / "policy.toml").write_text(_policy_text(parts is not None), encoding="utf-8")
     head = SITE_HEAD + SITE_PLUGINS
     if parts:
@@ -175,6 +180,7 @@ def _write_server(kit: Path) -> None:
     resources["servers"][0]["heart_beat_timeout"] = 60  # so that nobody counts a dead site among the connected for long
     _write_json(kit / "local" / "resources.json", resources | _classes())
     _write_json(kit / "local" / "authorization.json", _rights())
+    _write_json(kit / "local" / "comm_config.json", LOCAL_LISTENER)
     (kit / "local" / "site.toml").write_text(SERVER_HEAD + SITE_PLUGINS.replace("site", "server"), encoding="utf-8")
 
 
