@@ -81,3 +81,29 @@ def test_nothing_is_sealed_for_a_site_that_is_not_trusted_and_its_old_ledgers_ve
     assert KitKeys(kit / "local").verifying_keys("south") == before
     assert run_app(["site", "distrust", "south", "--kit", str(kit)]) == 2
     assert "has no sealing key of this site" in capsys.readouterr().err
+
+
+def test_keys_are_rotated_and_taken_by_others_on_the_old_keys_word(kit, tmp_path, capsys):
+    old = KitKeys(kit / "local").public("north")
+    assert run_app(["site", "rotate-keys", "--kit", str(kit)]) == 0
+    file = kit / "keys" / "rotations" / "ledger" / "north.jsonl"
+    assert f"send {file} to the coordinator" in capsys.readouterr().out
+    for other in ("south", "server"):
+        assert KitKeys(tmp_path / other / "local").public("north") == old
+        for told in ("north: new keys taken", "north: its newest keys are known already"):
+            assert run_app(["site", "accept-keys", str(file), "--kit", str(tmp_path / other)]) == 0
+            assert told in capsys.readouterr().out
+        assert KitKeys(tmp_path / other / "local").public("north") == KitKeys(kit / "local").public("north") != old
+
+
+def test_keys_for_which_the_old_key_does_not_vouch_are_not_taken(kit, tmp_path, capsys):
+    run_app(["site", "rotate-keys", "--kit", str(kit)])
+    thief = tmp_path / "north.jsonl"
+    lines = (kit / "keys" / "rotations" / "ledger" / "north.jsonl").read_text().splitlines()
+    forged = json.loads(lines[0]) | {"signature": "00" * 64}
+    thief.write_text(json.dumps(forged) + "\n")
+    before = (tmp_path / "south" / "local" / "site_keys.toml").read_text()
+    assert run_app(["site", "accept-keys", str(thief), "--kit", str(tmp_path / "south")]) == 1
+    assert "these keys were not taken" in capsys.readouterr().err
+    assert (tmp_path / "south" / "local" / "site_keys.toml").read_text() == before
+    assert run_app(["site", "accept-keys", "gone.jsonl", "--kit", str(tmp_path / "south")]) == 2

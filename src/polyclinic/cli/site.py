@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 
 if TYPE_CHECKING:
     from polyclinic.deployment.approval import Approvals
@@ -100,6 +100,36 @@ def status(kit: Path = KIT) -> None:
     typer.echo("over all runs:")
     for sentence in budget_sentences(policy, runs):
         typer.echo(f"  {sentence}")
+
+
+@app.command("rotate-keys")
+def rotate_keys(kit: Path = KIT) -> None:
+    """Give this site new sealing and signing keys, for which the old key vouches."""
+    from polyclinic.deployment import key_rotation
+
+    approvals = approvals_of(kit)
+    file = key_rotation.rotate_keys(approvals.kit)
+    typer.echo(f"site {approvals.site} has new keys; ledgers of before are verified with the old public keys")
+    typer.echo(f"send {file} to the coordinator and the other sites, who run `polyclinic site accept-keys {file.name}`")
+
+
+@app.command("accept-keys")
+def accept_keys(
+    file: Path = typer.Argument(..., help="NAME.jsonl, as the site NAME sent it after `site rotate-keys`."),
+    kit: Path = typer.Option(Path(), "--kit", "-k", help="Your own kit: of a site, or of the server."),
+) -> None:
+    """Take the new keys of another site, if its old key vouches for them."""
+    from polyclinic.deployment import key_rotation
+    from polyclinic.federation.leaving.anchor_file import LedgerBroken
+    from polyclinic.federation.leaving.key_ring import PUBLIC_FILE
+
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; the site that rotated its keys has it")
+    try:
+        site, count = key_rotation.accept_rotations(kit / "local" / PUBLIC_FILE, file)
+    except LedgerBroken as error:
+        raise WorkFailed(f"these keys were not taken: {error}") from None
+    typer.echo(f"{site}: {'new keys taken' if count else 'its newest keys are known already'}")
 
 
 @app.command("leave")
