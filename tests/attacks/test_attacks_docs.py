@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from polyclinic import attacks, models
 from polyclinic.attacks.attack import Capability
 from polyclinic.audits import Audit
 from polyclinic.federation.leaving.defence_settings import Defence
@@ -16,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_examples_of_gradient_inversion_run(capsys, tmp_path, monkeypatch):
-    example, trajectory = re.findall(
+    example, trajectory, coordinator = re.findall(
         r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL
     )
     hurried = example.replace("lr=0.1", "lr=0.1, iterations=2")
@@ -30,6 +31,25 @@ def test_the_examples_of_gradient_inversion_run(capsys, tmp_path, monkeypatch):
     assert printed.startswith("gradient-inversion: the attacker has the gradients that a site sent")
     assert "of 2 images converged: MSE" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "images.png"]
+    assert "Imprint()" in coordinator  # runs below
+
+
+def test_the_example_of_a_coordinator_that_chooses_weights_runs(capsys):
+    example = re.findall(r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL)[2]
+    rng = torch.Generator().manual_seed(1)
+    public, truth, others = (torch.rand(count, 1, 16, 16, generator=rng) for count in (40, 4, 4))
+    model = models.build("cnn-64-128-64-32", channels=1, outputs=2, size=16)
+
+    def answer(crafted):
+        torch.nn.functional.cross_entropy(crafted(truth), torch.tensor([0, 1, 0, 1])).backward()
+        return {name: weight.grad for name, weight in crafted.named_parameters()}
+
+    sent, _, read = example.partition("found =")
+    names = {"model": model, "public": public, "truth": truth, "others": others, "attacks": attacks}
+    exec(compile(sent, "attacks.md", "exec"), names)
+    names["gradients"] = answer(names["crafted"])
+    exec(compile(f"found ={read}", "attacks.md", "exec"), names)
+    assert "of 4 images identified at" in capsys.readouterr().out
 
 
 def test_every_capability_is_in_the_guide():

@@ -117,3 +117,15 @@ def test_a_trajectory_is_scored_step_by_step():
     assert found.non_converging.tolist() == [False, False, True, False]
     torch.testing.assert_close(found.means()["mse"], found.mse[[0, 1, 3]].mean(0))
     assert found.ssim.shape == (4, 3)
+
+
+def test_identified_counts_each_image_once_beside_those_that_the_site_never_had():
+    truth = torch.stack([torch.full((1, 8, 8), value) for value in (0.1, 0.5)])
+    others = torch.stack([torch.full((1, 8, 8), value) for value in (0.3, 0.9, 0.7)])
+    found = torch.stack([torch.full((1, 8, 8), value) for value in (0.11, 0.12, 0.89, 0.6)])
+    scored = scoring.identified(found, truth, others, least=25.0)
+    assert (scored.images, scored.of, scored.by_chance) == (1, 2, 1)  # 0.6 is 20 dB from 0.5
+    assert scored.psnr == pytest.approx(40.0, abs=1e-3)  # the better of 0.11 and 0.12
+    assert str(scored) == "1 of 2 images identified at 40.0 dB (1 by chance)"
+    with pytest.raises(BadInput, match="2 images of the site need as many others; 1 were given"):
+        scoring.identified(found, truth, others[:1])

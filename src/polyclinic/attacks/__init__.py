@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from polyclinic.attacks.attack import AttackSettings as AttackSettings
     from polyclinic.attacks.attack import Capability as Capability
     from polyclinic.attacks.attack import ThreatModel as ThreatModel
+    from polyclinic.attacks.coordinator.crafted_sum import CraftedSum as CraftedSum
+    from polyclinic.attacks.coordinator.fishing import Fishing as Fishing
+    from polyclinic.attacks.coordinator.imprint import Imprint as Imprint
+    from polyclinic.attacks.coordinator.overflow import OverflowFilter as OverflowFilter
+    from polyclinic.attacks.coordinator.trap_weights import TrapWeights as TrapWeights
     from polyclinic.attacks.copies import CopySearch as CopySearch
     from polyclinic.attacks.copies import find_copies as find_copies
     from polyclinic.attacks.gradient_inversion.networks import LeNet as LeNet
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from polyclinic.attacks.membership.attacks import NearestSynthetic as NearestSynthetic
     from polyclinic.attacks.membership.attacks import ShadowModels as ShadowModels
     from polyclinic.attacks.projection import Projection as Projection
+    from polyclinic.attacks.scoring import identified as identified
     from polyclinic.attacks.scoring import score as score
     from polyclinic.attacks.scoring import score_trajectory as score_trajectory
     from polyclinic.attacks.trajectory_plots import draw_curves as draw_curves
@@ -37,23 +43,29 @@ _HOMES = {
     "AttackSettings": "attacks.attack",
     "Capability": "attacks.attack",
     "CopySearch": "attacks.copies",
+    "CraftedSum": "attacks.coordinator.crafted_sum",
+    "Fishing": "attacks.coordinator.fishing",
     "GradientInversion": "attacks.gradient_inversion.settings",
+    "Imprint": "attacks.coordinator.imprint",
     "Knowledge": "attacks.gradient_inversion.solver",
     "LatentInversion": "attacks.latent_inversion",
     "LeNet": "attacks.gradient_inversion.networks",
     "LocalTraining": "attacks.gradient_inversion.simulation",
     "LossThreshold": "attacks.membership.attacks",
     "NearestSynthetic": "attacks.membership.attacks",
+    "OverflowFilter": "attacks.coordinator.overflow",
     "PRESETS": "attacks.gradient_inversion.settings",
     "PairedDecoder": "attacks.latent_decoder",
     "Projection": "attacks.projection",
     "ShadowModels": "attacks.membership.attacks",
     "SurrogateDecoder": "attacks.latent_decoder",
     "ThreatModel": "attacks.attack",
+    "TrapWeights": "attacks.coordinator.trap_weights",
     "Verdict": "attacks.verdict",
     "draw_curves": "attacks.trajectory_plots",
     "draw_images": "attacks.trajectory_plots",
     "find_copies": "attacks.copies",
+    "identified": "attacks.scoring",
     "read_latents": "attacks.latent_inversion",
     "score": "attacks.scoring",
     "score_trajectory": "attacks.scoring",

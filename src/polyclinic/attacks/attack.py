@@ -32,6 +32,7 @@ class Capability(StrEnum):
     PRIOR = "prior"
     SIMILAR_IMAGES = "similar-images"
     PAIRED_LATENTS = "paired-latents"
+    CHOSEN_WEIGHTS = "chosen-weights"
 
     @property
     def words(self) -> str:
@@ -56,6 +57,7 @@ _WORDS = {
     Capability.PRIOR: "images to start from",
     Capability.SIMILAR_IMAGES: "images of the same kind, to train models of its own",
     Capability.PAIRED_LATENTS: "images of its own with the latents that the same encoder made of them",
+    Capability.CHOSEN_WEIGHTS: "the weights that the site starts from, since it chose them",
 }
 #: what an attacker holds in its hands; the rest is what it knows
 _HELD = frozenset(list(Capability)[: list(Capability).index(Capability.ARCHITECTURE)])
@@ -67,6 +69,7 @@ RECEIVER = frozenset(Capability) - {
     Capability.PRIOR,
     Capability.SIMILAR_IMAGES,
     Capability.PAIRED_LATENTS,
+    Capability.CHOSEN_WEIGHTS,
 }
 
 

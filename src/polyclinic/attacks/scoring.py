@@ -148,3 +148,37 @@ def random_other_image(
         "ssim": float(ssim(others, truth, window=window).mean()),
     }
     return found if distance is None else {**found, distance.name: float(_perceptual(distance, others, truth).mean())}
+
+
+@dataclass(frozen=True)
+class Identified:
+    """How many of `of` images an attack has identified, their mean PSNR in dB (NaN for none), and `by_chance`: how
+    many of the same number of images that the site never had the same rule names."""
+
+    images: int
+    of: int
+    psnr: float
+    by_chance: int
+
+    def __str__(self) -> str:
+        return f"{self.images} of {self.of} images identified at {self.psnr:.1f} dB ({self.by_chance} by chance)"
+
+
+def identified(found: Tensor, truth: Tensor, others: Tensor, *, least: float = 20.0) -> Identified:
+    """Compare found images [K, C, H, W] with those of the site [N, C, H, W] and N or more that it never had.
+
+    A found image names the nearest of all these; it counts if their PSNR is `least` dB or more.
+    """
+    others = others[: len(truth)]
+    if len(others) < len(truth):
+        raise BadInput(f"identified: {len(truth)} images of the site need as many others; {len(others)} were given")
+    best = torch.full((len(truth) * 2,), -torch.inf, dtype=torch.float64)
+    candidates = torch.cat([truth, others])
+    for image in found:
+        ratio = psnr(image.expand_as(candidates), candidates)
+        nearest = int(ratio.argmax())
+        best[nearest] = max(best[nearest], ratio[nearest])
+    named = best >= least
+    right = named[: len(truth)]
+    mean = float(best[: len(truth)][right].mean())
+    return Identified(int(right.sum()), len(truth), mean, int(named[len(truth) :].sum()))
