@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyclinic.data.dataset import Dataset
@@ -60,16 +60,20 @@ def test_the_first_site_has_the_lowest_labels():
 
 
 def reachable(data, count, seed=0):
-    """What the partition says it can reach, read from its refusal of 1; (0, 1) where it reaches that."""
-    try:
-        assign_to_sites(LabelSkew(count=count, target_ks=1.0), data, {"train": np.arange(len(data))}, seed=seed)
-    except BadInput as refusal:
-        low, high = re.fullmatch(r"sites.target_ks: 1 .* range is (\d\.\d\d) to (\d\.\d\d); .*", str(refusal)).groups()
-        return float(low), float(high)
-    return 0.0, 1.0
+    """The lowest and the highest KS that the partition can reach, read from its refusals of 0 and 1."""
+    ends = []
+    for place, target in enumerate((0.0, 1.0)):
+        try:
+            assign_to_sites(LabelSkew(count=count, target_ks=target), data, {"train": np.arange(len(data))}, seed=seed)
+            ends.append(target)
+        except BadInput as refusal:
+            found = re.fullmatch(r"sites.target_ks: [01] .* range is (\d\.\d\d) to (\d\.\d\d); .*", str(refusal))
+            ends.append(float(found.groups()[place]))
+    return tuple(ends)
 
 
 @settings(max_examples=200, deadline=None)
+@example(n=250, count=4, balance=[0.875, 0.5, 0.25, 1.0, 0.875], where=0.0, seed=10)  # 1 is in reach and 0 is not
 @given(
     n=st.integers(250, 1500),
     count=st.integers(2, 8),
