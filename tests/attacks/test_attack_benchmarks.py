@@ -93,6 +93,20 @@ def test_black_box(tmp_path: Path):
     assert {row["images"] for row in rows} == {16}
 
 
+def test_coordinator_attacks(tmp_path: Path):
+    """Random pictures come back; a backbone of each sort."""
+    pictures = np.random.default_rng(3).integers(0, 256, (96, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "tb_cxr_64.npz", images=pictures[:48], labels=np.arange(48) % 2)
+    sites = {"site": np.ones(48, dtype=int), "site_names": np.array(["elsewhere", "NIH_ChestXray8"])}
+    np.savez(tmp_path / "covid_cxr_64.npz", images=pictures[48:], labels=np.arange(48) % 2, **sites)
+    options = ["--images", "6", "--public", "40", "--size", "16"]
+    rows = figures("coordinator_attacks.py", "--quick", *options, data=tmp_path)["rows"]
+    names = ["imprint", "trap-weights", "crafted-sum", "overflow-filter", "fishing"]
+    assert [row["attack"] for row in rows] == names
+    assert rows[0]["images"] >= 3
+    assert rows[0]["by_chance"] == 0
+
+
 def test_benchmarks_need_torch_and_numpy_only():
     """So that they run on any machine that has a GPU and torch."""
     code = f"import attacks, attack_tables, sys; print([m for m in {LIGHT} if m in sys.modules])"
