@@ -20,6 +20,7 @@ from attack_black_box import load
 from torch import Tensor, nn
 
 from polyclinic.attacks import CraftedSum, Fishing, Imprint, OverflowFilter, TrapWeights, identified
+from polyclinic.attacks.coordinator.crafting import CoordinatorAttack
 from polyclinic.attacks.coordinator.fishing import change
 from polyclinic.models import build
 from polyclinic.randomness import seeded
@@ -99,25 +100,41 @@ def members(site: Site, backbone: str, attack: OverflowFilter, most: int) -> dic
     return {"images": sum(answers[:half]), "of": half, "psnr": math.nan, "by_chance": sum(answers[half:])}
 
 
+def attacks_on(backbone: str, images: int, options: argparse.Namespace) -> Iterator[CoordinatorAttack]:
+    if backbone in POOLED:
+        yield Fishing(target_class=1, strength=1000.0)
+        return
+    for strength in (1.0,) if options.quick else (1.0, 0.5, 0.2):
+        yield Imprint(strength=strength)
+        yield Imprint(strength=strength, measure="random", seed=options.seed)
+        if backbone != "lenet5":
+            yield TrapWeights(strength=strength, alive=1 / images)
+        yield CraftedSum(strength=strength)
+    yield OverflowFilter()
+
+
+def measured(site: Site, backbone: str, attack: CoordinatorAttack, options: argparse.Namespace) -> dict[str, Any]:
+    if isinstance(attack, Fishing):
+        return fished(site, backbone, attack, 8 if options.quick else 48)
+    if isinstance(attack, OverflowFilter):
+        return members(site, backbone, attack, 2 if options.quick else 8)
+    if isinstance(attack, CraftedSum):
+        return sum_of_two(site, backbone, attack)
+    assert isinstance(attack, Imprint | TrapWeights)
+    return images_back(site, backbone, attack)
+
+
 def rows(site: Site, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    strengths = (1.0,) if options.quick else (1.0, 0.5, 0.2)
-    for backbone in DENSE[2:] if options.quick else DENSE:
-        for strength in strengths:
-            yield _row(backbone, Imprint(strength=strength), images_back(site, backbone, Imprint(strength=strength)))
-            if backbone != "lenet5":
-                trap = TrapWeights(strength=strength, alive=1 / len(site.images))
-                yield _row(backbone, trap, images_back(site, backbone, trap))
-            total = CraftedSum(strength=strength)
-            yield _row(backbone, total, sum_of_two(site, backbone, total))
-        yield _row(backbone, OverflowFilter(), members(site, backbone, OverflowFilter(), 2 if options.quick else 8))
-    for backbone in POOLED[:1] if options.quick else POOLED:
-        attack = Fishing(target_class=1, strength=1000.0)
-        yield _row(backbone, attack, fished(site, backbone, attack, 8 if options.quick else 48))
+    for backbone in (DENSE[-1], POOLED[0]) if options.quick else (*DENSE, *POOLED):
+        for attack in attacks_on(backbone, len(site.images), options):
+            if options.attack in (None, attack.name):
+                yield _row(backbone, attack, measured(site, backbone, attack, options))
 
 
 def _row(backbone: str, attack: Any, figures: dict[str, Any]) -> dict[str, Any]:
     figures = {**figures, "psnr": None if math.isnan(figures["psnr"]) else round(figures["psnr"], 1)}
-    row = {"backbone": backbone, "attack": attack.name, "strength": attack.strength, **figures}
+    measure = getattr(attack, "measure", "")
+    row = {"backbone": backbone, "attack": attack.name, "measure": measure, "strength": attack.strength, **figures}
     print("  ".join(f"{value}" for value in row.values()), flush=True)
     return row
 
@@ -130,10 +147,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--quick", action="store_true", help="one backbone of each sort at full strength")
+    parser.add_argument("--attack", help="this one only: imprint, trap-weights, crafted-sum, fishing, overflow-filter")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print("backbone  attack  strength  identified  of  PSNR  by chance")
+    print("backbone  attack  measure  strength  identified  of  PSNR  by chance")
     result = {"benchmark": "coordinator_attacks", "rows": list(rows(Site(options), options))}
     if options.json:
         options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -101,7 +101,7 @@ def test_coordinator_attacks(tmp_path: Path):
     np.savez(tmp_path / "covid_cxr_64.npz", images=pictures[48:], labels=np.arange(48) % 2, **sites)
     options = ["--images", "6", "--public", "40", "--size", "16"]
     rows = figures("coordinator_attacks.py", "--quick", *options, data=tmp_path)["rows"]
-    names = ["imprint", "trap-weights", "crafted-sum", "overflow-filter", "fishing"]
+    names = ["imprint", "imprint", "trap-weights", "crafted-sum", "overflow-filter", "fishing"]
     assert [row["attack"] for row in rows] == names
     assert rows[0]["images"] >= 3
     assert rows[0]["by_chance"] == 0
