@@ -39,7 +39,7 @@ def test_plugins_of_a_study_are_listed(capsys, tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(
         f"plugins = ['{EVERYTHING}']\n[data]\nsource = 'squares'\n[sites]\npartition = 'in-turn'\ncount = 2\n"
-        "[method]\nname = 'fed-prototypes'\n"
+        "[method]\nname = 'fed-prototypes'\n[policy]\nkinds = ['weights', 'metrics', 'prototypes']\n"
     )
     for kind in KINDS:
         added = [row for row in listed(capsys, kind, "--study", str(study)).values() if row["from"] != "polyclinic"]

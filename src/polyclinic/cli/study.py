@@ -15,9 +15,13 @@ app = typer.Typer(help="Write and check studies.", no_args_is_help=True)
 @app.command("new")
 def new(
     path: Path = typer.Argument(Path("study.toml"), help="The file to write; - for stdout."),
-    method: str = typer.Option("fedavg", help="The method whose settings to write down."),
-    source: str = typer.Option("fundus-phantom", help="The data source whose settings to write down."),
-    partition: str = typer.Option("label-skew", help="The partition whose settings to write down."),
+    method: str | None = typer.Option(None, help="The method whose settings to write down.", show_default="fedavg"),
+    source: str | None = typer.Option(
+        None, help="The data source whose settings to write down.", show_default="fundus-phantom"
+    ),
+    partition: str | None = typer.Option(
+        None, help="The partition whose settings to write down.", show_default="label-skew"
+    ),
     task: str | None = typer.Option(None, help="The task; by default the first one the source is for."),
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
@@ -37,10 +41,17 @@ def new(
         return
     if preset is None and (phantom or scale != 1):
         raise BadInput("--scale and --phantom go with --preset; `polyclinic study new --list-presets` names them")
+    if preset is not None and any(one is not None for one in (method, source, partition, task)):
+        raise BadInput("--preset: has a method, a source, a partition and a task of its own; leave these flags out")
     if preset is not None:
         text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
     else:
-        text = template(method=method, source=source, partition=partition, task=task)
+        text = template(
+            method=method or "fedavg",
+            source=source or "fundus-phantom",
+            partition=partition or "label-skew",
+            task=task,
+        )
     write_new(path, text)
 
 

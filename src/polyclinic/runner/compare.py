@@ -21,6 +21,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
+from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
@@ -110,13 +111,28 @@ def entries(
 
 
 def for_method(study: Study, method: str, changes: JsonObject) -> Study:
-    """The study with another method, which keeps those `[method]` settings that it has too."""
-    tables = study.as_tables()
+    """The study with another method, which keeps those `[method]` settings and those tables that are for it, too."""
+    tables = {name: table for name, table in study.as_tables().items() if has_table(study, method, name)}
     known = METHODS[method].model_fields
     kept = {key: value for key, value in tables["method"].items() if key in known}
     tables["method"] = {**kept, "name": method}
     mine = {path: value for path, value in changes.items() if has_setting(method, path)}
     return parse_study(tables).with_settings(mine)
+
+
+def has_table(study: Study, method: str, table: str) -> bool:
+    """Whether a table of the study is for another method, too.
+
+    `[replay]` of a method that replays by its name (cwt-replay) is for such methods only: a comparison has plain ones
+    beside them. `[tuning]` is for methods that train a generator in phases.
+    """
+    other = METHODS[method]
+    if table == "replay":
+        by_name = issubclass(METHODS[study.method.name], GenerativeReplay)
+        return not by_name or issubclass(other, GenerativeReplay)
+    if table == "tuning":
+        return other(name=method).needs_generator() and other.traits.tunes_generator
+    return True
 
 
 def has_setting(method: str, path: str) -> bool:

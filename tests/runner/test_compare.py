@@ -1,0 +1,56 @@
+"""Comparisons: which tables of a study each method gets, and the comparisons that presets name in their first lines."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+
+import pytest
+
+from polyclinic.runner.compare import entries, for_method
+from polyclinic.study import parse_study
+from polyclinic.study.preset import SMALLEST, preset, preset_names
+from polyclinic.study.reading import load_study
+
+COMMAND = re.compile(r"polyclinic compare STUDY (--methods .*)")
+
+
+def head_commands(name: str) -> list[list[str]]:
+    """The options of the comparisons in the first lines of a preset; a line that goes on is joined."""
+    head = re.sub(r"\n# {4,}--", " --", preset(name, scale=SMALLEST, phantom=True).split("\n\n")[0])
+    found = [match.group(1) for line in head.splitlines() if (match := COMMAND.search(line))]
+    return [shlex.split(re.sub(r"\(.*|, then.*", "", text)) for text in found]
+
+
+def test_a_plain_method_beside_one_that_replays_by_its_name_does_not_replay(tiny):
+    study = tiny("cwt-replay", {"replay.ratio": 2})
+    assert for_method(study, "cwt", {}).replay is None
+    assert for_method(study, "centralized", {}).replay is None
+    assert for_method(study, "fedavg-replay", {}).replay == study.replay
+
+
+def test_a_plain_method_with_a_replay_table_hands_it_to_other_plain_methods(tiny):
+    study = tiny("fedavg", {"replay.ratio": 2})
+    assert for_method(study, "cwt", {}).replay == study.replay
+
+
+def test_tuning_is_for_methods_that_train_a_generator_in_phases(tiny):
+    study = tiny("feder", {"tuning.alpha": 0.5})
+    assert for_method(study, "fedavg", {}).tuning is None
+    assert for_method(study, "feder-a", {}).tuning == study.tuning
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if head_commands(name)])
+def test_the_comparisons_in_a_presets_first_lines_can_run(name, tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(preset(name, scale=SMALLEST, phantom=True), encoding="utf-8")
+    study = load_study(file, [])
+    for options in head_commands(name):
+        methods = options[options.index("--methods") + 1].split(",")
+        sets = [value for flag, value in itertools.pairwise(options) if flag == "--set"]
+        folds = int(options[options.index("--folds") + 1]) if "--folds" in options else None
+        planned = entries(study, methods, 1, tmp_path / "runs", sets, folds)
+        assert [entry.method for entry in planned] == [name for name in methods for _ in range(folds or 1)]
+        assert all((entry.study.replay is not None) == entry.method.endswith("-replay") for entry in planned)
+        assert all(parse_study(entry.study.as_tables()) == entry.study for entry in planned)
