@@ -115,7 +115,7 @@ def test_the_finished_model_is_the_sites_to_use(kit, method):
     [
         ('kinds = ["metrics"]', "the site's policy does not let this kind out"),
         ("min_cohort = 1000", "fewer patients are behind it than the 1000 that the site's policy wants"),
-        ("max_bytes = 1000", "bytes would have left this site, and its policy allows 1000"),
+        ("max_bytes = 1000", "more bytes would have left this site than the 1000 that its policy allows"),
         ("max_epsilon = 1.0", "differential privacy does not cover this"),
     ],
 )

@@ -168,7 +168,8 @@ class SiteHost:
         if call.anchor and self.spec.anchors:
             self._take_anchor(call.site, call.anchor)
         if self.spec.policy.deployed:
-            self._gates[call.site].check_before_work(call.operation, declared.releases)
+            size = model_bytes(site.trainer)
+            self._gates[call.site].check_before_work(call.round, call.operation, declared.releases, size)
         site.round = call.round
         turn = Turn(site, call)
         with _undone_on_error([turn]):
@@ -230,7 +231,8 @@ class SiteHost:
             check_private(turn.site, turn.call.operation, released)
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
-            released = tuple(self._coarse(turn.site, parcel) for parcel in released)
+            if self.spec.policy.deployed:
+                released = tuple(without_loss(self._coarse(turn.site, parcel)) for parcel in released)
             self._refuse_while_stopped()  # as it may have been since the call began
             leaving = self._release(turn, declared, released)
             return Reply(turn.call.site, leaving, self._ledgers[turn.call.site].head)
@@ -238,7 +240,7 @@ class SiteHost:
     def _coarse(self, site: Site, parcel: Parcel) -> Parcel:
         """Scores as a deployed site's policy lets them out; anything else as it is."""
         policy = self.spec.policy
-        if parcel.kind != SCORES or not policy.deployed or policy.scores == "fine":
+        if parcel.kind != SCORES or policy.scores == "fine":
             return parcel
         sums = site.trainer.task.coarse(dict(parcel.tensors), max(policy.min_cohort, 1))
         return replace(parcel, tensors=sums)
@@ -421,6 +423,18 @@ def check_all_covered(operation: str, released: Iterable[Parcel]) -> None:
     for parcel in released:
         if parcel.kind == SCORES or (parcel.privacy is None and parcel.kind != "keys" and tells_something(parcel)):
             raise GateRefused(f"'{operation}' releases {parcel.kind} that nothing covers, and privacy.cover is 'all'")
+
+
+def without_loss(parcel: Parcel) -> Parcel:
+    """The parcel without its training loss, an exact score of training images that no method needs."""
+    told = {name: value for name, value in parcel.metadata.items() if name != "loss"}
+    return parcel if len(told) == len(parcel.metadata) else replace(parcel, metadata=told)
+
+
+def model_bytes(trainer: TrainerLike) -> int:
+    """The bytes of what a site shares of its model."""
+    shared = {name: t for name, t in trainer.model.state_dict().items() if name not in trainer.local_names}
+    return sum(tensor.numel() * tensor.element_size() for tensor in shared.values())
 
 
 def secret_in(folder: Path) -> str:

@@ -33,6 +33,13 @@ class OverBudget(Exception):  # noqa: N818
     """A parcel that the site's budget does not cover; says which one."""
 
 
+class OverBytes(OverBudget):
+    """More bytes than the site's budget has left. Never says how many: a size can depend on the site's images."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"more bytes would have left this site than the {most} that its policy allows (max_bytes)")
+
+
 @dataclass
 class Spent:
     """What ledger lines add up to.
@@ -132,12 +139,18 @@ class Budget:
         for parcel in parcels:
             after.add(parcel.kind, len(parcel.encoded), parcel.privacy, self._price(parcel.privacy))
         others = self._other_runs()
-        size = after.bytes + sum(run.bytes for run in others)
-        if policy.max_bytes is not None and size > policy.max_bytes:
-            raise OverBudget(f"{size} bytes would have left this site, and its policy allows {policy.max_bytes}")
+        if policy.max_bytes is not None and after.bytes + sum(run.bytes for run in others) > policy.max_bytes:
+            raise OverBytes(policy.max_bytes)
         if policy.max_epsilon is not None:
             self._check_epsilon(parcels, after.epsilon + sum(run.epsilon for run in others), policy.max_epsilon)
         self._check_scores(after.scores + sum(run.scores for run in others))
+
+    def check_bytes(self, more: int) -> None:
+        """OverBytes if the site may not release so many bytes more: asked before the work, so that the answer does not
+        depend on an image."""
+        most = self._policy.max_bytes
+        if most is not None and self._here.bytes + sum(run.bytes for run in self._other_runs()) + more > most:
+            raise OverBytes(most)
 
     def check_scores(self, more: int = 1) -> None:
         """OverBudget if the site may not release so many scores more: asked before the work, whose answer it is."""
@@ -196,6 +209,11 @@ class Budget:
 def _size_and_time(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+def size_tells_something(parcel: Parcel) -> bool:
+    """Whether a parcel's size depends on more than shapes: on what compresses well, or on the digits of a number."""
+    return bool(parcel.compressed or parcel.metadata.keys() - PUBLIC)
 
 
 def tells_something(parcel: Parcel) -> bool:

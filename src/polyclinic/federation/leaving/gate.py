@@ -14,12 +14,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
-from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget
+from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, OverBytes, size_tells_something
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
+
+#: kinds of an operation that releases something as large as the model, and at most numbers beside it
+UPDATES = frozenset({"weights", "gradients", "statistics"})
 
 
 class GateRefused(Exception):  # noqa: N818
@@ -76,19 +79,26 @@ class Gate:
             try:
                 self.budget.check([p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)])
             except OverBudget as refusal:
-                raise GateRefused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
+                tells = self.ledger.may_repeat(round, operation) or any(size_tells_something(p) for p in parcels)
+                refused = GateRefusedData if tells and isinstance(refusal, OverBytes) else GateRefused
+                raise refused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
             for parcel, sent in zip(parcels, leaving, strict=True):
                 self._write_down(parcel, len(sent.encoded), round, operation, to)
             self.ledger.commit()
         return leaving
 
-    def check_before_work(self, operation: str, kinds: Sequence[str]) -> None:
-        """GateRefused, before an image is looked at, if nothing that an operation releases may leave."""
+    def check_before_work(self, round: int, operation: str, kinds: Sequence[str], model_bytes: int) -> None:
+        """GateRefused, before an image is looked at, if nothing that an operation releases may leave.
+
+        Weights and gradients take `model_bytes`. What an interrupted run has released before costs nothing.
+        """
         try:
             if kinds and not set(kinds) & set(self.policy.kinds):
                 self._check_policy(kinds[0], simulation_only=False)
             if SCORES in kinds:
                 self.budget.check_scores()
+            if kinds and not self.ledger.may_repeat(round, operation):
+                self.budget.check_bytes(model_bytes if set(kinds) <= UPDATES else 0)
         except (GateRefused, OverBudget) as refusal:
             raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
 

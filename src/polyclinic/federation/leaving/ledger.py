@@ -82,6 +82,10 @@ class Ledger:
         """Whether a release repeats one on record, made by an interrupted attempt."""
         return self._on_record[round, operation, kind, digest, to] > 0
 
+    def may_repeat(self, round: int, operation: str) -> bool:
+        """Whether an interrupted attempt has released something of this operation in this round."""
+        return any(left > 0 and known[:2] == (round, operation) for known, left in self._on_record.items())
+
     def append(
         self,
         *,
