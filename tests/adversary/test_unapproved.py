@@ -119,6 +119,36 @@ def test_no_rule_approves_what_a_person_refused_or_revoked(kit, approvals):
         kit.host()
 
 
+@pytest.mark.parametrize("rule", ["same_as_last = true", 'methods = ["fedavg"]', "every = true"])
+@pytest.mark.parametrize("decisions", [["approve", "revoke"], ["refuse"]])
+def test_no_rule_approves_a_copy_of_what_a_person_refused_or_revoked(kit, approvals, rule, decisions):
+    approvals.request("good", study(), __version__)
+    approvals.decide("good", "approve")
+    approvals.request("evil", study(method__rounds=5), __version__)
+    for decision in decisions:
+        approvals.decide("evil", decision)
+    kit.policy(approve=rule)
+    for name, seed in (("again", 0), ("another_seed", 1)):
+        with pytest.raises(NotApproved, match="waits for approval"):
+            kit.host(name, seed=seed, method__rounds=5)
+    assert kit.host("good_again", seed=1)  # the rule still holds for other studies
+
+
+def test_a_rule_about_epsilon_approves_nothing_that_leaves_without_it(kit, approvals):
+    kit.policy(approve='methods = ["fedavg", "fedavg+replay"]\nmax_epsilon = 4.0')
+    private = {**PRIVATE, "noise": 5.0, "target_epsilon": 4.0}
+    replayed = {
+        "data__size": 32,
+        "replay": {"codes": "prior"},
+        "generator": {"name": "dcgan", "discriminator_norm": "group", "spread": False, "labels": "even"},
+    }
+    with pytest.raises(NotApproved, match="waits for approval"):
+        kit.host("generator", privacy={**private, "on": ["generator"]}, **replayed)
+    with pytest.raises(NotApproved, match="waits for approval"):
+        kit.host("scores", privacy=private)
+    assert kit.host("covered", privacy={**private, "cover": "all"}, evaluation={"every": 0, "final": "none"})
+
+
 def test_a_policy_that_cannot_be_read_approves_nothing_and_hinders_no_revocation(kit, approvals):
     approvals.request("run", study(), __version__)
     approvals.decide("run", "approve")

@@ -12,7 +12,9 @@ def tables(**changes):
     return {**study, **changes}
 
 
-PRIVATE = {"privacy": {"noise": 1.0, "target_epsilon": 4.0}}
+PRIVATE = {"privacy": {"noise": 1.0, "target_epsilon": 4.0, "cover": "all"}}
+PARTLY = {"privacy": {"noise": 1.0, "target_epsilon": 4.0, "cover": "named"}}
+REPLAY = {"replay": {"ratio": 1.0}}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,10 @@ PRIVATE = {"privacy": {"noise": 1.0, "target_epsilon": 4.0}}
         ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(**PRIVATE), "the rule approve.methods"),
         ({"methods": ("fedavg",), "max_epsilon": 3.9}, tables(**PRIVATE), None),
         ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(), None),
+        ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(**PARTLY), None),
+        ({"methods": ("fedavg",)}, tables(**REPLAY), None),
+        ({"methods": ("fedavg+replay",)}, tables(**REPLAY), "the rule approve.methods"),
+        ({"methods": ("fedavg+replay",)}, tables(), None),
         ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(privacy={"noise": 1.0}), None),
         ({"max_rounds": 100}, tables(), None),  # limits alone approve nothing
         ({"same_as_last": True}, tables(), "the rule approve.same_as_last"),
@@ -57,6 +63,7 @@ def test_changes_of_a_study_in_words():
         "method.rounds was 20 and is now 50",
         "method.weighting is new: uniform",
         "model.norm was group and is now not set",
+        "privacy.cover is new: all",
         "privacy.noise is new: 1.0",
         "privacy.target_epsilon is new: 4.0",
         "seed was 0 and is now 1",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyclinic.data.names import refuse_unsafe_name
-from polyclinic.deployment.approval_rules import NOT_ABOUT_IMAGES, rules_of, widened
+from polyclinic.deployment.approval_rules import NOT_ABOUT_IMAGES, changed_settings, rules_of, widened
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.anchor_file import AnchorFile
@@ -143,14 +143,19 @@ class Approvals:
         return widened(approved[-1].policy, policy_of(self.policy_file)) if approved else []
 
     def last_approved(self, but: str = "") -> Request | None:
-        """The study that was approved last, among those of other runs."""
-        found = [
-            (one.at, request)
-            for request in self.requests()
-            for one in self.decisions(request.run)
-            if one.decision == "approve" and request.run != but
-        ]
+        """The study that was approved last, among those of other runs whose approval was not taken back."""
+        decided = [(request, self.decisions(request.run)) for request in self.requests() if request.run != but]
+        found = [(made[-1].at, request) for request, made in decided if made and made[-1].decision == "approve"]
         return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def stopped_before(self, request: Request) -> str | None:
+        """The run of a study that a person refused or revoked, and from which this one differs in the seed at most."""
+        for other in self.requests():
+            decided = self.decisions(other.run)
+            stopped = bool(decided) and decided[-1].decision != "approve"
+            if stopped and not changed_settings(other.study, request.study, but=("seed",)):
+                return other.run
+        return None
 
     def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
         """A person at the site decides; BadInput if there is nothing to decide. `approve` also ends a suspension."""
@@ -182,6 +187,8 @@ class Approvals:
             request, last = self.find(run), self.last_approved(but=run)
             if request is None or self.state(run) != "waiting":
                 return self.state(run)
+            if self.stopped_before(request):
+                return "waiting"
             rule = rules_of(self.policy_file).reason_to_approve(request.study, last.study if last else None)
             if rule is None:
                 return "waiting"

@@ -29,11 +29,15 @@ class ApprovalRules(Settings):
 
     every: bool = Field(False, description="approve every study without a person: for rehearsals with drawn images")
     methods: tuple[str, ...] = Field(
-        (), description="approve studies of these methods without a person, within the limits below"
+        (),
+        description="approve studies of these methods without a person, within the limits below; with a table [replay] "
+        "a method is another one, such as 'fedavg+replay'",
     )
     max_rounds: int | None = Field(None, ge=1, description="rounds that such a study may have")
     max_epsilon: float | None = Field(
-        None, gt=0, description="such a study must set privacy.target_epsilon, and to no more than this"
+        None,
+        gt=0,
+        description="such a study must set privacy.target_epsilon to no more than this, and privacy.cover = 'all'",
     )
     same_as_last: bool = Field(
         False, description="approve a study without a person if only its seed differs from the last approved one"
@@ -46,14 +50,23 @@ class ApprovalRules(Settings):
             return "the rule approve.every"
         if self.same_as_last and last is not None and not changed_settings(last, study, but=("seed",)):
             return "the rule approve.same_as_last"
-        if study["method"]["name"] in self.methods and self._within_limits(study):
+        if method_of(study) in self.methods and self._within_limits(study):
             return "the rule approve.methods"
         return None
 
     def _within_limits(self, study: JsonObject) -> bool:
-        rounds, target = study["method"]["rounds"], study.get("privacy", {}).get("target_epsilon")
-        few = self.max_rounds is None or rounds <= self.max_rounds
-        return few and (self.max_epsilon is None or (target is not None and target <= self.max_epsilon))
+        few = self.max_rounds is None or study["method"]["rounds"] <= self.max_rounds
+        return few and (self.max_epsilon is None or self._is_private(study.get("privacy", {}), self.max_epsilon))
+
+    def _is_private(self, privacy: JsonObject, most: float) -> bool:
+        """Whether epsilon covers everything that leaves, and stays below a limit."""
+        target = privacy.get("target_epsilon")
+        return privacy.get("cover") == "all" and target is not None and target <= most
+
+
+def method_of(study: JsonObject) -> str:
+    """What a study's method is called in the rules: a generator that leaves makes it another method."""
+    return study["method"]["name"] + ("+replay" if study.get("replay") else "")
 
 
 def rules_of(file: Path) -> ApprovalRules:
