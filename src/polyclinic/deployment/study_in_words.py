@@ -134,7 +134,10 @@ class Asked:
         study, privacy = self.study, self.study.privacy
         assert privacy is not None
         if privacy.target_epsilon is not None:
-            return f"By the study's settings training stops at epsilon {privacy.target_epsilon:g} for one image."
+            target = f"{privacy.target_epsilon:g}"
+            return (
+                f"By the study's settings training stops at epsilon {target} for one image; your site holds it to that."
+            )
         if not isinstance(study.method, LocalWork) or privacy.on != ("classifier",):
             return "The study sets no target_epsilon, and what it will spend is not known before."
         assert isinstance(study.data, AtSites)

@@ -23,7 +23,7 @@ from polyclinic.federation.call_check import check_call
 from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.archive import ParcelArchive
-from polyclinic.federation.leaving.budget import SCORES, Budget, price_at, tells_something
+from polyclinic.federation.leaving.budget import SCORES, Budget, Price, price_at, tells_something
 from polyclinic.federation.leaving.cohort import cohort, patients_in, scored_splits
 from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
@@ -34,6 +34,7 @@ from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.score_course import check_round, check_scores
 from polyclinic.federation.leaving.signing import Anchor, is_countersigned, signer_of_line
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended, Suspensions
+from polyclinic.federation.leaving.target import Target
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
@@ -367,7 +368,8 @@ class SiteHost:
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
         price = price_at(spec.policy, data.train)
         budget = Budget(spec.policy, self._ledgers[name].path, runs, price, spec.anchors)
-        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, budget)
+        target = self._target(name, price)
+        self._gates[name] = Gate(name, spec.policy, self._ledgers[name], raw_images, budget, target)
         folder = spec.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if spec.policy.deployed else ""
@@ -387,6 +389,13 @@ class SiteHost:
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
             keep_model=spec.keep_model,
         )
+
+    def _target(self, name: str, price: Price) -> Target | None:
+        """The epsilon that a deployed site's people approved with the study; a simulated site's state is enough."""
+        privacy = self.spec.trainers.get(name, self.spec.trainer).privacy
+        if not self.spec.policy.deployed or privacy is None or privacy.target_epsilon is None:
+            return None
+        return Target(privacy.target_epsilon, self._ledgers[name].path, price)
 
     def _save(self, site: Site) -> None:
         lines = self._ledgers[site.name].confirmed

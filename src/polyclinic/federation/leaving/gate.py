@@ -20,6 +20,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
+from polyclinic.federation.leaving.target import Target
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
 UPDATES = frozenset({"weights", "gradients", "statistics"})
@@ -37,14 +38,22 @@ class Gate:
     """Guards one site: `release` returns the parcel once it may leave, with its line in the ledger."""
 
     def __init__(
-        self, site: str, policy: Policy, ledger: Ledger, raw_images: RawImages, budget: Budget | None = None
+        self,
+        site: str,
+        policy: Policy,
+        ledger: Ledger,
+        raw_images: RawImages,
+        budget: Budget | None = None,
+        target: Target | None = None,
     ) -> None:
-        """`budget` is that of a deployed site, over all its runs; that of this run alone if not given."""
+        """`budget` is that of a deployed site, over all its runs; that of this run alone if not given. `target` is the
+        study's own limit of epsilon, which a deployed site counts itself."""
         self.site = site
         self.policy = policy
         self.ledger = ledger
         self.raw_images = raw_images
         self.budget = budget or Budget(policy, ledger.path)
+        self.target = target
 
     def release(
         self,
@@ -77,7 +86,10 @@ class Gate:
         leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
         with self.budget.locked():  # no other run of this site may spend between the check and the charge
             try:
-                self.budget.check([p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)])
+                new = [p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)]
+                self.budget.check(new)
+                if self.target:
+                    self.target.check(new)
             except OverBudget as refusal:
                 tells = self.ledger.may_repeat(round, operation) or any(size_tells_something(p) for p in parcels)
                 refused = GateRefusedData if tells and isinstance(refusal, OverBytes) else GateRefused
@@ -106,6 +118,8 @@ class Gate:
         """Charge the budgets and write the line, before a byte leaves."""
         if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
             self.budget.spend(parcel.kind, size, parcel.privacy)
+            if self.target:
+                self.target.spend(parcel.privacy)
         self.ledger.append(
             round=round,
             operation=operation,
