@@ -1,8 +1,11 @@
 """Attack: ask for what is computed from one patient, or a few."""
 
+import numpy as np
 import pytest
 from attacked_site import ask, first_weights
 
+from polyclinic.data.parts import ImageSet
+from polyclinic.federation.leaving.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import Suspensions
@@ -40,6 +43,64 @@ def test_a_few_local_steps_on_a_few_patients_stay_too(site, steps, size, leaves)
         return
     with pytest.raises(GateRefused, match=TOO_FEW):
         ask(host, "train", weights=weights)
+
+
+SHAM = {"on": ["classifier"], "noise": 1e-6, "clip": 10.0}
+
+
+@pytest.mark.parametrize(("batch", "size", "leaves"), [("mini", 1, False), ("mini", 10, True), ("full", 1, True)])
+def test_noise_of_next_to_nothing_is_no_cover_for_one_image(site, batch, size, leaves):
+    host = site.host(method={"name": "fedsgd", "rounds": 3, "batch": batch}, optimizer__batch_size=size, privacy=SHAM)
+    if leaves:
+        assert ask(host, "gradient", weights=first_weights(host)).parcels
+        return
+    with pytest.raises(GateRefused, match=TOO_FEW):
+        ask(host, "gradient", weights=first_weights(host))
+
+
+def test_a_budget_of_epsilon_is_cover_and_refuses_what_is_none(site):
+    """One image in a batch, with noise: the budget of epsilon decides."""
+    site.policy(min_cohort=10, max_epsilon=50.0)
+    sgd = {"method": {"name": "fedsgd", "rounds": 3, "batch": "mini"}, "optimizer__batch_size": 1}
+    host = site.host("noisy", **sgd, privacy={**SHAM, "noise": 1.0})
+    assert ask(host, "gradient", weights=first_weights(host)).parcels
+    host = site.host("sham", **sgd, privacy=SHAM)
+    with pytest.raises(GateRefused, match=r"epsilon .* would be spent"):
+        ask(host, "gradient", weights=first_weights(host))
+
+
+@pytest.mark.parametrize(("size", "leaves"), [(1, False), (9, False), (10, True)])
+@pytest.mark.parametrize("operation", ["give_synthetic", "train_generator", "start_round"])
+def test_a_generator_of_one_image_stays(site, operation, size, leaves):
+    """`start_round` of FELICIA is a grouped operation."""
+    site.policy(min_cohort=10, scores="fine")
+    tiny = {"name": "dcgan", "steps": 1, "batch_size": size, "width": 2, "latent": 4}
+    studies = {
+        "give_synthetic": {"method": {"name": "centralized", "images": "synthetic", "rounds": 1}},
+        "train_generator": {"replay": {"codes": "prior"}},
+        "start_round": {"method": {"name": "felicia", "rounds": 1}},
+    }
+    host = site.host(**studies[operation], generator=tiny, data__size=32, tuning={"on": False})
+    if leaves:
+        assert ask(host, operation, 0).parcels
+        return
+    with pytest.raises(GateRefused, match=TOO_FEW):
+        ask(host, operation, 0)
+
+
+def test_a_batch_counts_the_patients_that_it_has_at_least():
+    """Patient a has 3 images, b 2 and c 1."""
+    images = np.zeros((6, 1, 2, 2), np.uint8)
+    known = ImageSet(images, np.zeros(6), cases=np.array(list("abacab")))
+    assert [fewest_patients(known, size) for size in (1, 3, 4, 5, 6, 7)] == [1, 1, 2, 2, 3, 3]
+    assert [fewest_patients(ImageSet(images, np.zeros(6)), size) for size in (1, 6, 7)] == [1, 6, 6]
+
+
+def test_a_private_step_counts_by_its_smallest_sampling_rate():
+    steps = [{"noise": 1.0, "sampling_rate": rate, "steps": number} for rate, number in ((0.5, 3), (0.25, 1), (0.1, 0))]
+    assert images_in_private_step({"mechanisms": steps}, 40) == 10
+    assert images_in_private_step({"mechanisms": []}, 40) == 40  # no image was looked at
+    assert images_in_private_step({"epsilon": 1.0}, 40) == 0  # a record that does not say is no cover
 
 
 def test_scores_of_training_images_stay(site):

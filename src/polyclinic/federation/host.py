@@ -24,7 +24,15 @@ from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.budget import SCORES, Budget, Price, price_at, tells_something
-from polyclinic.federation.leaving.cohort import cohort, patients_in, scored_splits
+from polyclinic.federation.leaving.cohort import (
+    GENERATED,
+    cohort,
+    fewest_patients,
+    images_in_generator_step,
+    images_in_private_step,
+    patients_in,
+    scored_splits,
+)
 from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.leaving.ledger import Ledger
@@ -215,9 +223,17 @@ class SiteHost:
             with seeded(self.spec.seed, call.site, declared.address, call.round, gpus=gpus):
                 if not declared.grouped:
                     return [self._work_alone(work, turn) for turn in turns]
-                names = dict.fromkeys(name for turn in turns for name in turn.payload)
-                lists = {name: [turn.payload.get(name) for turn in turns] for name in names}
-                return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
+                return self._work_together(work, turns)
+
+    def _work_together(self, work: Callable[..., Any], turns: Sequence[Turn]) -> list[tuple[Parcel, ...]]:
+        """The work of several sites at once. A deployed site works by itself, and notes which images it used."""
+        names = dict.fromkeys(name for turn in turns for name in turn.payload)
+        lists = {name: [turn.payload.get(name) for turn in turns] for name in names}
+        with contextlib.ExitStack() as noting:
+            if self.spec.policy.deployed:
+                [turn] = turns
+                turn.used = noting.enter_context(turn.site.trainer.note_batches())
+            return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
 
     def _work_alone(self, work: Callable[..., Any], turn: Turn) -> tuple[Parcel, ...]:
         """One site's work; an archive and a smallest cohort want to know which images it used."""
@@ -285,11 +301,26 @@ class SiteHost:
 
     def _cohort(self, turn: Turn, declared: Operation, parcels: Sequence[Parcel]) -> int:
         """Patients behind what a site releases: those of its batches, or of the splits it scored."""
-        data, scored = turn.site.data, scored_splits(turn.call, declared, self._work_of(turn.call))
-        uncovered = any(parcel.privacy is None and tells_something(parcel) for parcel in parcels)
-        if turn.used and uncovered and scored == ("train",):  # which images a private step takes is itself a secret
-            return patients_in(data.train, turn.used)
-        return min(cohort(data, split) for split in scored)
+        scored = scored_splits(turn.call, declared, self._work_of(turn.call))
+        counts = [cohort(turn.site.data, split) for split in scored]
+        if scored == ("train",):
+            counts += [self._patients_behind(turn, parcel) for parcel in parcels if tells_something(parcel)]
+        return min(counts)
+
+    def _patients_behind(self, turn: Turn, parcel: Parcel) -> int:
+        """Patients whose training images a parcel is computed from.
+
+        Which images a private step takes is itself a secret, so it counts by its size; but where the site has a budget
+        of epsilon, that protects every patient. A generator counts by its mini-batch.
+        """
+        data, train = turn.site.data, turn.site.data.train
+        if parcel.privacy is not None:
+            if self.spec.policy.max_epsilon is not None:
+                return cohort(data, "train")
+            return fewest_patients(train, images_in_private_step(parcel.privacy, len(train)))
+        if parcel.kind in GENERATED:
+            return fewest_patients(train, images_in_generator_step(self.spec.generator))
+        return patients_in(train, turn.used) if turn.used else cohort(data, "train")
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
