@@ -4,8 +4,12 @@ import hashlib
 
 import pytest
 import torch
-from attacked_site import PRIVATE, ask, first_weights
+from attacked_site import PRIVATE, SITE, ask, first_weights, study
 
+from polyclinic import __version__
+from polyclinic.deployment.approval import Approvals
+from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.ledger import verify
@@ -23,6 +27,30 @@ def test_every_study_gets_the_same_split(kit, change):
     splits = {name: images_of(first, name) for name in ("train", "validation", "test")}
     assert {name: images_of(kit.host("second", **change), name) for name in splits} == splits
     assert (kit.folder / "local" / "splits.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_study_has_no_say_in_the_split_and_showing_it_writes_nothing(kit):
+    """Not the first one either: 60 images, of which 20 % are for test and 15 % for validation."""
+    kit.policy(approve="")
+    approvals, greedy = Approvals(kit.folder, SITE), {"data__test": 0.9, "data__validation": 0.05}
+    asked = study(privacy=PRIVATE, **greedy)
+    approvals.request("evil", asked, __version__)
+    before = sorted(kit.folder.rglob("*"))
+    told = Asked(asked, SITE, kit.folder, policy_of(approvals.policy_file)).sentences(None)
+    assert sorted(kit.folder.rglob("*")) == before
+    assert any(
+        "whatever the study says: 20% for test, 15% for validation, the rest for training" in one for one in told
+    )
+    assert any("for one of 39 images" in one for one in told)
+    kit.policy()
+    host = kit.host("first", **greedy)
+    assert [len(images_of(host, name)) for name in ("train", "validation", "test")] == [39, 9, 12]
+
+
+@pytest.mark.parametrize("setting", ["test_per_class", "test_total_per_class"])
+def test_a_study_does_not_choose_test_images_by_class(kit, setting):
+    with pytest.raises(BadInput, match=rf"data\.{setting}: a deployed site has one split for all studies"):
+        kit.host(**{f"data__{setting}": 5})
 
 
 def test_two_sites_with_the_same_images_split_them_each_in_their_own_way(kit):
@@ -102,7 +130,9 @@ def test_a_policy_that_says_nothing_about_scores_allows_a_thousand(kit):
 
 def test_no_bin_and_no_cell_is_about_a_few_images(kit):
     kit.policy(min_cohort=5, scores="coarse")
-    host = kit.host(data__test=0.5, data__validation=0.2)
+    file = kit.folder / "local" / "site.toml"
+    file.write_text(file.read_text() + "test = 0.5\nvalidation = 0.2\n")
+    host = kit.host()
     [parcel] = ask(host, "evaluate", 1, weights=first_weights(host), split="test").parcels
     histograms, confusion = parcel.tensors["histograms"], parcel.tensors["confusion"]
     assert len(host._site("north").data.test) == 30

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import json
 import secrets
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from polyclinic.files import atomic_write, lock
 from polyclinic.messages import sentences
 from polyclinic.settings import nearest, variant
 
-#: how a site's images are split: the site's own business, and the same for every study
-SPLIT = ("validation", "test", "test_per_class", "seed")
+#: settings by which a study would split images, and which a deployed site does not take from it
+NOT_THE_STUDYS = ("fold", "test_per_class", "test_total_per_class")
 #: in the folder `local` of a kit: the split of each dataset, drawn once
 SPLITS_FILE = "splits.json"
 
@@ -60,12 +61,27 @@ def _listed(file: Path) -> Any:
 
 def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:
     """The site's own images under the name that the study uses, with labels as the study numbers its classes."""
-    table = _table(file, wanted)
-    if "prepared" in table:
-        folder = file.parent / table["prepared"]
-        return open_site(folder.parent, folder.name)
+    if (found := _lying_prepared(file, wanted)) is not None:
+        return found
     data, classes = _prepared(own_source(file, wanted), wanted, site, cache)
     return _as_numbered(data, classes, wanted, file)
+
+
+def count_training_images(file: Path, wanted: AtSites, site: str) -> int:
+    """How many images a study would train on; nothing is kept, neither images nor a split."""
+    if (found := _lying_prepared(file, wanted)) is not None:
+        return len(found.train)
+    with tempfile.TemporaryDirectory() as folder:
+        return len(_prepared(_source(file, wanted, split_of(file, wanted)), wanted, site, Path(folder))[0].train)
+
+
+def _lying_prepared(file: Path, wanted: AtSites) -> SiteData | None:
+    """The site's images where they lie prepared already, as in a rehearsal."""
+    table = _table(file, wanted)
+    if "prepared" not in table:
+        return None
+    folder = file.parent / table["prepared"]
+    return open_site(folder.parent, folder.name)
 
 
 def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
@@ -80,11 +96,15 @@ def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
 def own_source(file: Path, wanted: AtSites) -> Source:
     """Where a site's images come from, at the size of the study and with the split of the site; the study's own words
     where they lie prepared already, as in a rehearsal."""
-    table, base = _table(file, wanted), file.parent
-    if "prepared" in table:
+    if "prepared" in _table(file, wanted):
         return wanted
+    return _source(file, wanted, own_split(file, wanted))
+
+
+def _source(file: Path, wanted: AtSites, split: Mapping[str, Any]) -> Source:
+    table, base = _table(file, wanted), file.parent
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
-    settings = {**own_split(file, wanted), **table, "size": wanted.size}
+    settings = {**split, **table, "size": wanted.size}
     if "path" in settings:
         path = Path(settings["path"]).expanduser()
         settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path
@@ -99,23 +119,43 @@ def own_source(file: Path, wanted: AtSites) -> Source:
 def own_split(file: Path, wanted: AtSites) -> dict[str, Any]:
     """How a site splits a dataset: drawn once and kept, so that no study's training image is another one's test image.
 
-    The first study that uses the dataset proposes the shares; the seed is the site's own, and the table of the dataset
-    in site.toml may say otherwise.
+    A study has no say in it. The table of the dataset in site.toml may say otherwise.
     """
-    if wanted.fold is not None:
-        raise BadInput("data.fold: a deployed site has one split for all studies; take the setting out")
-    if wanted.test_total_per_class is not None:
-        raise BadInput(
-            "data.test_total_per_class: deployed sites do not know each other's images; set data.test_per_class instead"
-        )
-    kept = file.parent / SPLITS_FILE
     with lock(file.parent / f".{SPLITS_FILE}.lock"):
-        splits = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        split = split_of(file, wanted)
+        splits = _kept_splits(file)
         if wanted.dataset not in splits:
-            shares = {name: getattr(wanted, name) for name in SPLIT}
-            splits[wanted.dataset] = {**shares, "seed": secrets.randbelow(2**31)}
-            atomic_write(kept, json.dumps(splits, indent=1) + "\n", private=True)
-    return {name: value for name, value in splits[wanted.dataset].items() if value is not None}
+            split = splits[wanted.dataset] = {**split, "seed": secrets.randbelow(2**31)}
+            atomic_write(file.parent / SPLITS_FILE, json.dumps(splits, indent=1) + "\n", private=True)
+    return split
+
+
+def split_of(file: Path, wanted: AtSites) -> dict[str, Any]:
+    """The split that is kept for a dataset; the shares that it will have, if it is not drawn yet. Writes nothing."""
+    for name in NOT_THE_STUDYS:
+        if getattr(wanted, name) is not None:
+            raise BadInput(f"data.{name}: a deployed site has one split for all studies; take the setting out")
+    shares = {name: Source.model_fields[name].default for name in ("validation", "test")}
+    kept = _kept_splits(file).get(wanted.dataset, shares)
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def _kept_splits(file: Path) -> dict[str, Any]:
+    kept = file.parent / SPLITS_FILE
+    return dict(json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else {}
+
+
+def split_in_words(file: Path, wanted: AtSites) -> str:
+    """How a site's images are split, in a sentence."""
+    table = _table(file, wanted)
+    if "prepared" in table:
+        return "Your images lie prepared, and are split already."
+    split = {**split_of(file, wanted), **table}
+    test = f"{split['test']:.0%}" if split.get("test_per_class") is None else f"{split['test_per_class']} of each class"
+    return (
+        f"Your site splits its images itself, whatever the study says: {test} for test, {split['validation']:.0%} for "
+        "validation, the rest for training (site.toml)."
+    )
 
 
 def _prepared(source: Source, wanted: AtSites, site: str, cache: Path) -> tuple[SiteData, list[str]]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.own_images import own_data
+from polyclinic.data.own_images import count_training_images, split_in_words
 from polyclinic.data.parts import PreparedSites
 from polyclinic.deployment.approval_rules import changed_settings
+from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.key_exchange import KeyExchange
 from polyclinic.federation.leaving.policy import Policy
@@ -67,7 +68,18 @@ class Asked:
             f"Method {study.method.name} ({study.method.summary}).",
             f"It trains the network {network} on your images '{dataset}'.",
             f"The other sites are {', '.join(others) or 'none'}.",
+            *([self._split(data)] if isinstance(data, AtSites) else []),
         ]
+
+    def _split(self, data: AtSites) -> str:
+        try:
+            return split_in_words(self._site_file, data)
+        except BadInput as error:
+            return f"It cannot run at this site as it is: {error}."
+
+    @property
+    def _site_file(self) -> Path:
+        return self.kit / "local" / "site.toml"
 
     def operations(self) -> Iterator[str]:
         """What may leave by each operation, and to whom."""
@@ -141,7 +153,7 @@ class Asked:
         if not isinstance(study.method, LocalWork) or privacy.on != ("classifier",):
             return "The study sets no target_epsilon, and what it will spend is not known before."
         assert isinstance(study.data, AtSites)
-        images = len(own_data(self.kit / "local" / "site.toml", study.data, self.site, self.kit / "cache").train)
+        images = count_training_images(self._site_file, study.data, self.site)
         batch, method = study.optimizer.at_site(self.site).batch_size, study.method
         steps = method.local_steps or (method.local_epochs or 1) * max(1, images // batch)
         rate, delta = sampling_rate_for(images, batch), self.policy.delta_for(images)
