@@ -350,10 +350,20 @@ class SiteHost:
     def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
         """Delete states that a durable checkpoint no longer needs."""
         self._refuse_other_names(names)
+        self._refuse_while_stopped()
         for name, position in names.items():
-            for path in (self.spec.folder / "sites" / name).glob("state-*.safetensors"):
-                if path != state_path(self.spec.folder, name, position.version):
-                    path.unlink()
+            position.check()
+            for path in self._old_states(name, position.version):
+                path.unlink(missing_ok=True)
+
+    def _old_states(self, name: str, durable: int) -> list[Path]:
+        """The states that a checkpoint with this version does not need. A deployed site, which must not believe the
+        coordinator, gives up those before it only, and none if it does not stand so far itself."""
+        if self.spec.only is not None:
+            stands = self._positions.get(name, SitePosition()).version
+            return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
+        kept = state_path(self.spec.folder, name, durable)
+        return [path for path in kept.parent.glob("state-*.safetensors") if path != kept]
 
     def _refuse_other_names(self, names: Iterable[str]) -> None:
         """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
@@ -423,8 +433,10 @@ class SiteHost:
 
     def _target(self, name: str, price: Price) -> Target | None:
         """The epsilon that a deployed site's people approved with the study; a simulated site's state is enough."""
+        if not self.spec.policy.deployed:
+            return None
         privacy = self.spec.trainers.get(name, self.spec.trainer).privacy
-        if not self.spec.policy.deployed or privacy is None or privacy.target_epsilon is None:
+        if privacy is None or privacy.target_epsilon is None:
             return None
         return Target(privacy.target_epsilon, self._ledgers[name].path, price)
 
