@@ -249,17 +249,22 @@ class SiteHost:
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
             if self.spec.policy.deployed:
-                released = tuple(without_loss(self._coarse(turn.site, parcel)) for parcel in released)
+                released = tuple(without_loss(self._scores(turn, declared, parcel)) for parcel in released)
             self._refuse_while_stopped()  # as it may have been since the call began
             leaving = self._release(turn, declared, released)
             return Reply(turn.call.site, leaving, self._ledgers[turn.call.site].head)
 
-    def _coarse(self, site: Site, parcel: Parcel) -> Parcel:
-        """Scores as a deployed site's policy lets them out; anything else as it is."""
+    def _scores(self, turn: Turn, declared: Operation, parcel: Parcel) -> Parcel:
+        """Scores as a deployed site lets them out: none of training images, others as its policy says; anything else as
+        it is."""
         policy = self.spec.policy
-        if parcel.kind != SCORES or policy.scores == "fine":
+        if parcel.kind != SCORES:
             return parcel
-        sums = site.trainer.task.coarse(dict(parcel.tensors), max(policy.min_cohort, 1))
+        if scored_splits(turn.call, declared, self._work_of(turn.call)) == ("train",):
+            return replace(parcel, tensors={})
+        if policy.scores == "fine":
+            return parcel
+        sums = turn.site.trainer.task.coarse(dict(parcel.tensors), max(policy.min_cohort, 1))
         return replace(parcel, tensors=sums)
 
     def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:

@@ -31,7 +31,8 @@ def operation(
 
     `sealed_only`: what it is given must come sealed from another site, not from the coordinator. `for_sites_only`: what
     it releases goes to another site, sealed; the coordinator cannot have it. `scores`: the splits of a site's images
-    that its release is computed from, where that is not the training images and no argument `split` says so.
+    that its release is computed from, where that is not the training images and no argument `split` says so; metrics of
+    training images leave a deployed site empty.
     `grouped`: the function gets a list of sites, and for every keyword a list with each site's value; it returns a list
     with what each site releases. The list holds one site, or, where sites are simulated in one process
     (`engine.stacked`), all that were asked; it must not draw from global random state. `address`: what random draws are

@@ -1,0 +1,27 @@
+"""Attack: score training images by an operation that has no argument `split`."""
+
+import pytest
+from attacked_site import KINDS, ask
+
+TINY = {"name": "vqvae2", "epochs": 1, "batch_size": 16}
+
+
+@pytest.mark.parametrize("scores", ["fine", "coarse"])
+def test_figures_about_replayed_training_images_leave_empty(kit, scores):
+    """With a generator of its choice the coordinator would learn how well training images come back."""
+    kit.policy(kinds=[*KINDS, "codes", "labels"], scores=scores)
+    host = kit.host(replay={"codes": "final-encoder"}, generator=TINY, data__size=32)
+    made = ask(host, "train_generator", 0).parcels
+    ask(host, "take_replay", 0, parcels={parcel.kind: parcel for parcel in made})
+    for operation in ("look_at_replay", "probe_replay"):
+        [parcel] = ask(host, operation, 0).parcels
+        assert (parcel.kind, parcel.tensors, parcel.metadata) == ("metrics", {}, {})
+
+
+def test_figures_about_a_generator_leave_empty(kit):
+    tiny = {"name": "dcgan", "steps": 1, "width": 2, "latent": 4}
+    method = {"name": "centralized", "images": "synthetic", "rounds": 1}
+    host = kit.host(method=method, generator=tiny, data__size=32, tuning={"on": False})
+    images, figures = ask(host, "give_synthetic", 0).parcels
+    assert len(images.tensors["images"])
+    assert (figures.kind, figures.tensors) == ("metrics", {})
