@@ -1,19 +1,22 @@
 """Attack: have a site work on a study that its people have not approved, or not like this, or no longer."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from attacked_site import PRIVATE, SITE, ask, first_weights, study
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from polyclinic import __version__
 from polyclinic.deployment import approval
-from polyclinic.deployment.approval import Approvals, NameTaken, NotApproved, decision_digest
+from polyclinic.deployment.approval import Approvals, Decision, NameTaken, NotApproved, decision_digest
 from polyclinic.deployment.deployed_site import ApprovedRelay, discreet
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.site_status import runs_of
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import pack, unpack
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.leaving.ledger import Ledger, verify
+from polyclinic.federation.leaving.suspension import Suspended, Suspensions
 from polyclinic.privacy.epsilon import compute_epsilon
 
 
@@ -191,6 +194,53 @@ def test_approving_a_suspended_study_releases_it(kit, approvals):
     Suspensions(kit.folder).suspend("run", "GateRefusedData: tensor 'x' holds NaN")
     approvals.decide("run", "approve", "one broken scan, taken out")
     assert ask(host, "train", weights=first_weights(host)).parcels
+
+
+@pytest.mark.parametrize("decision", ["approve", "revoke"])
+def test_a_decision_about_a_suspended_study_frees_the_sites_other_studies(kit, approvals, decision):
+    for name, seed in (("evil", 0), ("good", 5)):
+        approvals.request(name, study(seed=seed), __version__)
+        approvals.decide(name, "approve")
+    host = kit.host("good", seed=5)
+    Suspensions(kit.folder).suspend("evil", "GateRefusedData: tensor 'x' holds NaN")
+    with pytest.raises(Suspended):
+        ask(host, "train", weights=first_weights(host))
+    approvals.decide("evil", decision)
+    assert ask(host, "train", weights=first_weights(host)).parcels
+
+
+def test_a_decision_that_is_not_in_the_ledger_is_void(kit, approvals):
+    approvals.request("run", study(), __version__)
+    policy = policy_of(approvals.policy_file).model_dump(mode="json")
+    forged = asdict(Decision("approve", "nobody", "2026-01-01 00:00:00", approvals.named("run").digest, policy))
+    file = approvals.folder / "run" / "decisions.jsonl"
+    file.write_text(json.dumps(forged) + "\n")
+    with pytest.raises(NotApproved, match="waits for approval"):
+        kit.host()
+    Ledger(approvals.ledger_file("run"), Ed25519PrivateKey.generate()).append(
+        round=0, operation="approve", kind="approval", bytes=0, digest=decision_digest(forged), to=SITE
+    )
+    with pytest.raises(NotApproved, match="was revoked"):  # signed, but not by the site
+        kit.host()
+    approvals.ledger_file("run").unlink()
+    approvals.decide("run", "approve")
+    assert kit.host()
+
+
+def test_a_revocation_stays_though_its_text_or_its_line_is_taken_away(kit, approvals):
+    approvals.request("run", study(), __version__)
+    approvals.decide("run", "approve")
+    file, ledger = approvals.folder / "run" / "decisions.jsonl", approvals.ledger_file("run")
+    before = file.read_text(), ledger.read_text()
+    approvals.decide("run", "revoke")
+    file.write_text(before[0])
+    with pytest.raises(NotApproved, match="was revoked"):
+        kit.host()
+    ledger.write_text(before[1])  # the anchor knows of one line more
+    with pytest.raises(NotApproved, match="was revoked"):
+        kit.host()
+    with pytest.raises(WorkFailed, match=r"the study does not run: .* line 2: is missing"):
+        approvals.decide("run", "approve")
 
 
 def test_status_counts_epsilon_as_the_gate_does(kit):

@@ -2,7 +2,7 @@
 
 KIT/approvals/RUN/request.json       the study as it came, under the coordinator's name for its run
 KIT/approvals/RUN/decisions.jsonl    what was decided, by whom, about which study and which policy
-KIT/approvals/RUN/ledger/SITE.jsonl  a ledger line for every decision, with the digest of that decision
+KIT/approvals/RUN/ledger/SITE.jsonl  a signed line for every decision, with its digest; without it a decision is void
 
 An approval is for one study and for the policy that the site had then. Another study under the same name is refused;
 if the policy lets out more than before, the study waits again.
@@ -22,10 +22,10 @@ from typing import Any, Literal
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.deployment.approval_rules import NOT_ABOUT_IMAGES, changed_settings, rules_of, widened
 from polyclinic.deployment.site_config import policy_of
-from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.anchor_file import AnchorFile
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
 from polyclinic.federation.leaving.key_ring import KitKeys
-from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.suspension import Suspended, Suspensions
 from polyclinic.files import atomic_write, digest_of, lock
 from polyclinic.json_types import JsonObject
@@ -121,17 +121,36 @@ class Approvals:
     # --- what was decided -------------------------------------------------------------------------
 
     def decisions(self, run: str) -> list[Decision]:
-        """What was decided about a run, the first decision first."""
+        """What was decided about a run, the first decision first, as its ledger says; LedgerBroken if it does not hold.
+
+        A decision that is in the ledger alone is one about no study: it can stop one, and approve none."""
         file = self.folder / run / "decisions.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return [Decision(**json.loads(line)) for line in lines]
+        texts = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        written = {decision_digest(made): Decision(**made) for made in map(json.loads, texts)}
+        lines = self._ledger_lines(run)
+        return [written.get(line["digest"], Decision(line["operation"], "", "", "", {})) for line in lines]
+
+    def _last(self, run: str) -> Decision | None:
+        """What was decided last; where the ledger does not hold, a revocation."""
+        try:
+            return next(reversed(self.decisions(run)), None)
+        except LedgerBroken:
+            return Decision("revoke", "", "", "", {})
+
+    def _ledger_lines(self, run: str) -> list[JsonObject]:
+        file, keys = self.ledger_file(run), KitKeys(self.kit / "local").verifying_keys(self.site)
+        lines = verify(file, keys, torn=True) if file.exists() else []
+        self._anchor(run).check(file, [line["digest_of_line"] for line in lines])
+        return lines
+
+    def _anchor(self, run: str) -> AnchorFile:
+        return AnchorFile(self.kit / "anchors" / "approvals" / f"{run}.json")
 
     def state(self, run: str) -> State:
         """Where a study stands, as the files say: the rules are not asked."""
-        decided = self.decisions(run)
-        if not decided:
+        last = self._last(run)
+        if last is None:
             return "waiting"
-        last = decided[-1]
         if last.decision != "approve":
             return "refused" if last.decision == "refuse" else "revoked"
         same = self.named(run).digest == last.study
@@ -139,43 +158,48 @@ class Approvals:
 
     def new_in_policy(self, run: str) -> list[str]:
         """What the site's policy lets out now and did not when the study was approved, in sentences."""
-        approved = [one for one in self.decisions(run) if one.decision == "approve"]
+        try:
+            approved = [one for one in self.decisions(run) if one.decision == "approve"]
+        except LedgerBroken:  # no approval holds
+            return []
         return widened(approved[-1].policy, policy_of(self.policy_file)) if approved else []
 
     def last_approved(self, but: str = "") -> Request | None:
         """The study that was approved last, among those of other runs whose approval was not taken back."""
-        decided = [(request, self.decisions(request.run)) for request in self.requests() if request.run != but]
-        found = [(made[-1].at, request) for request, made in decided if made and made[-1].decision == "approve"]
+        decided = [(self._last(request.run), request) for request in self.requests() if request.run != but]
+        found = [(last.at, request) for last, request in decided if last and last.decision == "approve"]
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
     def stopped_before(self, request: Request) -> str | None:
         """The run of a study that a person refused or revoked, and from which this one differs in the seed at most."""
         for other in self.requests():
-            decided = self.decisions(other.run)
-            stopped = bool(decided) and decided[-1].decision != "approve"
-            if stopped and not changed_settings(other.study, request.study, but=("seed",)):
+            last = self._last(other.run)
+            if last and last.decision != "approve" and not changed_settings(other.study, request.study, but=("seed",)):
                 return other.run
         return None
 
     def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
-        """A person at the site decides; BadInput if there is nothing to decide. `approve` also ends a suspension."""
+        """A person at the site decides; BadInput if there is nothing to decide. Each decision ends a suspension, for
+        which the site's other studies wait, too."""
         self.named(run)
         with self._locked():
-            decided = self.decisions(run)
+            try:
+                decided = self.decisions(run)
+            except LedgerBroken as error:
+                raise WorkFailed(f"{run}: nothing can be decided, and the study does not run: {error}") from None
             was_approved = bool(decided) and decided[-1].decision == "approve"
             if decision == "refuse" and was_approved:
                 raise BadInput(f"{run}: was approved; `polyclinic site revoke {run}` takes the approval back")
             if decision == "revoke" and not was_approved:
                 raise BadInput(f"{run}: is not approved; `polyclinic site show {run}` says where it stands")
             self._write(run, decision, getpass.getuser(), why)
-        if decision == "approve":
-            Suspensions(self.kit).release(run)
+        Suspensions(self.kit).release(run)
 
     def require(self, run: str) -> None:
         """NotApproved unless the study may run now; a rule of the site may approve it here."""
         try:
             state = self._state_by_rules(run)
-        except BadInput:  # a policy that cannot be read allows nothing
+        except (BadInput, LedgerBroken):  # a policy that cannot be read, or a damaged anchor, allows nothing
             state = "waiting"
         if state != "approved":
             raise NotApproved(state)
@@ -201,8 +225,7 @@ class Approvals:
         # a mistake in policy.toml must not keep a person from stopping a study
         policy = policy_of(self.policy_file).model_dump(mode="json") if decision == "approve" else {}
         made = asdict(Decision(decision, by, _now(), request.digest, policy, why))
-        anchor = AnchorFile(self.kit / "anchors" / "approvals" / f"{run}.json")
-        ledger = Ledger(self.ledger_file(run), KitKeys(self.kit / "local").signing_key(), anchor)
+        ledger = Ledger(self.ledger_file(run), KitKeys(self.kit / "local").signing_key(), self._anchor(run))
         ledger.append(
             round=0,
             operation=decision,

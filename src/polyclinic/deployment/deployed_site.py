@@ -151,15 +151,15 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     torch.set_num_threads(study.engine.threads)
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
+    names = study.sites.site_names()
+    if site not in names:
+        raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     policy = policy_of(kit / "local" / "policy.toml")
     refuse_other_study(kit / "runs" / run, study)
     approvals = Approvals(kit, site)
     approvals.request(run, study, __version__)
     approvals.require(run)
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
-    names = study.sites.site_names()
-    if site not in names:
-        raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     parts = PreparedSites(kit, names, study.data.info(names))
     assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data)
     assembly.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
