@@ -48,3 +48,14 @@ def test_a_patient_with_several_images_costs_more():
     smallest = delta / (1 + 2.718281828459045**one)
     assert composed_epsilon(steps, smallest) <= one * 1.1
     assert group_epsilon([Mechanism(0.5, 0.5, 1000)], delta, 50) == float("inf")
+
+
+def test_a_patient_whose_images_nobody_knows_is_not_priced_as_one_image(kit):
+    kit.policy(max_epsilon=1e6, unit="patient")
+    host = kit.host(privacy=PRIVATE)
+    with pytest.raises(GateRefused, match="unit = 'patient', and its images name no patients; set `patient`"):
+        ask(host, "train", weights=first_weights(host))
+    file = kit.folder / "local" / "site.toml"
+    file.write_text(file.read_text() + "patient = '([0-9])\\.png$'\n")
+    host = kit.host("known", privacy=PRIVATE)
+    assert ask(host, "train", weights=first_weights(host)).parcels

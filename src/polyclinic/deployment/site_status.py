@@ -11,7 +11,8 @@ from typing import Any
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import only_site_plugins, own_data
-from polyclinic.federation.leaving.budget import Price, Spent, price_at
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.budget import OverBudget, Price, Spent, price_at
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.files import lock
@@ -49,7 +50,11 @@ def _run(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
         record = line["privacy"]
         if record is not None and price is None:
             price = _price(kit, site, policy, folder)
-        spent.add(line["kind"], line["bytes"], record, price(record) if price and record is not None else 0.0)
+        try:
+            cost = price(record) if price and record is not None else 0.0
+        except OverBudget as error:
+            raise BadInput(f"{kit / 'local' / 'policy.toml'}: epsilon cannot be counted: {error}") from None
+        spent.add(line["kind"], line["bytes"], record, cost)
     return RunStatus(folder.name, _is_held(kit / "runs" / f".{folder.name}.lock"), lines, spent.epsilon)
 
 

@@ -80,12 +80,13 @@ class Spent:
 class Price:
     """What a record costs at this site: epsilon counted anew, at the site's own delta, for an image or for a patient.
 
-    A study that sets a large delta would else have a small epsilon. `images` is the most that a patient has.
+    A study that sets a large delta would else have a small epsilon. `images` is the most that a patient has; None
+    where a patient is to be protected, and nobody knows which images are whose.
     """
 
     delta: float = 1.0
     accountants: tuple[str, ...] = ("rdp", "prv")
-    images: int = 1
+    images: int | None = 1
 
     def __call__(self, record: Mapping[str, Any]) -> float:
         if "mechanisms" not in record:
@@ -93,13 +94,18 @@ class Price:
         if record["accountant"] not in self.accountants:
             accepted = ", ".join(self.accountants)
             raise OverBudget(f"the site's policy accepts the accountants {accepted}, not '{record['accountant']}'")
+        if self.images is None:
+            raise OverBudget(
+                "the site's policy has unit = 'patient', and its images name no patients; set `patient` in "
+                "site.toml, or unit = 'image' in policy.toml"
+            )
         known = [Mechanism(**one) for one in record["mechanisms"]]
         return group_epsilon(known, min(self.delta, record["delta"]), self.images, record["accountant"])
 
 
 def price_at(policy: Policy, train: ImageSet) -> Price:
     """What a site counts for a record of differential privacy."""
-    most = 1 if train.cases is None else int(np.unique(train.cases, return_counts=True)[1].max(initial=1))
+    most = None if train.cases is None else int(np.unique(train.cases, return_counts=True)[1].max(initial=1))
     return Price(policy.delta_for(len(train)), policy.accountants, most if policy.unit == "patient" else 1)
 
 
