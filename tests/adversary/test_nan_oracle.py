@@ -22,6 +22,32 @@ def test_a_private_gradient_that_overflows_counts_as_none(kit, method):
     assert all(bool(tensor.isfinite().all()) for tensor in released.tensors.values())
 
 
+def test_one_image_that_overflows_leaves_the_others_gradients_as_they_are(kit, monkeypatch):
+    """By hand: the mean of the other images' clipped gradients, over all images; noise is next to nothing."""
+    clip, lost = 0.5, 7
+    host = kit.host(method={"name": "fedsgd", "rounds": 3}, privacy={"on": ["classifier"], "noise": 1e-9, "clip": clip})
+    trainer, train, weights = host.spec.trainer, host._site("north").data.train, first_weights(host)
+    weights["fc3.bias"].copy_(torch.tensor([2.0, -2.0]))  # so that the gradients of the two classes do not cancel
+    batch_of, model = type(trainer).batch, trainer.load(weights)
+    expected = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
+    for place in set(range(len(train))) - {lost}:
+        images, targets = trainer.batch(train, torch.tensor([place]), torch.Generator())
+        gradients = torch.autograd.grad(trainer.loss(model(images), targets), list(model.parameters()))
+        norm = torch.sqrt(sum(gradient.square().sum() for gradient in gradients))
+        for total, gradient in zip(expected.values(), gradients, strict=True):
+            total += gradient * min(1.0, clip / float(norm)) / len(train)
+
+    def overflowing(self, part, index, draws):
+        images, targets = batch_of(self, part, index, draws)
+        return torch.where((index == lost)[:, None, None, None], torch.inf, images), targets
+
+    monkeypatch.setattr(type(trainer), "batch", overflowing)
+    released = ask(host, "gradient", weights=weights).parcels[0].tensors
+    assert max(float(total.abs().max()) for total in expected.values()) > 1e-2
+    for name, total in expected.items():
+        torch.testing.assert_close(released[name], total, atol=1e-6, rtol=1e-2)
+
+
 def test_a_refusal_for_nan_tells_one_sentence_and_suspends_every_study_of_the_site(kit):
     host, tell = kit.host(optimizer__lr=3e38), discreet(str(kit.folder))
     with pytest.raises(GateRefused, match="NaN") as refused:

@@ -5,7 +5,10 @@ from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.deployment.deployed_site import held_run
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.budget import LOCK, Budget
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.files import lock
 
 
 def test_runs_that_were_all_opened_before_the_first_release_share_one_budget(kit):
@@ -18,6 +21,31 @@ def test_runs_that_were_all_opened_before_the_first_release_share_one_budget(kit
     for host in hosts[2:]:
         with pytest.raises(GateRefused, match="bytes would have left"):
             ask(host, "train", weights=weights)
+
+
+def test_no_other_run_can_spend_between_the_check_and_the_line_on_disk(kit, monkeypatch):
+    """At both ends, and at the charge between them, another run finds the budget locked."""
+    kit.policy(max_bytes=10**9)
+    host, seen = kit.host(), []
+
+    def watched(owner, name):
+        original = getattr(owner, name)
+
+        def watching(self, *arguments, **keywords):
+            with pytest.raises(TimeoutError), lock(kit.folder / "runs" / LOCK, wait=0):
+                pass
+            seen.append(name)
+            return original(self, *arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, watching)
+
+    watched(Budget, "check")
+    watched(Budget, "spend")
+    watched(Ledger, "commit")
+    assert ask(host, "train", weights=first_weights(host)).parcels
+    assert seen == ["check", "spend", "commit"]
+    with lock(kit.folder / "runs" / LOCK, wait=0):
+        pass  # it is free again
 
 
 def test_epsilon_of_runs_at_once_adds_up(kit):
