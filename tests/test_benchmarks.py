@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -74,6 +76,7 @@ def test_what_is_written_by_hand_agrees_with_the_libraries_that_do_the_same(tmp_
     assert all(row["difference"] < 1e-5 for name, row in found.items() if name not in other)
 
 
+@pytest.mark.slow  # 20 CPU seconds: a benchmark from end to end
 def test_segmentation_sites_scores_models_as_their_runs_do_and_draws(tmp_path):
     options = ("--methods", "centralized", "--numbers", "1", "--lrs", "0.01", "--out", str(tmp_path / "masks"))
     written, printed = run_benchmark("segmentation_sites", *options, file=tmp_path / "figures.json")

@@ -67,6 +67,7 @@ def test_tables_in_markdown(tmp_path: Path):
     assert others[5] == "| lambda² = 50, one kernel | – | – | 100 |  |  |  |  |  |"
 
 
+@pytest.mark.slow  # the tables with LeNet-5 above go the same way
 def test_tables_with_resnet(tmp_path: Path):
     """A narrow one, each image with a network of its own: scores after each number of steps, and TG by channel."""
     pictures = np.random.default_rng(2).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
