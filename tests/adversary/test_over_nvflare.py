@@ -44,7 +44,8 @@ def run(self, federation):
     ask("second score", "evaluate", {name: -tensor for name, tensor in weights.items()})
     ask("training images", "evaluate", split="train")
     ask("no such round", "evaluate", round=99)
-    ask("overflow", "train", {name: tensor * 1e38 for name, tensor in weights.items()}, round=2)
+    huge = {name: tensor.clone().fill_(3e38) if tensor.dim() > 1 else tensor for name, tensor in weights.items()}
+    ask("overflow", "train", huge, round=2)
     ask("afterwards", "train", round=2)
     (federation._folder / "attack.json").write_text(json.dumps(found))
     return weights
@@ -92,7 +93,6 @@ def test_a_coordinator_that_lies_gets_what_the_policy_allows_and_one_bit(deploym
     assert "has released its scores of round 1 already" in found["second score"]
     assert "scores of training images never leave a deployed site" in found["training images"]
     assert "the study has rounds 0 to 2" in found["no such round"]
-    assert "released" not in (found["overflow"], found["afterwards"])
     assert not list(tmp_path.rglob("escaped*"))
-    if Suspensions(deployment / "sites" / "site-1").all():  # a check of what arrives may have refused it before
-        assert found["overflow"] == found["afterwards"] == FAILED
+    assert Suspensions(deployment / "sites" / "site-1").all()
+    assert found["overflow"] == found["afterwards"] == FAILED
