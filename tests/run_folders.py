@@ -41,3 +41,22 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert ledgers(folder) == ledgers(expected)
     assert result(folder) == result(expected)
     assert (folder / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+
+
+def history_without_bytes(folder: Path) -> list[dict[str, Any]]:
+    """A deployed site sends no training loss with its weights: some bytes less than a simulated one."""
+    return [{key: value for key, value in line.items() if key != "total_bytes"} for line in history(folder)]
+
+
+def left(folder: Path, site: str) -> list[tuple[Any, ...]]:
+    """What left a site, with the digests of all kinds but weights, which have no training loss where it is deployed."""
+    return [
+        (
+            line["round"],
+            line["operation"],
+            line["kind"],
+            line["to"],
+            line["digest"] if line["kind"] != "weights" else "",
+        )
+        for line in releases(folder, site)
+    ]
