@@ -54,7 +54,7 @@ def _sites(study: Study, folder: Path) -> list[Site]:
     torch.set_num_threads(study.engine.threads)  # as in a run of the study, which looks for the same generator
     parts = prepare(study.data, study.sites)
     host = Assembly(study, parts, folder / f"sites-seed{study.seed}").host()
-    return [host._open(name) for name in parts.names]
+    return [host.sites.open(name) for name in parts.names]
 
 
 def _begin(device: torch.device, ready: threading.Barrier) -> None:

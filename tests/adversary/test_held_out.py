@@ -18,7 +18,9 @@ from polyclinic.federation.leaving.suspension import Suspensions
 
 
 def images_of(host, split):
-    return {hashlib.sha256(image.tobytes()).hexdigest() for image in getattr(host._site("north").data, split).images}
+    return {
+        hashlib.sha256(image.tobytes()).hexdigest() for image in getattr(host.sites.get("north").data, split).images
+    }
 
 
 @pytest.mark.parametrize("change", [{"data__seed": 1}, {"data__seed": 7, "data__test": 0.5, "data__validation": 0.3}])
@@ -135,7 +137,7 @@ def test_no_bin_and_no_cell_is_about_a_few_images(kit):
     host = kit.host()
     [parcel] = ask(host, "evaluate", 1, weights=first_weights(host), split="test").parcels
     histograms, confusion = parcel.tensors["histograms"], parcel.tensors["confusion"]
-    assert len(host._site("north").data.test) == 30
+    assert len(host.sites.get("north").data.test) == 30
     for row in histograms.reshape(-1, 1024):
         changes = torch.cat([torch.ones(1, dtype=torch.bool), row[1:] != row[:-1]]).cumsum(0)
         images = [float(row[changes == run].sum()) for run in changes.unique()]

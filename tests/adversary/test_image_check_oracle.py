@@ -20,7 +20,7 @@ def with_image(weights, image):
 
 def test_a_member_in_the_weights_gives_one_bit_and_then_silence(kit):
     host = kit.host(**STUDY)
-    weights, image = first_weights(host), host._site("north").data.train.images[0]
+    weights, image = first_weights(host), host.sites.get("north").data.train.images[0]
     stranger = image[:, ::-1]
     assert ask(host, "train", weights=with_image(weights, stranger)).parcels
     with pytest.raises(GateRefused, match="images of the site itself") as refused:

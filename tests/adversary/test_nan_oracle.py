@@ -26,7 +26,7 @@ def test_one_image_that_overflows_leaves_the_others_gradients_as_they_are(kit, m
     """By hand: the mean of the other images' clipped gradients, over all images; noise is next to nothing."""
     clip, lost = 0.5, 7
     host = kit.host(method={"name": "fedsgd", "rounds": 3}, privacy={"on": ["classifier"], "noise": 1e-9, "clip": clip})
-    trainer, train, weights = host.spec.trainer, host._site("north").data.train, first_weights(host)
+    trainer, train, weights = host.spec.trainer, host.sites.get("north").data.train, first_weights(host)
     weights["fc3.bias"].copy_(torch.tensor([2.0, -2.0]))  # so that the gradients of the two classes do not cancel
     batch_of, model = type(trainer).batch, trainer.load(weights)
     expected = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}

@@ -17,7 +17,7 @@ CLIP = 0.05
 
 def private_sum(host, keep):
     """The clipped sum over some of a site's images, with noise too small to see."""
-    site: Site = host._site("north")
+    site: Site = host.sites.get("north")
     chosen = {name: getattr(site.data.train, name) for name in ("images", "labels", "masks", "cases", "subgroup")}
     train = replace(site.data.train, **{n: None if a is None else np.asarray(a)[keep] for n, a in chosen.items()})
     alone = replace(site, data=replace(site.data, train=train), state=SiteState(), cache={})
@@ -37,7 +37,7 @@ def test_removing_one_image_moves_the_sum_by_no_more_than_the_clipping_norm(kit,
     model = host.spec.trainer.model
     if dropout:
         model.fc2 = nn.Sequential(nn.Dropout(0.5), model.fc2)
-    count = len(host._site("north").data.train)
+    count = len(host.sites.get("north").data.train)
     whole = private_sum(host, np.arange(count))
     for missing in (0, count // 2, count - 1):
         moved = float((whole - private_sum(host, np.delete(np.arange(count), missing))).norm())

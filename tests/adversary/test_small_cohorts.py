@@ -22,7 +22,7 @@ def site(kit):
 def test_scores_count_the_split_that_is_scored_also_where_the_call_names_none(site):
     """The site has 39 training images and 9 for validation."""
     host = site.host()
-    assert len(host._site("north").data.validation) < 10
+    assert len(host.sites.get("north").data.validation) < 10
     for arguments in ({}, {"split": "validation"}):
         with pytest.raises(GateRefused, match=TOO_FEW):
             ask(host, "evaluate", weights=first_weights(host), **arguments)

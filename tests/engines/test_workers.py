@@ -8,7 +8,7 @@ from processes import ForkedWorker
 from run_folders import assert_same_run
 
 from polyclinic.engines import in_process
-from polyclinic.federation.host import SiteHost
+from polyclinic.federation.open_sites import OpenSites
 from polyclinic.runner import engines
 from polyclinic.runner.run import run
 
@@ -86,10 +86,10 @@ def test_few_sites_in_memory_change_nothing(tiny, undisturbed, tmp_path, monkeyp
     method, settings = (STUDIES | MORE)[name]
     study = tiny(method, settings, rounds=2)
     expected = undisturbed(study).folder
-    monkeypatch.setattr(SiteHost, "RESIDENT", 1)
+    monkeypatch.setattr(OpenSites, "RESIDENT", 1)
     evicted = []
-    pop = SiteHost._save
-    monkeypatch.setattr(SiteHost, "_save", lambda self, site: (evicted.append(site.name), pop(self, site))[1])
+    pop = OpenSites._save
+    monkeypatch.setattr(OpenSites, "_save", lambda self, site: (evicted.append(site.name), pop(self, site))[1])
     run(study, tmp_path / "run")
     assert len(evicted) > 3
     assert_same_run(tmp_path / "run", expected)

@@ -12,9 +12,11 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Faults, Federation, FederationSpec
-from polyclinic.federation.host import HostSpec, SiteHost, room_for_states
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.open_sites import room_for_states
 from polyclinic.federation.operation import operation
 from polyclinic.federation.state import SiteState
 from polyclinic.methods.shared import averaging
@@ -148,7 +150,7 @@ def host_in(folder, kilobytes):
         expected={},
     )
     host = SiteHost(spec)
-    host.RESIDENT_BYTES = kilobytes * 1024
+    host.sites.RESIDENT_BYTES = kilobytes * 1024
     return host
 
 
@@ -180,7 +182,7 @@ def test_room_for_states_is_a_share_of_the_memory_within_bounds(monkeypatch, pag
 
 def test_sites_without_state_stay_open_up_to_a_number(tmp_path):
     host = host_in(tmp_path, kilobytes=1000)
-    host.RESIDENT = 5
+    host.sites.RESIDENT = 5
     for site in SITES:
         host.handle(Call(site, "keep", 1))
     assert [site.name for site in host.resident()] == list(SITES[-5:])
@@ -203,7 +205,7 @@ def test_only_the_sites_used_last_keep_a_cache(tmp_path):
         host.handle(Call(site, "keep", 1))
         host.resident()[-1].cache["images"] = torch.zeros(1)
     host.handle(Call(SITES[0], "keep", 1))
-    assert [site.name for site in host.resident() if site.cache] == list(SITES[-host.CACHED :])
+    assert [site.name for site in host.resident() if site.cache] == list(SITES[-host.sites.CACHED :])
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
@@ -217,8 +219,8 @@ def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
         return SiteData(name, *parts)
 
     host = host_in(tmp_path, kilobytes=1000)
-    host.spec = replace(host.spec, open_data=mapped)
+    host.sites.spec = replace(host.spec, open_data=mapped)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for number in range(3 * host.RESIDENT):
+    for number in range(3 * host.sites.RESIDENT):
         host.handle(Call(f"s{number}", "keep", 1))
-    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * (host.RESIDENT + 1)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * (host.sites.RESIDENT + 1)

@@ -8,7 +8,8 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import Call
-from polyclinic.federation.host import HostSpec, SiteHost
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
@@ -99,7 +100,7 @@ def make_host(tmp_path):
             expected={"weights": Expected.like("weights", {"w": torch.zeros(2)}, partial=True)},
         )
         host = SiteHost(spec)
-        host.RESIDENT = resident
+        host.sites.RESIDENT = resident
         return host
 
     return make

@@ -14,9 +14,9 @@ from run_folders import history, result
 from safetensors.torch import load_file
 
 from polyclinic.engines.in_process import InProcess
-from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.image_codec import pack
 from polyclinic.federation.leaving.parcel import SEALED
+from polyclinic.federation.open_sites import OpenSites
 from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.methods.shared import synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
@@ -158,7 +158,7 @@ def test_a_buffer_is_compressed_once_even_where_sites_are_sent_to_disk(go, monke
     )
     undisturbed = go(method={"rounds": 3})
     assert packed == [16, 16, 16]
-    monkeypatch.setattr(SiteHost, "RESIDENT_BYTES", 1)
+    monkeypatch.setattr(OpenSites, "RESIDENT_BYTES", 1)
     assert go(method={"rounds": 3})["weights_sha256"] == undisturbed["weights_sha256"]
     assert len(packed) == 6
 

@@ -18,8 +18,8 @@ from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.host import secret_in
 from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.open_sites import secret_in
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.privacy import record as records
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon

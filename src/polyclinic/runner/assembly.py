@@ -17,7 +17,8 @@ from polyclinic import plugins
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.federation import Faults, FederationSpec
-from polyclinic.federation.host import HostSpec, SiteHost
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, OneOf

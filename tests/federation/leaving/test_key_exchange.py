@@ -10,7 +10,8 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation, FederationSpec
-from polyclinic.federation.host import HostSpec, SiteHost
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.key_ring import SeedKeys
 from polyclinic.federation.leaving.kinds import KINDS
@@ -104,7 +105,7 @@ def make(tmp_path):
 
 
 def taken_by(federation, site):
-    return federation.engine.host._site(site).state.group("taken")
+    return federation.engine.host.sites.get(site).state.group("taken")
 
 
 def test_the_target_gets_what_the_source_released(make):
@@ -133,7 +134,7 @@ def test_nothing_that_passes_the_coordinator_can_be_read(make, tmp_path):
 def test_accounts_see_kind_size_and_privacy(make, tmp_path):
     federation = make()
     federation.forward("a", "hand_over", "b", "take")
-    plain = {parcel.kind: parcel for parcel in Courier().hand_over(federation.engine.host._site("a"))}
+    plain = {parcel.kind: parcel for parcel in Courier().hand_over(federation.engine.host.sites.get("a"))}
     counted = federation.communication.rows()
     for kind in plain:
         (sent,) = (row[4] for row in counted if row[:4] == ["a", "sent", kind, "hand_over"])

@@ -1,0 +1,194 @@
+"""Open sites: an LRU cache of the sites of one process.
+
+A site's state lies on disk between its turns: those used last are kept in memory, up to a size, so that memory does
+not grow with the number of sites' models."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.leaving.anchor_file import AnchorFile
+from polyclinic.federation.leaving.budget import Budget, Price, price_at
+from polyclinic.federation.leaving.gate import Gate
+from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.leaving.target import Target
+from polyclinic.federation.site import Site
+from polyclinic.federation.state import SitePosition, read_state, state_path
+from polyclinic.files import atomic_write, write_tensors
+
+
+def room_for_states() -> int:
+    """A 32nd of the machine's memory, between 256 MiB and 1 GiB, as processes side by side take as much each.
+
+    Half a dozen sites with ResNet-18 fit into that; without room they are read and written at every turn.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        memory = 0
+    return min(max(memory // 32, 2**28), 2**30)
+
+
+class OpenSites:
+    """Opens sites with their gates and ledgers, keeps those used last, and writes the states of others to disk."""
+
+    #: sites kept open: opening one takes a millisecond, but each holds about ten files, and often only 1024 are allowed
+    RESIDENT = 32
+    #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
+    RESIDENT_BYTES = room_for_states()
+    #: sites whose cache is kept; nobody knows its size
+    CACHED = 8
+
+    def __init__(self, spec: HostSpec) -> None:
+        self.spec = spec
+        self.key_ring: KeyRing = spec.keys or SeedKeys(spec.seed)
+        self.gates: dict[str, Gate] = {}  # of the sites in memory
+        self.ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
+        self.put_back: set[str] = set()  # sites that go on from an earlier checkpoint than their ledger has seen
+        self._sites: OrderedDict[str, Site] = OrderedDict()
+        self._positions: dict[str, SitePosition] = {}
+
+    def checkpoint(self) -> dict[str, SitePosition]:
+        """Write every changed state to disk; the position of every site this host has worked for."""
+        for name in self._sites:
+            self.save(name)
+        return dict(self._positions)
+
+    def save(self, name: str) -> SitePosition:
+        """Write a site's state to disk if it has changed; where the site stands now."""
+        self._save(self._sites[name])
+        return self._positions[name]
+
+    def resident(self) -> list[Site]:
+        """The sites in memory now."""
+        return list(self._sites.values())
+
+    def restore(self, positions: Mapping[str, SitePosition]) -> None:
+        """Forget what happened after the given positions."""
+        self.refuse_other_names(positions)
+        for position in positions.values():
+            SitePosition(*position).check()
+        self._sites.clear()
+        self.gates.clear()
+        self.ledgers.clear()
+        self._positions = {name: SitePosition(*position) for name, position in positions.items()}
+
+    def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
+        """Delete states that a durable checkpoint no longer needs."""
+        for name, position in names.items():
+            position.check()
+            for path in self._old_states(name, position.version):
+                path.unlink(missing_ok=True)
+
+    def _old_states(self, name: str, durable: int) -> list[Path]:
+        """The states that a checkpoint with this version does not need. A deployed site, which must not believe the
+        coordinator, gives up those before it only, and none if it does not stand so far itself."""
+        if self.spec.only is not None:
+            stands = self._positions.get(name, SitePosition()).version
+            return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
+        kept = state_path(self.spec.folder, name, durable)
+        return [path for path in kept.parent.glob("state-*.safetensors") if path != kept]
+
+    def refuse_other_names(self, names: Iterable[str]) -> None:
+        """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
+        for name in names:
+            if self.spec.only not in (None, name):
+                raise ParcelRejected(f"this host serves site '{self.spec.only}' only")
+
+    def get(self, name: str, group: Sequence[str] = ()) -> Site:
+        """The site, opened if it is not; those of `group` stay open."""
+        if name not in self._sites:
+            self._sites[name] = self.open(name)
+        self._sites.move_to_end(name)
+        self._evict(group)
+        return self._sites[name]
+
+    def _evict(self, group: Sequence[str] = ()) -> None:
+        """Send the sites that were idle longest to disk; not those at work, nor one in the middle of something."""
+        *others, _ = self._sites.values()
+        for site in others[: -self.CACHED]:
+            site.cache.clear()
+        states = sum(site.state.bytes for site in self._sites.values())
+        for site in others:
+            if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES:
+                return
+            if not site.memory and site.name not in group:
+                states -= site.state.bytes
+                self._save(site)
+                del self._sites[site.name], self.gates[site.name]
+
+    def open(self, name: str) -> Site:
+        spec = self.spec
+        refuse_unsafe_name(name)
+        position = self._positions.setdefault(name, SitePosition())
+        state = read_state(spec.folder, name, position)
+        data = spec.open_data(name)
+        if name not in self.ledgers:
+            anchor = AnchorFile(spec.anchors / f"{spec.folder.name}.json") if spec.anchors else None
+            path = spec.folder / "ledger" / f"{name}.jsonl"
+            self.ledgers[name] = Ledger(path, self.key_ring.signing_key(name), anchor)
+            if position.lines < self.ledgers[name].position.lines:
+                self.put_back.add(name)
+            self.ledgers[name].expect_repeats_after(position.lines)
+        runs = spec.folder.parent if spec.policy.deployed else None  # a site's runs lie side by side
+        raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
+        price = price_at(spec.policy, data.train)
+        budget = Budget(spec.policy, self.ledgers[name].path, runs, price, spec.anchors)
+        target = self._target(name, price)
+        self.gates[name] = Gate(name, spec.policy, self.ledgers[name], raw_images, budget, target)
+        folder = spec.folder / "sites" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        secret = secret_in(folder) if spec.policy.deployed else ""
+        return Site(
+            name=name,
+            seed=spec.seed,
+            data=data,
+            trainer=spec.trainers.get(name, spec.trainer),
+            state=state,
+            folder=folder,
+            generator=spec.generator,
+            tuning=spec.tuning,
+            replay_settings=spec.replay_settings,
+            trainers=(spec.trainer, *spec.trainers.values()),
+            secret=secret,
+            keys=self.key_ring,
+            max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
+            keep_model=spec.keep_model,
+        )
+
+    def _target(self, name: str, price: Price) -> Target | None:
+        """The epsilon that a deployed site's people approved with the study; a simulated site's state is enough."""
+        if not self.spec.policy.deployed:
+            return None
+        privacy = self.spec.trainers.get(name, self.spec.trainer).privacy
+        if privacy is None or privacy.target_epsilon is None:
+            return None
+        return Target(privacy.target_epsilon, self.ledgers[name].path, price)
+
+    def _save(self, site: Site) -> None:
+        lines = self.ledgers[site.name].confirmed
+        version = self._positions[site.name].version
+        if site.state.changed:
+            version += 1
+            path = state_path(self.spec.folder, site.name, version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, site.state)
+            site.state.changed = False
+        self._positions[site.name] = SitePosition(version, lines)
+
+
+def secret_in(folder: Path) -> str:
+    """The secret of a deployed site: drawn once, and kept, so that a resumed run draws the same noise again."""
+    path = folder / "noise.key"
+    if not path.exists():
+        atomic_write(path, secrets.token_hex(32), private=True)
+    return path.read_text()

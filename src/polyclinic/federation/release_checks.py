@@ -1,0 +1,91 @@
+"""What happens to an operation's parcels before the gate: differential privacy is checked, scores are made coarse, and
+the patients behind them are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.leaving.budget import SCORES, tells_something
+from polyclinic.federation.leaving.cohort import (
+    GENERATED,
+    cohort,
+    fewest_patients,
+    images_in_generator_step,
+    images_in_private_step,
+    patients_in,
+)
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.site import Site
+from polyclinic.federation.turn import Turn
+
+
+def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> None:
+    """LookupError if an operation releases updates trained without differential privacy where the study wants it."""
+    privacy = site.trainer.privacy if site.trainer else None
+    if privacy is None:
+        return
+    if privacy.cover == "all":
+        check_all_covered(operation, released)
+    if "classifier" not in privacy.on:
+        return
+    for parcel in released:
+        if parcel.kind in ("weights", "gradients") and parcel.privacy is None:
+            raise LookupError(
+                f"'{operation}' trained {parcel.kind} without differential privacy, which privacy.on = 'classifier' "
+                "asks for; the method must train with local_training.train, or take 'classifier' out of its traits"
+            )
+
+
+def check_all_covered(operation: str, released: Iterable[Parcel]) -> None:
+    """GateRefused if a parcel is not covered by differential privacy, or holds scores, where the study wants all
+    covered."""
+    for parcel in released:
+        if parcel.kind == SCORES or (parcel.privacy is None and parcel.kind != "keys" and tells_something(parcel)):
+            raise GateRefused(f"'{operation}' releases {parcel.kind} that nothing covers, and privacy.cover is 'all'")
+
+
+def without_loss(parcel: Parcel) -> Parcel:
+    """The parcel without its training loss, an exact score of training images that no method needs."""
+    told = {name: value for name, value in parcel.metadata.items() if name != "loss"}
+    return parcel if len(told) == len(parcel.metadata) else replace(parcel, metadata=told)
+
+
+def coarse_scores(policy: Policy, turn: Turn, splits: tuple[str, ...], parcel: Parcel) -> Parcel:
+    """Scores of these splits as a deployed site lets them out: none of training images, others as its policy says;
+    anything else as it is."""
+    if parcel.kind != SCORES:
+        return parcel
+    if splits == ("train",):
+        return replace(parcel, tensors={})
+    if policy.scores == "fine":
+        return parcel
+    sums = turn.site.trainer.task.coarse(dict(parcel.tensors), max(policy.min_cohort, 1))
+    return replace(parcel, tensors=sums)
+
+
+def count_patients(spec: HostSpec, turn: Turn, splits: tuple[str, ...], parcels: Sequence[Parcel]) -> int:
+    """Patients behind what a site releases: those of its batches, or of the splits it scored."""
+    counts = [cohort(turn.site.data, split) for split in splits]
+    if splits == ("train",):
+        counts += [patients_behind(spec, turn, parcel) for parcel in parcels if tells_something(parcel)]
+    return min(counts)
+
+
+def patients_behind(spec: HostSpec, turn: Turn, parcel: Parcel) -> int:
+    """Patients whose training images a parcel is computed from.
+
+    Which images a private step takes is itself a secret, so it counts by its size; but where the site has a budget
+    of epsilon, that protects every patient. A generator counts by its mini-batch.
+    """
+    data, train = turn.site.data, turn.site.data.train
+    if parcel.privacy is not None:
+        if spec.policy.max_epsilon is not None:
+            return cohort(data, "train")
+        return fewest_patients(train, images_in_private_step(parcel.privacy, len(train)))
+    if parcel.kind in GENERATED:
+        return fewest_patients(train, images_in_generator_step(spec.generator))
+    return patients_in(train, turn.used) if turn.used else cohort(data, "train")
