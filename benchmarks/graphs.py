@@ -31,6 +31,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.methods.shared import gan_site
+from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import device_rng, torch_rng
 from polyclinic.study.tables import parse_study
@@ -78,7 +79,7 @@ def stacked_gans(graphs: bool, steps: int) -> Tensor:
         result = polyclinic.run(parse_study(tables), Path(folder) / "run")
         manifest = json.loads((result.folder / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
         states = [read_state(result.folder, s, SitePosition(*at)) for s, at in manifest["sites"].items()]
-        return torch.cat([flat(state.group(gan_site.NETWORKS)) for state in states])
+        return torch.cat([flat(state.group(NETWORKS)) for state in states])
 
 
 def stylegan2(graphs: bool, steps: int) -> Tensor:

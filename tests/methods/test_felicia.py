@@ -19,7 +19,7 @@ from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANSteps
 from polyclinic.methods.felicia import Felicia, _share_of_step
-from polyclinic.methods.shared.gan_site import NETWORKS
+from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation
 from polyclinic.privacy.record import EVERYTHING
 from polyclinic.randomness import seed_of, torch_rng

@@ -14,7 +14,8 @@ from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.methods.shared import gan_site
-from polyclinic.methods.shared.gan_site import NETWORKS, SiteGANs
+from polyclinic.methods.shared.gan_site import SiteGANs
+from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run

@@ -18,8 +18,9 @@ from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.random_source import RandomSource
-from polyclinic.methods.felicia import Felicia, _floats
-from polyclinic.methods.shared.gan_site import NETWORKS, SyntheticBatch
+from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.shared.felicia_images import to_floats
+from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.result import Result
 from polyclinic.study import Study
@@ -188,7 +189,7 @@ def test_the_small_wire_tells_the_central_discriminator_nearly_the_same(felicia)
     made = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     unprotected = SimpleNamespace(trainer=SimpleNamespace(privacy=None), generator=felicia().generator)
     parcel = method.parcel_of(unprotected, SyntheticBatch(made, torch.zeros(4)))
-    arrived = _floats(parcel.tensors["images"])
+    arrived = to_floats(parcel.tensors["images"])
     assert parcel.tensors["images"].dtype == torch.uint8
     torch.testing.assert_close(arrived, made, rtol=0, atol=1 / 127)
     torch.testing.assert_close(method.pack_gradient(made).float(), made, rtol=2**-8, atol=0)

@@ -17,7 +17,7 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.state import SitePosition, SiteState, read_state
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.gan_site import NETWORKS
+from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run

@@ -19,8 +19,9 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, read_state
 from polyclinic.generators.gan.batches import centred
-from polyclinic.methods.felicia import Felicia, _shared_images
+from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility
+from polyclinic.methods.shared.felicia_images import shared_images
 from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
@@ -216,7 +217,7 @@ def test_a_site_that_gets_no_images_of_others_chooses_by_validation(felicia, mon
 def test_a_site_that_shares_no_images_with_labels_is_named(tensors):
     reply = Reply("west", (Parcel("synthetic-images", tensors),))
     with pytest.raises(WorkFailed, match="site 'west': it shares no uint8 images with a label each"):
-        _shared_images(reply)
+        shared_images(reply)
 
 
 def test_one_site_has_nobody_to_share_with(felicia):

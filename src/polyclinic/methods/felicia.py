@@ -11,7 +11,8 @@ images go up. Nothing else leaves a site but its scores. With lambda 0, or one s
 
 Afterwards each site trains the task's network on real images, on synthetic ones and on both; validation images decide
 whether synthetic ones helped, and so which network is released (`methods/shared/utility.py`). PrivGAN (Mukherjee et
-al. 2021) is the special case of one site's images in random parts: `sites.partition = "iid"`.
+al. 2021) is the special case of one site's images in random parts: `sites.partition = "iid"`. The settings are in
+`methods/shared/felicia_settings.py`, D_p in `central_discriminator.py`, a site's GAN in training in `gan_site.py`.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.data.pixels import to_uint8
-from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.generators import GENERATORS, Generator, GeneratorModel
-from polyclinic.generators.adversarial import AdversarialGenerator
-from polyclinic.generators.gan.batches import centred
+from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.stylegan2.model import StyleGAN2Model
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
-from polyclinic.methods.shared.gan_site import (
-    SiteGANs,
+from polyclinic.methods.shared.felicia_images import images_of, images_of_others, join_images
+from polyclinic.methods.shared.felicia_settings import FeliciaSettings
+from polyclinic.methods.shared.gan_site import SiteGANs
+from polyclinic.methods.shared.method import Own
+from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.methods.shared.stylegan_site import SiteStyleGAN
+from polyclinic.methods.shared.training_gans import (
     SyntheticBatch,
     TrainingGANs,
     adversarial_settings,
@@ -48,93 +50,18 @@ from polyclinic.methods.shared.gan_site import (
     gan_model,
     stackable,
 )
-from polyclinic.methods.shared.method import Method, Own
-from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
-from polyclinic.methods.shared.stylegan_site import SiteStyleGAN
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.models import Backbone
 from polyclinic.training import private
 
 Tensors = Mapping[str, Tensor]
 
 
-class Felicia(Method):
+class Felicia(FeliciaSettings):
     name: Literal["felicia"] = "felicia"
-    steps: int = Field(250, ge=1, description="steps of every generator in a round")
-    weight: float = Field(
-        1.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="lambda: what the central term counts beside a site's own; 0: none",
-    )
-    towards: Literal["away", "other"] = Field(
-        "away",
-        description="a generator's central loss: phi of being identified (Eq. 6), or the cross-entropy of being taken "
-        "for another site, drawn at random (PrivGAN's code)",
-    )
-    first_weights: Literal["independent", "same"] = Field(
-        "independent",
-        description="how sites' GANs begin: each site with weights of its own, as the paper duplicates a base GAN, or "
-        "all with the same weights",
-    )
-    central: Literal["auto", "one", "per-class"] = Field(
-        "auto",
-        description="central discriminators: one for all classes, or one for each class, as PrivGAN's code, which "
-        "trains classes apart; auto: one for each class where generator.condition = 'apart', else one",
-    )
-    central_lr: float | None = Field(None, gt=0, description="learning rate of the central discriminator, if another")
-    warm_up: int = Field(0, ge=0, description="first steps in which the central term does not act yet")
-    frozen: int = Field(
-        0, ge=0, description="first steps in which the central discriminator does not learn, while its term acts"
-    )
-    schedule: Literal["synchronous", "local"] = Field(
-        "synchronous",
-        description="what travels: images and gradients in every step, or images and the central discriminator's "
-        "weights every `exchange_every` steps",
-    )
-    exchange_every: int = Field(50, ge=1, description="local schedule: steps between two exchanges")
-    sent: int | None = Field(
-        None,
-        ge=1,
-        description="local schedule: images a site sends at an exchange; a batch for each step if not given",
-    )
-    wire: Literal["exact", "small"] = Field(
-        "exact", description="how images and gradients travel: float32, or bytes (compressed) and bfloat16"
-    )
-    shared_noise: bool = Field(False, description="all generators get the same noise in a step, as in PrivGAN's code")
-    images: int | None = Field(
-        None,
-        ge=1,
-        description="synthetic images a site's network learns from; as many as it has real ones if not given",
-    )
-    share_images: bool = Field(
-        False,
-        description="at the end sites hand synthetic images to each other, and networks also learn from those of all "
-        "sites (training sets synthetic-all and augmented-all)",
-    )
-    learner_steps: int = Field(300, ge=1, description="steps of a site's network for each training set")
-    weigh_every: int = Field(
-        0, ge=0, description="rounds after which synthetic images are evaluated; 0 for the last round only"
-    )
-    margin: float = Field(
-        0.0, ge=0, description="by how much validation scores must rise for synthetic images to count"
-    )
-    release: Literal["gate", "real", "synthetic", "augmented", "synthetic-all", "augmented-all"] = Field(
-        "gate",
-        description="which network a site releases: the one that validation chooses, or always that of one training "
-        "set",
-    )
-
     summary: ClassVar[str] = "sites' GANs, joined by a central discriminator that sees synthetic images only"
     traits: ClassVar[Traits] = Traits(
         tasks=("classification", "regression"), private_networks=("generator",), tunes_generator=False
     )
-
-    @model_validator(mode="after")
-    def _images_are_there(self) -> Felicia:
-        if self.release in utility.SHARED_SETS and not self.share_images:
-            raise ValueError(f"release '{self.release}' needs the other sites' images; set share_images = true")
-        return self
 
     # --- the coordinator --------------------------------------------------------------------------
 
@@ -176,7 +103,7 @@ class Felicia(Method):
         after the last step."""
         down, start = {}, 0
         for reply in replies:
-            count = len(_images(reply))
+            count = len(images_of(reply))
             if gradient is not None:
                 own = self.weight * gradient[start : start + count] / count
                 down[reply.site] = {"gradients": {"images": self.pack_gradient(own)}}
@@ -225,63 +152,16 @@ class Felicia(Method):
 
     def gather_images(self, federation: Federation, replies: list[Reply]) -> ImagesOfSites:
         """All sites' images, and the number of the site and the label of each."""
-        device, per_class = federation.trainer.device, self.is_per_class(adversarial_settings(federation))
-        images = [_floats(_images(reply)) for reply in replies]
-        site = [
-            torch.full((len(some),), federation.sites.index(r.site)) for r, some in zip(replies, images, strict=True)
-        ]
-        classes = len(federation.trainer.target.classes)
-        labels = torch.cat(
-            [_labels(reply, classes) if per_class else torch.zeros(len(_images(reply))) for reply in replies]
-        )
-        turns = not per_class or bool((labels == torch.arange(len(labels)) % classes).all())
-        return ImagesOfSites(torch.cat(images).to(device), torch.cat(site).to(device), labels.to(device), turns)
+        return join_images(federation, replies, per_class=self.is_per_class(adversarial_settings(federation)))
 
-    def collect_images(self, federation: Federation) -> dict[str, dict[str, Any]]:
+    def collect_images(self, federation: Federation) -> dict[str, dict[str, Parcel]]:
         """For each site, the synthetic images of all the others; nothing where sites do not share them."""
         if not self.share_images or len(federation.sites) == 1:
             return {}
-        given = {reply.site: _shared_images(reply) for reply in federation.ask_all("give_images")}
-        others = {site: [tensors for name, tensors in given.items() if name != site] for site in given}
-        joined = {
-            site: {name: torch.cat([tensors[name] for tensors in sets]) for name in ("images", "labels")}
-            for site, sets in others.items()
-            if sets
-        }
-        return {
-            site: {"synthetic_images": Parcel("synthetic-images", tensors, compressed=("images",))}
-            for site, tensors in joined.items()
-        }
+        return images_of_others(federation.ask_all("give_images"))
 
     def pack_gradient(self, gradient: Tensor) -> Tensor:
         return gradient.cpu() if self.wire == "exact" else gradient.to(torch.bfloat16).cpu()
-
-    def is_per_class(self, generator: AdversarialGenerator) -> bool:
-        """Whether there is a central discriminator for each class."""
-        return generator.separates_classes if self.central == "auto" else self.central == "per-class"
-
-    def check_generator(self, generator: Generator, task: str) -> None:
-        if not isinstance(generator, AdversarialGenerator):
-            can = [name for name, kind in GENERATORS.working().items() if issubclass(kind, AdversarialGenerator)]
-            raise BadInput(f"generator.name: felicia trains GANs; choose one of {', '.join(can)}")
-        if self.central == "per-class" and task != "classification":
-            raise BadInput(f"method.central: 'per-class' needs classes, which {task} does not have; choose 'one'")
-        if self.central == "per-class" and generator.ignores_labels:
-            raise BadInput(
-                "method.central: 'per-class' needs images that are made for a class, and generator.condition = 'none' "
-                "ignores labels; choose 'one', or another generator.condition"
-            )
-
-    def check_sites(self, sites: Sequence[str]) -> None:
-        if self.share_images and len(sites) < 2:
-            raise BadInput("method.share_images: there is no other site to share with; set it to false")
-
-    def needs_generator(self) -> bool:
-        return True
-
-    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
-        """All of them: each site has a network of its own."""
-        return frozenset(model.state_dict())
 
     def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
         """Each site's network for each training set on the test images of all sites, in all and by sub-group."""
@@ -441,32 +321,6 @@ class Felicia(Method):
     @operation()
     def remember(self, site: Site) -> None:
         """Nothing to do: the site has selected for itself."""
-
-
-def _images(reply: Reply) -> Tensor:
-    return reply.parcel("synthetic-images").tensors["images"]
-
-
-def _labels(reply: Reply, classes: int) -> Tensor:
-    """The classes that a site says it made its images for."""
-    labels = reply.parcel("synthetic-images").tensors.get("labels", torch.empty(0))
-    whole = labels.shape == (len(_images(reply)),) and labels.dtype == torch.long
-    if not whole or bool(((labels < 0) | (labels >= classes)).any()):
-        raise WorkFailed(f"site '{reply.site}': its synthetic images came without a class from 0 to {classes - 1} each")
-    return labels
-
-
-def _shared_images(reply: Reply) -> Tensors:
-    """The images and labels that a site shares; sites check what they get of them (`utility.received_part`)."""
-    tensors = reply.parcel("synthetic-images").tensors
-    images, labels = tensors.get("images", torch.empty(0)), tensors.get("labels", torch.empty(0))
-    if images.dtype != torch.uint8 or images.dim() != 4 or labels.shape != images.shape[:1]:
-        raise WorkFailed(f"site '{reply.site}': it shares no uint8 images with a label each")
-    return tensors
-
-
-def _floats(images: Tensor) -> Tensor:
-    return centred(images) if images.dtype == torch.uint8 else images
 
 
 def _share_of_step(site: Tensor, place: int, places: int) -> Tensor:

@@ -7,110 +7,34 @@ batches and random numbers from generators of its own, stacked or not: the stack
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.generators.adversarial import AdversarialGenerator
-from polyclinic.generators.base import GeneratorModel
-from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANModel, private_losses, private_rows
-from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, GANTrainer, SingleGAN
-from polyclinic.generators.random_source import RandomSource
+from polyclinic.methods.shared.gan_member import SiteGAN
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
-from polyclinic.methods.shared.site_generator import build_generator
-from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.methods.shared.training_gans import (
+    DISCRIMINATOR_ADAM,
+    GENERATOR_ADAM,
+    NETWORKS,
+    STEPS,
+    ImageGradient,
+    SyntheticBatch,
+    batch_rows,
+    steps_taken,
+)
 from polyclinic.training import private
 from polyclinic.training.graphs import GraphedFunction
 
 if TYPE_CHECKING:
-    from polyclinic.federation.federation import Federation
     from polyclinic.federation.site import Site
 
-#: groups of a site's state
-NETWORKS, GENERATOR_ADAM, DISCRIMINATOR_ADAM = "gan", "gan-generator-adam", "gan-discriminator-adam"
-STEPS = "gan-steps"
 GRAPH_PAYS = 100  # steps of a round from which on recording a CUDA graph takes less time than it saves
-
-#: real images, their labels, labels of fake ones, and random numbers of a discriminator's step
-DiscriminatorInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-#: fake images [..., B, C, H, W], their labels [..., B], and random numbers, to the gradient of a further loss w.r.t.
-#: those images
-ImageGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-class SyntheticBatch(NamedTuple):
-    """Images in [-1, 1] that a generator made, without gradients, and the labels that it made them for."""
-
-    images: Tensor  #: [B, C, H, W]
-    labels: Tensor  #: [B]
-
-
-class TrainingGANs(Protocol):
-    """GANs of sites in training, for one round: `SiteGANs`, or `SiteStyleGAN`."""
-
-    @property
-    def names(self) -> list[str]:
-        """The sites, in the order of what `start` and `advance` give."""
-
-    @property
-    def rows(self) -> int:
-        """Images of a site that a step makes."""
-
-    def start(self) -> list[SyntheticBatch]:
-        """The discriminators' first steps; then every site's first images."""
-
-    def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
-        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
-        images, by site, if there are any; then the discriminators' steps, and the next images."""
-
-    def finish(self, gradients: Mapping[str, Tensor]) -> None:
-        """The generators' last steps of the round."""
-
-    def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
-        """The discriminators' steps, then one of the generators, with the gradient of a further loss w.r.t. the fake
-        images; `draws` are what `image_gradient` needs besides them."""
-
-    def sample(self, count: int) -> list[SyntheticBatch]:
-        """`count` images of every site."""
-
-    def keep(self) -> None:
-        """Put networks and optimisers into the sites' states."""
-
-
-class SiteGAN:
-    """One site's model, real batches and random numbers."""
-
-    def __init__(self, site: Site, model: GANModel, shared_noise: bool, purpose: str) -> None:
-        self.site, self.model = site, model
-        part, rng = site.data.train, site.rng(purpose)
-        self.batches = RealBatches(self.model, np.asarray(part.images), np.asarray(part.labels), rng)
-        self.random = self.noise = RandomSource(rng, site.trainer.device)
-        if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
-            self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), site.trainer.device)
-        self.wanted = torch.empty(0)  # labels of the fake images to make next
-
-    def discriminator_inputs(self, trainer: GANTrainer) -> DiscriminatorInputs:
-        real, labels = self.batches.next()
-        self.wanted = self.labels_to_make(labels)
-        draws = trainer.draw_for_discriminator(self.random, len(labels), len(self.wanted))
-        return real, labels, self.wanted, *draws
-
-    def draw_noise(self) -> Tensor:
-        return self.noise.normal(len(self.wanted), self.model.settings.latent)
-
-    def labels_to_make(self, labels: Tensor) -> Tensor:
-        return self.model.settings.labels_to_make(labels, self.model.target, self.random)
-
-    def drawn_labels(self) -> Tensor:
-        """Labels in which no real image has a part."""
-        return self.labels_to_make(torch.zeros(self.model.settings.batch_size, device=self.random.device))
 
 
 class SiteGANs:
@@ -369,61 +293,3 @@ class GraphedStep:
 def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
     """One network's part of a stacked optimiser's state; counts of steps are the same for all."""
     return {name: t if name.endswith("/step") else t[place].clone() for name, t in tensors.items()}
-
-
-# --- sites ------------------------------------------------------------------------------------------------
-
-
-def stackable(sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites in groups whose GANs can be stacked: all of them, or each one alone. StyleGAN2 is not stacked."""
-    alone, settings = [[site] for site in sites], sites[0].generator
-    if len(sites) < 2 or not isinstance(settings, GAN) or any(private.is_private(s, "generator") for s in sites):
-        return alone
-    shapes = {_shape(site) for site in sites}
-    fits = not settings.separates_classes or classes_take_turns(sites)
-    return [list(sites)] if len(shapes) == 1 and fits else alone
-
-
-def _shape(site: Site) -> tuple:
-    """What must be the same at all sites of a stack: images, rows of a batch, and steps that were taken."""
-    return (tuple(site.data.train.images.shape[1:]), batch_rows(site), steps_taken(site))
-
-
-def batch_rows(site: Site) -> int:
-    """Real images in a batch: all that a small site has, unless batches are balanced, which repeats images."""
-    settings = adversarial_settings(site)
-    balanced = isinstance(settings, GAN) and settings.balance and bool(site.trainer.target.classes)
-    return settings.batch_size if balanced else min(settings.batch_size, len(site.data.train))
-
-
-def classes_take_turns(sites: Sequence[Site]) -> bool:
-    """Whether every batch of every site holds all classes in turns (0, 1, 0, 1, ...), each equally often."""
-    settings, classes = sites[0].generator, len(sites[0].trainer.target.classes)
-    if not isinstance(settings, GAN) or not classes or settings.batch_size % classes:
-        return False
-    complete = all(len(np.unique(site.data.train.labels)) == classes for site in sites)
-    return settings.balance and settings.labels == "real" and complete
-
-
-def by_gans(sites: Sequence[Site]) -> Iterator[tuple[TrainingGANs, list[Site]]]:
-    """The GANs in training that sites have in memory, and the sites of each."""
-    for _, group in itertools.groupby(sites, key=lambda site: id(site.memory["gans"])):
-        found = list(group)
-        yield found[0].memory["gans"], found
-
-
-def steps_taken(site: Site) -> int:
-    return int(site.state[STEPS]) if STEPS in site.state else 0
-
-
-def adversarial_settings(at: Federation | Site) -> AdversarialGenerator:
-    """The study's table [generator], at the coordinator or at a site."""
-    assert isinstance(at.generator, AdversarialGenerator), "the study's checks refuse any other"
-    return at.generator
-
-
-def gan_model(site: Site, *, independent: bool) -> GeneratorModel:
-    """The site's GAN as it is now; in the beginning its weights are the site's own (`independent`), or those that all
-    sites begin with."""
-    seed = seed_of(site.seed, site.name, "first weights") if independent else site.seed
-    return build_generator(site, site.state.group(NETWORKS), seed=seed)

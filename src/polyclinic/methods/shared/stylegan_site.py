@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from polyclinic.generators.base import as_tensor
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.model import StyleGAN2Model
-from polyclinic.methods.shared.gan_site import (
+from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,
     NETWORKS,
@@ -23,7 +24,6 @@ from polyclinic.methods.shared.gan_site import (
     batch_rows,
     steps_taken,
 )
-from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:

@@ -1,0 +1,123 @@
+"""GANs in training at sites: what a method asks of them, what a site's state keeps of them, which can be stacked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from polyclinic.generators.adversarial import AdversarialGenerator
+from polyclinic.generators.base import GeneratorModel
+from polyclinic.generators.gan.settings import GAN
+from polyclinic.methods.shared.site_generator import build_generator
+from polyclinic.randomness import seed_of
+from polyclinic.training import private
+
+if TYPE_CHECKING:
+    from polyclinic.federation.federation import Federation
+    from polyclinic.federation.site import Site
+
+#: groups of a site's state
+NETWORKS, GENERATOR_ADAM, DISCRIMINATOR_ADAM = "gan", "gan-generator-adam", "gan-discriminator-adam"
+STEPS = "gan-steps"
+
+#: fake images [..., B, C, H, W], their labels [..., B], and random numbers, to the gradient of a further loss w.r.t.
+#: those images
+ImageGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class SyntheticBatch(NamedTuple):
+    """Images in [-1, 1] that a generator made, without gradients, and the labels that it made them for."""
+
+    images: Tensor  #: [B, C, H, W]
+    labels: Tensor  #: [B]
+
+
+class TrainingGANs(Protocol):
+    """GANs of sites in training, for one round: `SiteGANs`, or `SiteStyleGAN`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The sites, in the order of what `start` and `advance` give."""
+
+    @property
+    def rows(self) -> int:
+        """Images of a site that a step makes."""
+
+    def start(self) -> list[SyntheticBatch]:
+        """The discriminators' first steps; then every site's first images."""
+
+    def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
+        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
+        images, by site, if there are any; then the discriminators' steps, and the next images."""
+
+    def finish(self, gradients: Mapping[str, Tensor]) -> None:
+        """The generators' last steps of the round."""
+
+    def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
+        """The discriminators' steps, then one of the generators, with the gradient of a further loss w.r.t. the fake
+        images; `draws` are what `image_gradient` needs besides them."""
+
+    def sample(self, count: int) -> list[SyntheticBatch]:
+        """`count` images of every site."""
+
+    def keep(self) -> None:
+        """Put networks and optimisers into the sites' states."""
+
+
+def stackable(sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites in groups whose GANs can be stacked: all of them, or each one alone. StyleGAN2 is not stacked."""
+    alone, settings = [[site] for site in sites], sites[0].generator
+    if len(sites) < 2 or not isinstance(settings, GAN) or any(private.is_private(s, "generator") for s in sites):
+        return alone
+    shapes = {_shape(site) for site in sites}
+    fits = not settings.separates_classes or classes_take_turns(sites)
+    return [list(sites)] if len(shapes) == 1 and fits else alone
+
+
+def _shape(site: Site) -> tuple:
+    """What must be the same at all sites of a stack: images, rows of a batch, and steps that were taken."""
+    return (tuple(site.data.train.images.shape[1:]), batch_rows(site), steps_taken(site))
+
+
+def batch_rows(site: Site) -> int:
+    """Real images in a batch: all that a small site has, unless batches are balanced, which repeats images."""
+    settings = adversarial_settings(site)
+    balanced = isinstance(settings, GAN) and settings.balance and bool(site.trainer.target.classes)
+    return settings.batch_size if balanced else min(settings.batch_size, len(site.data.train))
+
+
+def classes_take_turns(sites: Sequence[Site]) -> bool:
+    """Whether every batch of every site holds all classes in turns (0, 1, 0, 1, ...), each equally often."""
+    settings, classes = sites[0].generator, len(sites[0].trainer.target.classes)
+    if not isinstance(settings, GAN) or not classes or settings.batch_size % classes:
+        return False
+    complete = all(len(np.unique(site.data.train.labels)) == classes for site in sites)
+    return settings.balance and settings.labels == "real" and complete
+
+
+def by_gans(sites: Sequence[Site]) -> Iterator[tuple[TrainingGANs, list[Site]]]:
+    """The GANs in training that sites have in memory, and the sites of each."""
+    for _, group in itertools.groupby(sites, key=lambda site: id(site.memory["gans"])):
+        found = list(group)
+        yield found[0].memory["gans"], found
+
+
+def steps_taken(site: Site) -> int:
+    return int(site.state[STEPS]) if STEPS in site.state else 0
+
+
+def adversarial_settings(at: Federation | Site) -> AdversarialGenerator:
+    """The study's table [generator], at the coordinator or at a site."""
+    assert isinstance(at.generator, AdversarialGenerator), "the study's checks refuse any other"
+    return at.generator
+
+
+def gan_model(site: Site, *, independent: bool) -> GeneratorModel:
+    """The site's GAN as it is now; in the beginning its weights are the site's own (`independent`), or those that all
+    sites begin with."""
+    seed = seed_of(site.seed, site.name, "first weights") if independent else site.seed
+    return build_generator(site, site.state.group(NETWORKS), seed=seed)
