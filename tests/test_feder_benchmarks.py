@@ -13,9 +13,11 @@ from matplotlib.axes import Axes
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import feder  # noqa: E402
+import feder_figures  # noqa: E402
 import feder_generators  # noqa: E402
 from feder_data import balanced  # noqa: E402
+from feder_options import read_options  # noqa: E402
+from feder_plan import Plan  # noqa: E402
 
 from polyclinic.methods.shared import synthetic_buffer  # noqa: E402
 from polyclinic.study import parse_study  # noqa: E402
@@ -54,7 +56,7 @@ def result(accuracy, stds):
 
 def test_figures_are_means_over_seeds_by_hand():
     runs = [Finished(result(0.8, {"a": 0.02, "b": 0.04})), Finished(result(0.9, {"a": 0.0, "b": 0.02})), Finished(None)]
-    found = feder.figures(runs)
+    found = feder_figures.figures(runs)
     assert found["n"] == 2
     assert found["node performance"]["mean"] == pytest.approx(85.0)
     assert found["node performance"]["std"] == pytest.approx(50**0.5)
@@ -63,7 +65,7 @@ def test_figures_are_means_over_seeds_by_hand():
     assert found["AUC"]["each model at each site"]["mean"] == pytest.approx(90.0)
     assert found["AUC"]["convergence std"] == pytest.approx(2.0)
     assert found["bytes a node sends in a round"] == 125
-    assert feder.figures([Finished(None)]) == {"n": 0}
+    assert feder_figures.figures([Finished(None)]) == {"n": 0}
 
 
 def test_fig_2_has_a_line_a_method_and_leaves_out_what_is_not_finished(tmp_path, monkeypatch):
@@ -71,15 +73,15 @@ def test_fig_2_has_a_line_a_method_and_leaves_out_what_is_not_finished(tmp_path,
     monkeypatch.setattr(Axes, "errorbar", lambda self, x, y, deviation, **more: drawn.append((x, y, deviation)))
     monkeypatch.setattr(Axes, "legend", lambda self: None)
     runs = [Finished(result(accuracy, {"a": 0.0, "b": 0.0})) for accuracy in (0.8, 0.9)]
-    nodes = {"2": {"feder": feder.figures(runs)}, "4": {"feder": {"n": 0}}}
-    feder.draw_scalability(nodes, ["feder"], tmp_path / "fig2.png")
+    nodes = {"2": {"feder": feder_figures.figures(runs)}, "4": {"feder": {"n": 0}}}
+    feder_figures.draw_scalability(nodes, ["feder"], tmp_path / "fig2.png")
     assert drawn == [([2], [pytest.approx(85.0)], [pytest.approx(50**0.5)])]
     assert (tmp_path / "fig2.png").stat().st_size > 0
 
 
 def test_rows_with_another_network_and_without_step(tmp_path):
-    options = feder._options(["--quick", "--out", str(tmp_path)])
-    plan = feder.Plan(options)
+    options = read_options(None, ["--quick", "--out", str(tmp_path)])
+    plan = Plan(options)
     mixed = plan.entry("feder, two networks", 0, 1e-3).study
     assert (mixed.model.backbone, mixed.model.backbones) == ("lenet5", {"site-1": "small-cnn"})
     late = plan.entry("feder, asynchronous", 0, 1e-3).study.method
