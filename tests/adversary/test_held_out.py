@@ -15,6 +15,7 @@ from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.tasks.classification import Classification
 
 
 def images_of(host, split):
@@ -146,3 +147,25 @@ def test_no_bin_and_no_cell_is_about_a_few_images(kit):
     scores = host.spec.trainer.task.finish(parcel.tensors)
     assert set(scores) == {"accuracy", "balanced_accuracy", "loss", "auc"}
     assert verify(kit.folder / "runs" / "run" / "ledger" / "north.jsonl")[-1]["digest"] == parcel.digest
+
+
+def test_an_image_that_stands_out_shows_in_no_bin_and_in_no_loss(kit, monkeypatch):
+    """Weights that score one image far from all others: its bin, and the mean loss, told that it is there."""
+    kit.policy(min_cohort=5, scores="coarse")
+    file = kit.folder / "local" / "site.toml"
+    file.write_text(file.read_text() + "test = 0.5\nvalidation = 0.2\n")
+    told, weights = [], first_weights(kit.host("first"))
+    for margin in (2.0, 30.0, 900.0):
+
+        def observe(self, output, targets, target, margin=margin):
+            """As weights would that know one image, and are wrong about it by this much."""
+            logits = output.detach().double()
+            logits[0] = torch.tensor([0.0, margin]) if int(targets[0]) == 0 else torch.tensor([margin, 0.0])
+            return logits
+
+        monkeypatch.setattr(Classification, "observe", observe)
+        host = kit.host(f"margin{margin:.0f}")
+        told.append(ask(host, "evaluate", 1, weights=weights, split="test").parcels[0].tensors)
+    assert float(told[0]["histograms"].sum()) > 0
+    for name, tensor in told[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in told), name

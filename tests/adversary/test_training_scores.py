@@ -25,3 +25,20 @@ def test_figures_about_a_generator_leave_empty(kit):
     images, figures = ask(host, "give_synthetic", 0).parcels
     assert len(images.tensors["images"])
     assert (figures.kind, figures.tensors) == ("metrics", {})
+
+
+@pytest.mark.parametrize("scores", ["fine", "coarse"])
+def test_a_parcel_that_mixes_splits_leaves_without_what_is_about_training_images(kit, scores):
+    """FELICIA measures how well its synthetic images cover real ones along the axes of the training images."""
+    kit.policy(scores=scores, min_cohort=5)
+    method = {"name": "felicia", "rounds": 1, "steps": 1, "learner_steps": 1, "schedule": "local"}
+    generator = {"name": "gan", "width": 4, "latent": 4, "batch_size": 8}
+    host = kit.host(method=method, generator=generator, data__size=32, tuning={"on": False})
+    ask(host, "train_alone", 1)
+    [figures] = ask(host, "evaluate_utility", 1).parcels
+    networks = ("real", "synthetic", "augmented")
+    assert set(figures.tensors) == {f"{split}_{name}" for split in ("validation", "test") for name in networks}
+    assert figures.metadata == {}
+    told = [float(tensor) for tensor in figures.tensors.values()]
+    rounded = all(abs(5 * one - round(5 * one)) < 1e-9 for one in told)  # in steps of a fifth
+    assert rounded == (scores == "coarse")

@@ -34,6 +34,7 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspensions
 from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
@@ -42,6 +43,7 @@ from polyclinic.runner.folder_lock import ENDS_WITHIN
 from polyclinic.runner.predict import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
 from polyclinic.study import Study, load_run_study, parse_study
+from polyclinic.tasks.task import Task
 
 #: what the coordinator hears of every failure whose reason stays at the site
 FAILED = "the site could not do this; its own people find the reason in failures.log of its kit"
@@ -155,6 +157,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     if site not in names:
         raise BadInput(f"sites.names: the study is not for '{site}', only for {', '.join(names)}")
     policy = policy_of(kit / "local" / "policy.toml")
+    refuse_unbounded_scores(study.task, policy)
     refuse_other_study(kit / "runs" / run, study)
     approvals = Approvals(kit, site)
     approvals.request(run, study, __version__)
@@ -176,6 +179,16 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
         "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
     }
     return SiteHost(replace(assembly.host_spec(), **own))
+
+
+def refuse_unbounded_scores(task: Task, policy: Policy) -> None:
+    """BadInput for a task of a plug-in that does not say how much one image can add to its scores."""
+    says = type(task).coarse is not Task.coarse or type(task).bounds is not Task.bounds
+    if policy.scores == "coarse" and not says:
+        raise BadInput(
+            f"task.name: '{task.name}' has no `bounds` of its scores, without which none leaves coarsely; add them, "
+            "or set scores = 'fine' in policy.toml"
+        )
 
 
 def refuse_other_study(folder: Path, study: Study) -> None:

@@ -19,6 +19,7 @@ from polyclinic.federation.leaving.cohort import (
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.privacy_coverage import PUBLIC
 from polyclinic.federation.site import Site
 from polyclinic.federation.turn import Turn
 
@@ -59,12 +60,21 @@ def coarse_scores(policy: Policy, turn: Turn, splits: tuple[str, ...], parcel: P
     anything else as it is."""
     if parcel.kind != SCORES:
         return parcel
-    if splits == ("train",):
-        return replace(parcel, tensors={})
-    if policy.scores == "fine":
+    if "train" in splits:
+        parcel = held_out_only(parcel, splits)
+    if policy.scores == "fine" or not parcel.tensors:
         return parcel
-    sums = turn.site.trainer.task.coarse(dict(parcel.tensors), max(policy.min_cohort, 1))
-    return replace(parcel, tensors=sums)
+    trainer, least = turn.site.trainer, max(policy.min_cohort, 1)
+    return replace(parcel, tensors=trainer.task.coarse(dict(parcel.tensors), least, trainer.target))
+
+
+def held_out_only(parcel: Parcel, splits: tuple[str, ...]) -> Parcel:
+    """Scores without those of training images. Where an operation scores several splits, a score's name begins with its
+    split, as `test_real` does; one whose name does not counts as one of training images."""
+    known = tuple(f"{split}_" for split in splits if split != "train")
+    tensors = {name: tensor for name, tensor in parcel.tensors.items() if name.startswith(known)}
+    metadata = {name: value for name, value in parcel.metadata.items() if name in PUBLIC}
+    return replace(parcel, tensors=tensors, metadata=metadata)
 
 
 def count_patients(spec: HostSpec, turn: Turn, splits: tuple[str, ...], parcels: Sequence[Parcel]) -> int:

@@ -163,6 +163,7 @@ class Assembly:
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
             graphs=study.engine.graphs,
+            bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
         )
         return Trainer(model, spec)
 

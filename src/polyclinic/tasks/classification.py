@@ -10,12 +10,14 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
-from polyclinic.tasks.coarse import merge_small, significant, to_multiples
+from polyclinic.tasks.coarse import merge_small, round_counts
 from polyclinic.tasks.task import Sums, Target, Task
 
 BINS = 1024
 #: bins that a deployed site puts together before it looks for small counts
 WIDTH = 16
+#: bins at either end, of margins beyond 5, that such a site counts as one with the next
+TAIL = 256
 # Edges of the score histogram: fine around zero, where an untrained network's scores crowd, and ever wider
 # (2 % of the score) up to margins of a thousand, where an overconfident one's lie. More bins would tell more
 # about single images; fewer would blur the AUC, which errs most where all scores crowd far from zero.
@@ -58,18 +60,21 @@ class Classification(Task):
             "count": torch.tensor(len(labels)),
         }
 
-    def coarse(self, sums: Sums, least: int) -> Sums:
-        """Histograms that tell of no fewer than `least` images, and a confusion matrix in steps of half as many."""
+    def coarse(self, sums: Sums, least: int, target: Target) -> Sums:
+        """Histograms and a confusion matrix that tell of no fewer than `least` images. The loss is worked out from the
+        histograms, so that it tells nothing beyond them."""
         if "confusion" not in sums:
-            return super().coarse(sums, least)
+            return super().coarse(sums, least, target)
         rows = sums["histograms"]
-        merged = [merge_small(row, least, WIDTH) for row in rows.reshape(-1, rows.shape[-1])]
-        confusion = to_multiples(sums["confusion"], max(1, least // 2))
-        mean = significant(sums["loss"].double() / sums["count"].clamp(min=1), 2)
+        merged = [merge_small(row, least, WIDTH, TAIL) for row in rows.reshape(-1, rows.shape[-1])]
+        histograms = torch.stack(merged).reshape(rows.shape)
+        loss, seen = loss_in(histograms)
+        confusion = round_counts(sums["confusion"], least) * (seen > 0)
+        mean = loss / seen if seen else 0.0
         return {
             "confusion": confusion,
-            "histograms": torch.stack(merged).reshape(rows.shape),
-            "loss": mean * confusion.sum(),
+            "histograms": histograms,
+            "loss": torch.tensor(mean, dtype=torch.float64) * confusion.sum(),
             "count": confusion.sum(),
         }
 
@@ -104,3 +109,13 @@ def score_histograms(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     own = (labels[:, None] == column).long()
     flat = (column * 2 + own) * BINS + torch.bucketize(margins(logits).contiguous(), EDGES)
     return flat.flatten().bincount(minlength=classes * 2 * BINS).reshape(classes, 2, BINS)
+
+
+def loss_in(histograms: Tensor) -> tuple[float, float]:
+    """The summed loss of the images in histograms [C, 2, K] of their margins, and how many images these have.
+
+    The cross-entropy of an image is log(1 + exp(-margin)) of its own class."""
+    outer = torch.cat([EDGES[:1], EDGES, EDGES[-1:]])
+    middles = (outer[1:] + outer[:-1]) / 2
+    own = histograms[:, 1].double().sum(0)
+    return float((own * F.softplus(-middles)).sum()), float(own.sum())

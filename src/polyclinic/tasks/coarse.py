@@ -1,50 +1,67 @@
-"""Coarse scores: what a deployed site releases of its metrics, so that no number is about a few patients."""
+"""Coarse scores: what a deployed site releases of its metrics, so that no number is about a few patients.
+
+Three rules. The cells of a histogram have fixed edges, cover the whole axis, and hold `least` images or more. Counts
+are 0, or `least` and more, in steps. A mean of numbers that one image can change by no more than `bound / images` is
+rounded to steps of at least that size.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-DIGITS = 3
+
+def round_counts(counts: Tensor, least: int) -> Tensor:
+    """Counts in steps of half of `least`; those below `least` become 0 or `least`, the nearer one. Halves go up."""
+    step = max(1, least // 2)
+    rounded = (counts + step // 2) // step * step
+    small = torch.where(2 * counts >= least, least, 0)
+    return torch.where(counts < least, small, rounded).to(counts.dtype)
 
 
-def significant(value: Tensor, digits: int = DIGITS) -> Tensor:
-    """A number rounded to a few significant digits."""
-    values = [float(f"{one:.{digits}g}") for one in value.double().flatten().tolist()]
-    return torch.tensor(values, dtype=torch.float64).reshape(value.shape).to(value.dtype)
+def round_mean(mean: Tensor, images: int, bound: float) -> Tensor:
+    """A mean over so many images, each of which adds between -bound and bound, cut off there and rounded to a multiple
+    of a step: 1, 2 or 5 times a power of ten, and no smaller than what one image can change."""
+    step = step_above(bound / max(images, 1))
+    return (mean.double().clamp(-bound, bound) / step).round() * step
 
 
-def to_multiples(counts: Tensor, step: int) -> Tensor:
-    """Counts, each rounded to the nearest multiple of `step`; halves go up."""
-    return (counts + step // 2) // step * step
+def step_above(smallest: float) -> float:
+    """The smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is not below `smallest`."""
+    power = 10.0 ** math.floor(math.log10(smallest))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= smallest * (1 - 1e-12))
 
 
-def merge_small(counts: Tensor, least: int, width: int = 1) -> Tensor:
-    """A histogram [K], float64, that tells of nothing smaller than `width` bins with `least` images together.
+def merge_small(counts: Tensor, least: int, width: int = 1, tail: int = 0) -> Tensor:
+    """A histogram [K], float64, whose cells hold `least` images or more each, in counts as `round_counts` has them.
 
-    Bins are taken `width` at a time; neighbours are put together, from the lowest on, until they hold `least`. What is
-    left at the end joins the last group; fewer than `least` in all become none. A group's images are spread evenly over
-    its bins, so that areas under curves come out alike.
+    The first and the last `tail` bins are counted in the bins next to them. The others are taken `width` at a time, and
+    neighbours are put together, from the lowest on, until they hold `least`; what is left at the end joins the last
+    cell. Cells cover the whole axis: whether bins at its ends or between images are empty is not told, so that nobody
+    sees how far from all others an image lies. Fewer than `least` in all become none. The images of a cell are spread
+    evenly over its bins.
     """
-    wide = counts.reshape(-1, width).sum(1).tolist()
+    inner = counts[tail : len(counts) - tail].clone()
+    inner[0] += counts[:tail].sum()
+    inner[-1] += counts[len(counts) - tail :].sum()
     spread = torch.zeros(len(counts), dtype=torch.float64)
-    for first, last, images in _groups(wide, least):
-        spread[first * width : (last + 1) * width] = images / ((last + 1 - first) * width)
+    for first, last, images in _cells(inner.reshape(-1, width).sum(1).tolist(), least):
+        told = float(round_counts(torch.tensor(images), least))
+        spread[tail + first * width : tail + last * width] = told / ((last - first) * width)
     return spread
 
 
-def _groups(counts: list[int], least: int) -> list[tuple[int, int, int]]:
-    """(first bin, last bin, images) of groups of `least` images or more."""
-    groups: list[tuple[int, int, int]] = []
-    first, images, last = -1, 0, -1
-    for place, count in enumerate(counts):
-        if not count:
-            continue
-        first, last, images = (place if first < 0 else first), place, images + count
+def _cells(counts: list[int], least: int) -> list[tuple[int, int, int]]:
+    """(first bin, bin after the last one, images) of cells with `least` images or more, without gaps between them."""
+    cells, first, images = [], 0, 0
+    for place, count in enumerate(counts, 1):
+        images += count
         if images >= least:
-            groups.append((first, last, images))
-            first, images = -1, 0
-    if images and groups:
-        begun, _, before = groups.pop()
-        groups.append((begun, last, before + images))
-    return groups
+            cells.append((first, place, images))
+            first, images = place, 0
+    if not cells:
+        return []
+    begun, _, before = cells.pop()
+    return [*cells, (begun, len(counts), before + images)]

@@ -53,6 +53,19 @@ class Regression(Task):
             "count": torch.tensor(len(labels)),
         }
 
+    def bounds(self, target: Target) -> dict[str, tuple[float, str]]:
+        """Labels and bounded predictions lie in the public range of labels, -1 to 1 after scaling."""
+        _, half = scale(target)
+        worst = CRITERIA[self.criterion](torch.tensor(2.0), torch.tensor(0.0))
+        return {
+            "absolute_error": (2 * half, "count"),
+            "squared_error": ((2 * half) ** 2, "count"),
+            "loss": (float(worst), "count"),
+        }
+
+    def bounded(self, observations: Tensor, target: Target) -> Tensor:
+        return observations.clamp(-1, 1)
+
     def finish(self, sums: Sums) -> dict[str, float]:
         count = int(sums["count"])
         if count == 0:

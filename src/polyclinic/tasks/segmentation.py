@@ -17,6 +17,8 @@ from polyclinic.tasks.task import Sums, Target, Task
 
 #: what `surface_distances` adds up over images
 DISTANCES = ("hausdorff95", "average_surface_distance", "outlined")
+#: an image's loss is cut off here in coarse scores; chance has about 1.2
+LARGEST_LOSS = 3.0
 
 
 @functools.cache
@@ -76,6 +78,14 @@ class Segmentation(Task):
             "count": torch.tensor(count),
         }
         return found | dict(zip(DISTANCES, observations[:, 4:].sum(0), strict=False))
+
+    def bounds(self, target: Target) -> dict[str, tuple[float, str]]:
+        """Distances between outlines have no public bound and do not leave."""
+        return {"dice": (1.0, "cases"), "loss": (LARGEST_LOSS, "count")}
+
+    def bounded(self, observations: Tensor, target: Target) -> Tensor:
+        loss = torch.arange(observations.shape[1]) == 3
+        return torch.where(loss, observations.clamp(max=LARGEST_LOSS), observations)
 
     def finish(self, sums: Sums) -> dict[str, float]:
         if int(sums["count"]) == 0:

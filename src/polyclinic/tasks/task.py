@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.settings import Settings
-from polyclinic.tasks.coarse import significant
+from polyclinic.tasks.coarse import round_counts, round_mean
 
 Sums = dict[str, Tensor]
 
@@ -85,14 +85,32 @@ class Task(Settings):
         """The sums of two sites together."""
         return {name: a[name] + b[name] for name in a}
 
-    def coarse(self, sums: Sums, least: int) -> Sums:
-        """The sums as a deployed site releases them: so rounded that little can be learnt about `least` patients.
+    def bounds(self, target: Target) -> dict[str, tuple[float, str]]:
+        """For every sum that a deployed site may release coarsely: the largest share of one image (or case) in it,
+        which `bounded` keeps to, and the name of the count that its mean is over. Other sums do not leave."""
+        return {}
 
-        Here: means over the images with three significant digits, and counts as they are.
+    def bounded(self, observations: Tensor, target: Target) -> Tensor:
+        """Observations of which no image's share in a sum is larger than `bounds` says."""
+        return observations
+
+    def coarse(self, sums: Sums, least: int, target: Target) -> Sums:
+        """The sums as a deployed site releases them, see `tasks.coarse`: so that nothing is told about `least` patients
+        or fewer. A sum without a bound becomes 0.
+
+        Figures that are no sums over counted images, such as an AUC, are cut off at -1 and 1, and rounded as if `least`
+        images were behind them.
         """
-        count = sums["count"].double().clamp(min=1) if "count" in sums else torch.ones((), dtype=torch.float64)
-        rounded = {name: significant(value.double() / count) * count for name, value in sums.items()}
-        return {name: rounded[name] if value.is_floating_point() else value for name, value in sums.items()}
+        if "count" not in sums:
+            return {name: round_mean(value, least, 1.0) for name, value in sums.items()}
+        known = self.bounds(target)
+        found = {name: round_counts(sum_, least) for name, sum_ in sums.items() if not sum_.is_floating_point()}
+        for name in sums.keys() - found.keys():
+            bound, count = known.get(name, (0.0, "count"))
+            images, told = int(sums[count]), found.get(count, torch.tensor(0))
+            mean = round_mean(sums[name] / max(images, 1), images, bound) if bound else torch.tensor(0.0)
+            found[name] = mean.double() * told
+        return {name: found[name] for name in sums}
 
     @abstractmethod
     def finish(self, sums: Sums) -> dict[str, float]:

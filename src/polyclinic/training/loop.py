@@ -49,6 +49,8 @@ class TrainerSpec:
     privacy: Privacy | None = None
     #: whether passes of a batch on a GPU are replayed as a CUDA graph (`GraphedGradients`)
     graphs: bool = False
+    #: whether no image may have a larger share in a score than `Task.bounds` says, as at a site with coarse scores
+    bounded_scores: bool = False
 
 
 class Trainer:
@@ -68,6 +70,7 @@ class Trainer:
         self.cut = spec.cut
         self.local_names = spec.local_names
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
+        self.bounded_scores = spec.bounded_scores
         self._noted: list[Tensor] | None = None
         self.graphs = spec.graphs and self.device.type == "cuda"
         self._graphed = self._graphed_gradients() if self.graphs else None
@@ -216,7 +219,9 @@ class Trainer:
             observed.append(self.task.observe(output, target, self.target).cpu())
             targets.append(target.cpu())
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
-        return self.task.sums(torch.cat(observed), torch.cat(targets), cases, self.target)
+        found = torch.cat(observed)
+        found = self.task.bounded(found, self.target) if self.bounded_scores else found
+        return self.task.sums(found, torch.cat(targets), cases, self.target)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.precision == "fp32":
