@@ -39,6 +39,7 @@ class InProcess(WorkerPool):
     ) -> None:
         """`stacked`: operations that can work at several sites at once do so, while sites live in this process."""
         self.host, self.stacked = host, stacked
+        host.by_reference = True
         self.most = min(len(sites), max(1, cores() // threads)) if workers == "auto" else min(workers, len(sites))
         self.grows = workers == "auto" and may_grow and self.most > 1
         self._busy_seconds = 0.0
@@ -55,6 +56,10 @@ class InProcess(WorkerPool):
 
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions) if self._pool else self.host.checkpoint()
+
+    def close(self) -> None:
+        self.host.settle()
+        super().close()
 
     def prune(self, positions: dict[str, SitePosition]) -> None:
         self.host.drop_old_versions(positions)

@@ -65,6 +65,8 @@ class Reply:
     parcels: tuple[Parcel, ...]
     #: how far the site's ledger has come, with these parcels
     head: Head | None = None
+    #: instead of that, where a simulated site's lines are still being written: gives the head when they are
+    head_soon: Callable[[], Head | None] | None = None
 
     def __bool__(self) -> Literal[True]:
         return True

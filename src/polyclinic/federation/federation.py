@@ -10,9 +10,10 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +84,22 @@ class FederationSpec:
     keys: KeyRing | None = None
 
 
+class Received(NamedTuple):
+    """A parcel that a site received, as far as counting needs it: its tensors are not kept for that."""
+
+    site: str
+    operation: str
+    content: str
+    size: int
+    #: that of weights: those that a site holds already do not count
+    digest: Future[str] | None
+
+    @classmethod
+    def of(cls, call: Call, parcel: Parcel) -> Received:
+        digest = parcel.digest_soon() if parcel.kind == "weights" else None
+        return cls(call.site, call.operation, parcel.content, parcel.size, digest)
+
+
 class Federation:
     """The coordinator's view of a run. Build one per run; see `polyclinic.run`."""
 
@@ -91,7 +108,8 @@ class Federation:
         self.sites = spec.sites
         self.seed = spec.seed
         self.round = 0
-        self.communication = Communication()
+        self._counts = Communication()
+        self._uncounted: list[Received] = []  # what sites received since it was counted last
         self.coverage = Coverage()
         self.heads = Heads(spec.folder, spec.keys)
         self.failures: list[dict[str, Any]] = []
@@ -201,7 +219,7 @@ class Federation:
             anchor = self.heads.anchor(site)
             calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))
         for call in calls if counted else []:
-            self._count_received(call)
+            self._uncounted += [Received.of(call, parcel) for parcel in call.parcels.values()]
         self.observer.asking(operation, sites)
         failures = []
         with self._one_at_a_time():
@@ -233,19 +251,27 @@ class Federation:
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
         for parcel in answer.parcels:
-            self.communication.count(call.site, SENT, parcel.content, call.operation, len(parcel.encoded))
+            self._counts.count(call.site, SENT, parcel.content, call.operation, parcel.size)
             self.coverage.note(call.site, parcel)
         return answer
 
-    def _count_received(self, call: Call) -> None:
-        """Count what the site receives; weights it received last time need not travel again."""
-        for parcel in call.parcels.values():
-            if parcel.kind == "weights":
-                if self._held.get(call.site) == parcel.digest:
-                    continue
-                self._held[call.site] = parcel.digest
-            size = len(parcel.encoded)
-            self.communication.count(call.site, RECEIVED, parcel.content, call.operation, size)
+    @property
+    def communication(self) -> Communication:
+        """The bytes of all parcels up to now."""
+        for received in self._uncounted:
+            self._count_received(received)
+        self._uncounted.clear()
+        return self._counts
+
+    def _count_received(self, received: Received) -> None:
+        """Count what a site received; weights that it received last time need not travel again."""
+        site = received.site
+        if received.digest:
+            digest = received.digest.result()
+            if self._held.get(site) == digest:
+                return
+            self._held[site] = digest
+        self._counts.count(site, RECEIVED, received.content, received.operation, received.size)
 
     def _note_failures(self, failures: list[Failure]) -> None:
         for failure in failures:
@@ -307,7 +333,7 @@ class Federation:
         if self._resumed is None:
             return False
         self.round = manifest.round
-        self.communication = Communication(manifest.plain["communication"])
+        self._counts = Communication(manifest.plain["communication"])
         self.coverage = Coverage(manifest.plain.get("coverage"))
         self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]

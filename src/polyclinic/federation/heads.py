@@ -7,7 +7,7 @@ each answer, which `polyclinic ledger verify` compares with the site's ledger.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Heads:
         signed by the sites, and are counter-signed."""
         self._folder, self._keys = folder, keys
         self._known: dict[str, Anchor] = {}
+        self._soon: dict[str, Callable[[], Head | None]] = {}  # of simulated sites whose lines are being written
         if keys:
             end_torn_line(folder / RECEIVED_FILE)
 
@@ -38,6 +39,10 @@ class Heads:
 
     def receive(self, call: Call, reply: Reply) -> None:
         """Take the head that came with an answer; ParcelRejected if the ledger is not the one that was known."""
+        if reply.head_soon:
+            self._soon[reply.site] = reply.head_soon
+            return
+        self._settle(reply.site)
         head, known = reply.head, self._known.get(reply.site)
         if head is None:
             if known or (self._keys and reply.parcels):
@@ -59,11 +64,19 @@ class Heads:
 
     def plain(self) -> dict[str, Anchor]:
         """What a checkpoint keeps."""
+        self._settle(*self._soon)
         return dict(self._known)
 
     def summary(self) -> JsonObject:
         """For the result: lines and last digest of each ledger, and the signatures of a deployed run."""
+        self._settle(*self._soon)
         return {site: {name: value for name, value in a._asdict().items() if value} for site, a in self._known.items()}
+
+    def _settle(self, *sites: str) -> None:
+        """Take the heads that were still to come."""
+        for site in sites:
+            if site in self._soon and (head := self._soon.pop(site)()):
+                self._known[site] = self._countersigned(site, head)
 
     def _countersigned(self, site: str, head: Head) -> Anchor:
         if self._keys is None:
@@ -110,4 +123,4 @@ def _line(text: bytes) -> JsonObject | None:
 def _as_received(parcel: Parcel) -> JsonObject:
     """What the coordinator can say of a parcel; of a sealed one, not what is inside."""
     digest = None if parcel.kind == SEALED else parcel.digest
-    return {"kind": parcel.content, "bytes": len(parcel.encoded), "digest": digest}
+    return {"kind": parcel.content, "bytes": parcel.size, "digest": digest}

@@ -40,6 +40,8 @@ class SiteHost:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
         self.sites = OpenSites(spec)
+        #: whether replies go to the coordinator as they are, in this process, and not as bytes
+        self.by_reference = False
 
     def handle(self, call: Call) -> Reply:
         """Run one call. Whatever it raises is the site's failure."""
@@ -168,7 +170,10 @@ class SiteHost:
                 )
             self._refuse_while_stopped()  # as it may have been since the call began
             leaving = self._release(turn, declared, released)
-            return Reply(turn.call.site, leaving, self.sites.ledgers[turn.call.site].head)
+            ledger = self.sites.ledgers[turn.call.site]
+            if ledger.is_settled:
+                return Reply(turn.call.site, leaving, ledger.head)
+            return Reply(turn.call.site, leaving, head_soon=lambda: ledger.head)
 
     def _splits(self, turn: Turn, declared: Operation) -> tuple[str, ...]:
         """The splits of the site's images that the operation's release is computed from."""
@@ -208,6 +213,7 @@ class SiteHost:
             cohort=count_patients(self.spec, turn, self._splits(turn, declared), parcels)
             if policy.min_cohort
             else None,
+            by_reference=self.by_reference,
         )
         if self.spec.archive:
             self.spec.archive.released(site, call, parcels, turn.used, declared.address)
@@ -216,6 +222,10 @@ class SiteHost:
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
         return self.sites.checkpoint()
+
+    def settle(self) -> None:
+        """Write the lines of all ledgers that wait for digests."""
+        self.sites.settle()
 
     def save(self, name: str) -> SitePosition:
         """Write a site's state to disk if it has changed; where the site stands now."""

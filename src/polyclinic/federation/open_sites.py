@@ -68,6 +68,11 @@ class OpenSites:
         self._save(self._sites[name])
         return self._positions[name]
 
+    def settle(self) -> None:
+        """Write the lines of all ledgers that wait for digests."""
+        for ledger in self.ledgers.values():
+            ledger.settle()
+
     def resident(self) -> list[Site]:
         """The sites in memory now."""
         return list(self._sites.values())

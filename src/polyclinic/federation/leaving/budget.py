@@ -124,8 +124,9 @@ class Budget:
         with the anchors of their ledgers; `price(record)` is the epsilon that the site counts for a record."""
         self._policy, self._ledger, self._runs, self._anchors = policy, ledger, runs, anchors
         self._price_of = price or Price()
-        self._limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
-        self._here = self._spent(ledger) if self._limited else Spent()
+        #: whether there is a limit at all
+        self.is_limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
+        self._here = self._spent(ledger) if self.is_limited else Spent()
         self._known: dict[Path, tuple[tuple[int, int], Spent]] = {}  # other runs' ledgers, by size and time
 
     @contextlib.contextmanager
@@ -139,11 +140,11 @@ class Budget:
 
     def check(self, parcels: Sequence[Parcel]) -> None:
         """OverBudget unless these parcels, none of which has left before, may leave together."""
-        if not self._limited or not parcels:
+        if not self.is_limited or not parcels:
             return
         policy, after = self._policy, copy.copy(self._here)
         for parcel in parcels:
-            after.add(parcel.kind, len(parcel.encoded), parcel.privacy, self._price(parcel.privacy))
+            after.add(parcel.kind, parcel.size, parcel.privacy, self._price(parcel.privacy))
         others = self._other_runs()
         if policy.max_bytes is not None and after.bytes + sum(run.bytes for run in others) > policy.max_bytes:
             raise OverBytes(policy.max_bytes)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
+from polyclinic.federation.leaving.background import PAYS_FROM
 from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, OverBytes, size_tells_something
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
@@ -65,10 +66,12 @@ class Gate:
         simulation_only: bool = False,
         seal: Callable[[Parcel], Parcel] | None = None,
         cohort: int | None = None,
+        by_reference: bool = False,
     ) -> tuple[Parcel, ...]:
         """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave.
 
-        `cohort`: patients behind what is released, where that is known.
+        `cohort`: patients behind what is released, where that is known. `by_reference`: the parcels stay in this
+        process, so that the lines of large ones may wait for digests that are computed beside other work.
 
         With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
         the box is another one each time it is made, and would tell nobody what left.
@@ -83,6 +86,10 @@ class Gate:
             except GateRefused as refusal:
                 kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
                 raise type(refusal)(f"{kept}: {refusal}") from None
+        if by_reference and not seal and self._may_write_soon(parcels):
+            for parcel in parcels:
+                self._write_down_soon(parcel, round, operation, to)
+            return tuple(parcels)
         leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
         with self.budget.locked():  # no other run of this site may spend between the check and the charge
             try:
@@ -95,7 +102,7 @@ class Gate:
                 refused = GateRefusedData if tells and isinstance(refusal, OverBytes) else GateRefused
                 raise refused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
             for parcel, sent in zip(parcels, leaving, strict=True):
-                self._write_down(parcel, len(sent.encoded), round, operation, to)
+                self._write_down(parcel, sent.size, round, operation, to)
             self.ledger.commit()
         return leaving
 
@@ -129,6 +136,23 @@ class Gate:
             to=to,
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
             salted=self.policy.deployed and to != COORDINATOR,
+        )
+
+    def _may_write_soon(self, parcels: Sequence[Parcel]) -> bool:
+        """Whether lines may wait for digests: those of large parcels of a simulated site, which has no budget."""
+        large = any(parcel.tensor_bytes >= PAYS_FROM for parcel in parcels)
+        return large and not self.policy.deployed and not self.budget.is_limited
+
+    def _write_down_soon(self, parcel: Parcel, round: int, operation: str, to: str) -> None:
+        """Write the line of a parcel that does not leave this process, when its digest is there."""
+        self.ledger.append_soon(
+            parcel.digest_soon(),
+            round=round,
+            operation=operation,
+            kind=parcel.kind,
+            bytes=parcel.size,
+            to=to,
+            privacy=None if parcel.privacy is None else dict(parcel.privacy),
         )
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
@@ -185,6 +209,6 @@ def _floats(value: Any) -> Iterator[float]:
 def check_encodes(parcel: Parcel) -> None:
     """GateRefused if the parcel has no encoding: metadata that is not plain JSON, say."""
     try:
-        _ = parcel.encoded
+        _ = parcel.size
     except (TypeError, ValueError, SafetensorError) as error:
         raise GateRefused(f"it cannot be encoded: {error}") from error

@@ -15,8 +15,9 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -50,21 +51,25 @@ class Ledger:
         self._signature: str = lines[-1].get("signature", "") if lines else ""
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
         self._on_record: Counter[tuple] = Counter()
+        self._due: list[tuple[Future[str], JsonObject]] = []  # lines of parcels whose digests are being computed
         if anchor:
             anchor.check(path, self._digests)
 
     @property
     def position(self) -> Position:
+        self.settle()
         return self._position
 
     @property
     def head(self) -> Head | None:
         """How far the ledger has come, for others to keep; None while it is empty."""
+        self.settle()
         return Head(*self._position, self._signature) if self._position.lines else None
 
     @property
     def confirmed(self) -> int:
         """Number of lines, without those of an interrupted attempt that have not been repeated yet."""
+        self.settle()
         return self._position.lines - self._on_record.total()
 
     def expect_repeats_after(self, lines: int) -> None:
@@ -73,6 +78,7 @@ class Ledger:
         `lines` is how many a checkpoint has seen; LedgerBroken if some of those are gone, which the chain of
         what is left could not show.
         """
+        self.settle()
         if lines > self._position.lines:
             raise LedgerBroken(f"{self.path}: holds {self._position.lines} lines, its last checkpoint has seen {lines}")
         if lines < self._position.lines:
@@ -80,6 +86,7 @@ class Ledger:
 
     def has(self, round: int, operation: str, kind: str, digest: str, to: str) -> bool:
         """Whether a release repeats one on record, made by an interrupted attempt."""
+        self.settle()
         return self._on_record[round, operation, kind, digest, to] > 0
 
     def may_repeat(self, round: int, operation: str) -> bool:
@@ -103,16 +110,38 @@ class Ledger:
         `salted`: what left is a secret of site and receiver. The coordinator gets the ledger's head, by which it could
         else confirm a guess of the content.
         """
+        self.settle()
+        about = {"round": round, "operation": operation, "kind": kind, "bytes": bytes, "to": to, "privacy": privacy}
+        self._append(digest, about, salted)
+
+    def append_soon(self, digest: Future[str], **about: Any) -> None:
+        """Write down a release of a simulated site when its digest is computed; see `append`. Whatever is asked of
+        the ledger comes after that."""
+        self._due.append((digest, about))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all lines are written."""
+        return not self._due
+
+    def settle(self) -> None:
+        """Write the lines that wait for digests."""
+        while self._due:
+            digest, about = self._due[0]
+            self._append(digest.result(), about)
+            del self._due[0]
+
+    def _append(self, digest: str, about: JsonObject, salted: bool = False) -> None:
         line: JsonObject = {
             "index": self._position.lines,
             "previous": self._position.digest,
-            "round": round,
-            "operation": operation,
-            "kind": kind,
-            "bytes": bytes,
+            "round": about["round"],
+            "operation": about["operation"],
+            "kind": about["kind"],
+            "bytes": about["bytes"],
             "digest": digest,
-            "to": to,
-            "privacy": privacy,
+            "to": about["to"],
+            "privacy": about["privacy"],
         }
         if self._on_record[_identity(line)] > 0:
             self._on_record[_identity(line)] -= 1

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,7 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from polyclinic.federation.leaving import image_codec
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.leaving import image_codec, layout
+from polyclinic.federation.leaving.background import BACKGROUND, PAYS_FROM
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.files import contiguous_cpu_copies, decode_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
@@ -125,19 +128,72 @@ class Parcel:
     @cached_property
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
-        header: JsonObject = {"kind": self.kind, "metadata": dict(self.metadata)}
-        if self.privacy is not None:
-            header["privacy"] = dict(self.privacy)
-        packed = {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
-        if packed:
-            header["compressed"] = {name: list(images.shape) for name, images in packed.items()}
-        text = json.dumps(header, sort_keys=True, allow_nan=False)
-        travelling = {**self.tensors, **{name: image_codec.pack(images) for name, images in packed.items()}}
-        return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: text})
+        travelling = {**self.tensors, **{name: image_codec.pack(images) for name, images in self._packed.items()}}
+        return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: self._description})
+
+    @cached_property
+    def size(self) -> int:
+        """The length of `encoded`, which is not made for it where that can be avoided."""
+        return len(self.encoded) if self._is_encoded else len(self._header) + self.tensor_bytes
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self.encoded).hexdigest()
+        """SHA-256 of `encoded`, which is not made for it where that can be avoided."""
+        return self._future.result() if "_future" in vars(self) else self._digest_now()
+
+    def digest_soon(self) -> Future[str]:
+        """The digest; that of a large parcel is computed beside other work. Nobody may change the tensors meanwhile."""
+        return self._future
+
+    @cached_property
+    def _future(self) -> Future[str]:
+        tensors = list(self.tensors.values())
+        if "digest" in vars(self) or self.tensor_bytes < PAYS_FROM:
+            future: Future[str] = Future()
+            future.set_result(self.digest)
+            return future
+        versions = [tensor._version for tensor in tensors]
+        return BACKGROUND.submit(lambda: self._digest_unchanged(versions), tensors)
+
+    def _digest_unchanged(self, versions: list[int]) -> str:
+        """The digest; WorkFailed if a tensor was changed in place meanwhile, which would make it another parcel."""
+        found = self._digest_now()
+        for (name, tensor), version in zip(self.tensors.items(), versions, strict=True):
+            if tensor._version != version:
+                raise WorkFailed(
+                    f"tensor '{name}' of a parcel of kind '{self.kind}' was changed after the site released it; "
+                    "the method must copy a tensor before it changes it in place"
+                )
+        return found
+
+    def _digest_now(self) -> str:
+        if self._is_encoded:
+            return hashlib.sha256(self.encoded).hexdigest()
+        return layout.digest(self._header, layout.in_order(self.tensors))
+
+    @property
+    def _is_encoded(self) -> bool:
+        """Whether size and digest are taken of the bytes themselves: they are there, or only they will do."""
+        return "encoded" in vars(self) or bool(self._packed) or not layout.is_known(self.tensors)
+
+    @cached_property
+    def _header(self) -> bytes:
+        return layout.header(layout.in_order(self.tensors), {_METADATA_KEY: self._description})
+
+    @cached_property
+    def _description(self) -> str:
+        """Kind and metadata as JSON."""
+        header: JsonObject = {"kind": self.kind, "metadata": dict(self.metadata)}
+        if self.privacy is not None:
+            header["privacy"] = dict(self.privacy)
+        if self._packed:
+            header["compressed"] = {name: list(images.shape) for name, images in self._packed.items()}
+        return json.dumps(header, sort_keys=True, allow_nan=False)
+
+    @cached_property
+    def _packed(self) -> dict[str, Tensor]:
+        """The images that travel compressed."""
+        return {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
 
 
 def decode(data: bytes, expected: Expected | None = None) -> Parcel:

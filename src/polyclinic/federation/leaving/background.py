@@ -1,0 +1,68 @@
+"""A thread beside training: digests of large parcels and lines of ledgers, one after the other, in simulations.
+
+A parcel that one simulated site hands over in its process is a reference to tensors; nobody waits for its bytes. What
+reads a digest or a ledger waits for the thread, so nothing can be read before it is complete. A deployed site does not
+use it: there the line is on disk before a byte leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+#: parcels of fewer bytes are digested at once: handing over to a thread takes as long
+PAYS_FROM = 2**20
+#: bytes of parcels that may wait for the thread; whoever adds more waits
+MOST_WAITING = 2**29
+
+
+class Background:
+    """One thread, which does what it is given in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Future, int]] = deque()
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="polyclinic-digests")
+
+    def submit(self, work: Callable[[], T], tensors: list[Tensor]) -> Future[T]:
+        """Have `work` done after all that was submitted before; it sees these tensors as they are now."""
+        size = sum(tensor.nbytes for tensor in tensors)
+        while self._waiting and (self._waiting[0][0].done() or self._bytes + size > MOST_WAITING):
+            self._waiting.popleft()[0].exception()
+        future = self._thread.submit(_on_own_stream, work, tensors, _ready(tensors))
+        self._waiting.append((future, size))
+        return future
+
+    @property
+    def _bytes(self) -> int:
+        return sum(size for _, size in self._waiting)
+
+
+#: the one of this process
+BACKGROUND = Background()
+
+
+def _ready(tensors: list[Tensor]) -> torch.cuda.Event | None:
+    """When the GPU will have computed the tensors; None where all lie on the CPU."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    return torch.cuda.current_stream(devices.pop()).record_event() if devices else None
+
+
+def _on_own_stream(work: Callable[[], T], tensors: list[Tensor], ready: torch.cuda.Event | None) -> T:
+    """Do the work; on a GPU beside the training's stream, as soon as the tensors are computed."""
+    if ready is None:
+        return work()
+    device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+    with torch.cuda.stream(torch.cuda.Stream(device)) as _:
+        torch.cuda.current_stream(device).wait_event(ready)
+        return work()
