@@ -118,7 +118,7 @@ def recovery(
     may be drawn, where some are another site's.
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
-    errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted(augmentation))])
+    errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted({"flip", "turn"} & set(augmentation)))])
     rows, index = _pair_in_order(found) if in_order else _pair_by_error(errors)
     truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
     found = found[rows]

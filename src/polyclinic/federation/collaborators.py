@@ -50,6 +50,7 @@ class TrainerLike(Protocol):
     privacy: Privacy | None
     cut: str | None
     graphs: bool
+    metric: str | None
     local_names: frozenset[str]
     initial_local: dict[str, Tensor]
 
@@ -72,6 +73,8 @@ class TrainerLike(Protocol):
         class_weights: Tensor | None = None,
         correct: Callable[[nn.Module], None] | None = None,
         model: nn.Module | None = None,
+        mixing: torch.Generator | None = None,
+        objective: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> float: ...
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor: ...
     def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor: ...

@@ -75,6 +75,9 @@ class FederationSpec:
     faults: Faults = Faults()
     #: rounds between checkpoints; 0 for none
     checkpoint_every: int = 1
+    #: the share of the sites that take part in a round, and the rounds without a better score after which a run stops
+    fraction: float = 1.0
+    patience: int | None = None
     #: the networks of sites that have another one, by site
     backbones: Mapping[str, str] = field(default_factory=dict)
     #: the study's tables [generator] and [replay]
@@ -124,6 +127,9 @@ class Federation:
         self._expected = spec.expected
         self._faults = spec.faults
         self._every = spec.checkpoint_every
+        self._fraction, self._patience = spec.fraction, spec.patience
+        #: the sites that take part in this round; all of them before the first and after the last
+        self.chosen = spec.sites
         self._keyed: list[str] = []  # sites that know the others' public keys, and are known
         self._held: dict[str, str] = {}  # digest of the weights each site received last
         self._out: set[str] = set()  # sites that failed in this round
@@ -155,7 +161,7 @@ class Federation:
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
         **payload: Any,
     ) -> list[Reply]:
-        """Ask all sites (or those named) at the same time; the replies of those that answered, in order.
+        """Ask the sites of this round (or those named) at the same time; the replies of those that answered, in order.
 
         `by_site` has what only one site gets, by its name: `by_site={"north": {"gradients": ...}}`. `counted` is false
         only where a simulator hands sites what could not reach them in reality.
@@ -176,7 +182,7 @@ class Federation:
         The sites work while their replies are taken, and only then; take them all before you ask again. WorkFailed
         comes after the last reply: before that, nobody knows how many sites are left.
         """
-        asked = [site for site in (self.sites if sites is None else sites) if site not in self._out]
+        asked = [site for site in (self.chosen if sites is None else sites) if site not in self._out]
         answers = self._answers(asked, operation, payload, COORDINATOR, counted, by_site)
         return (answer for answer in answers if isinstance(answer, Reply))
 
@@ -279,13 +285,13 @@ class Federation:
             self.failures.append({"round": self.round, **vars(failure)})
             self.observer.failed(failure)
         # a share just above a whole number is rounding: 0.07 * 100 is 7.000000000000001
-        needed = max(1, math.ceil(self._faults.quorum * len(self.sites) - 1e-9))
-        left = len(self.sites) - len(self._out)
+        needed = max(1, math.ceil(self._faults.quorum * len(self.chosen) - 1e-9))
+        left = len(set(self.chosen) - self._out)
         if failures and (self._faults.on_failure == "stop" or left < needed):
             last = failures[-1]
             raise WorkFailed(
                 f"site '{last.site}' failed in round {self.round} ({last.operation}): {last.reason}; "
-                f"{left} of {len(self.sites)} sites are left and {needed} are needed "
+                f"{left} of {len(self.chosen)} sites are left and {needed} are needed "
                 f"(engine.on_failure = '{self._faults.on_failure}', engine.quorum = {self._faults.quorum})"
             )
 
@@ -313,17 +319,32 @@ class Federation:
         return self._once[name]
 
     def rounds(self, count: int, state: State) -> Iterator[int]:
-        """Rounds 1 to `count`, from where a resumed run stands; a checkpoint after each."""
+        """Rounds 1 to `count`, from where a resumed run stands; a checkpoint after each.
+
+        Fewer where the method's patience is at an end. In each round `chosen` are the sites that take part.
+        """
         assert state is self._state, "pass the state that federation.state() returned"
         for number in range(self.round + 1, count + 1):
+            if self._patience is not None and self.observer.rounds_without_progress(self) >= self._patience:
+                break
             self.round = number
             self._out = set()
+            self.chosen = self._draw_sites()
             started = time.perf_counter()
             yield number
             self.observer.round_done(self, count, time.perf_counter() - started)
             if self._every and (number % self._every == 0 or number == count):
                 self.save()
-        self._out = set()  # what follows the rounds concerns all sites again, in a resumed run as in any
+        # what follows the rounds concerns all sites again, in a resumed run as in any
+        self._out, self.chosen = set(), self.sites
+
+    def _draw_sites(self) -> tuple[str, ...]:
+        """The sites of this round (McMahan et al. 2017: a random share C of them, at least one), in their order."""
+        count = max(1, round(self._fraction * len(self.sites)))
+        if count == len(self.sites):
+            return self.sites
+        drawn = torch.randperm(len(self.sites), generator=self.rng("sites"))[:count]
+        return tuple(self.sites[place] for place in sorted(drawn.tolist()))
 
     def resume(self) -> bool:
         """Go back to the last checkpoint, if there is one; the sites too."""

@@ -32,6 +32,10 @@ class Observer:
     def evaluate(self, federation: Federation, weights: Mapping[str, Tensor] | None) -> None:
         """A method has a model that may be scored in this round; without weights, each site has its own."""
 
+    def rounds_without_progress(self, federation: Federation) -> int:
+        """Rounds since the best validation score; 0 where nothing was scored."""
+        return 0
+
     def handed_over(self, federation: Federation, site: str, weights: Mapping[str, Tensor]) -> None:
         """A site has finished its turn with these weights."""
 

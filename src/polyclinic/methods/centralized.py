@@ -31,7 +31,7 @@ class Centralized(Method):
     local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=())
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=(), samples_sites=False)
 
     def privacy_obstacle(self) -> str | None:
         return (
@@ -57,6 +57,7 @@ class Centralized(Method):
                 trainer.batches(images, federation.rng("batches")),
                 self.steps or (self.local_epochs or 1) * trainer.steps_in(images),
                 optimizer,
+                mixing=federation.rng("mixup"),
             )
             optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = trainer.weights()

@@ -35,7 +35,7 @@ class CyclicWeightTransfer(LocalWork, Method):
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            for site in federation.sites:
+            for site in federation.chosen:
                 reply = federation.ask(site, "train", weights=state.weights)
                 if reply:
                     state.weights = reply.weights

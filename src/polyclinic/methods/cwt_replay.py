@@ -39,7 +39,7 @@ class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
         # rounds t > 1: each site trains the classifier, and hands it on
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            for site in federation.sites:
+            for site in federation.chosen:
                 reply = federation.ask(site, "train", weights=state.weights)
                 if reply:
                     state.weights = reply.weights

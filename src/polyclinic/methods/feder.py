@@ -194,7 +194,7 @@ class FedER(LocalWork, PeerMethod):
         steps = self.steps_at(site)
         model = trainer.load(local_training.assemble(site, {}))
         optimizer = optimizer_state.start_optimizer(site, model)
-        trainer.train(self.batches(site, own, buffer), steps, optimizer)
+        trainer.train(self.batches(site, own, buffer), steps, optimizer, mixing=site.rng("mixup"))
         optimizer_state.keep_optimizer(site, optimizer)
         site.state.put("local", trainer.weights())
         each = min(trainer.optimizer.batch_size, len(own))

@@ -38,7 +38,13 @@ class FedReplay(Method):
     latents: Literal["fp32", "fp16", "int8"] = Field("fp32", description="how latents travel")
 
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=("encoder", "primary"), needs_cut=True)
+    traits: ClassVar[Traits] = Traits(
+        batch_norm="average",
+        private_networks=("encoder", "primary"),
+        needs_cut=True,
+        takes_mixup=False,
+        samples_sites=False,
+    )
 
     def run(self, federation: Federation) -> Weights:
         trainer = federation.trainer

@@ -28,7 +28,7 @@ class FedSGD(Method):
     )
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
-    traits: ClassVar[Traits] = Traits(batch_norm="average")
+    traits: ClassVar[Traits] = Traits(batch_norm="average", takes_mixup=False)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

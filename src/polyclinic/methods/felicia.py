@@ -60,7 +60,11 @@ class Felicia(FeliciaSettings):
     name: Literal["felicia"] = "felicia"
     summary: ClassVar[str] = "sites' GANs, joined by a central discriminator that sees synthetic images only"
     traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"), private_networks=("generator",), tunes_generator=False
+        tasks=("classification", "regression"),
+        private_networks=("generator",),
+        tunes_generator=False,
+        takes_mixup=False,
+        samples_sites=False,
     )
 
     # --- the coordinator --------------------------------------------------------------------------

@@ -28,7 +28,12 @@ class SplitNN(LocalWork, Method):
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
     traits: ClassVar[Traits] = Traits(
-        serial=True, batch_norm="average", private_networks=(), takes_replay=True, needs_cut=True
+        serial=True,
+        batch_norm="average",
+        private_networks=(),
+        takes_replay=True,
+        needs_cut=True,
+        takes_mixup=False,
     )
 
     def privacy_obstacle(self) -> str | None:
@@ -40,7 +45,7 @@ class SplitNN(LocalWork, Method):
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            for site in federation.sites:
+            for site in federation.chosen:
                 trained = self.turn(federation, site, state)
                 if trained:
                     state.weights = trained

@@ -58,8 +58,9 @@ class Standalone(LocalWork, Method):
         if not sums:  # no validation images: the last round is as good a choice as any
             site.state.put("best", site.state.group("local"))
             return
-        score = task.finish(sums)[task.metric]
-        score = score if task.better == "higher" else -score
-        if "best_score" not in site.state or score > float(site.state["best_score"]):
-            site.state["best_score"] = torch.tensor(score, dtype=torch.float64)
+        rank = task.rank(task.finish(sums), site.trainer.metric)
+        if rank is None:
+            return
+        if "best_score" not in site.state or rank > tuple(site.state["best_score"].flatten().tolist()):
+            site.state["best_score"] = torch.tensor(rank, dtype=torch.float64)
             site.state.put("best", site.state.group("local"))

@@ -75,9 +75,14 @@ class Assembly:
         return {site: name for site, name in model.backbones.items() if name != model.backbone}
 
     @cached_property
+    def optimizer(self) -> Optimizer:
+        """The study's table [optimizer], for a run of its rounds."""
+        return self.study.optimizer.over(self.study.method.rounds)
+
+    @cached_property
     def optimizers(self) -> dict[str, Optimizer]:
         """The settings of sites whose batch size is another one than `optimizer.batch_size`."""
-        optimizer = self.study.optimizer
+        optimizer = self.optimizer
         found = {site: optimizer.at_site(site) for site in optimizer.batch_sizes}
         return {site: own for site, own in found.items() if own is not optimizer}
 
@@ -155,7 +160,7 @@ class Assembly:
         spec = TrainerSpec(
             task=study.task,
             target=self.target,
-            optimizer=study.optimizer,
+            optimizer=self.optimizer,
             cut=study.cut,
             local_names=study.method.local_names(model, study.model.batch_norm),
             initial=self._initial if backbone is None else self._initial_of(backbone),
@@ -164,6 +169,7 @@ class Assembly:
             privacy=study.privacy,
             graphs=study.engine.graphs,
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
+            metric=study.evaluation.metric,
         )
         return Trainer(model, spec)
 
@@ -189,6 +195,8 @@ class Assembly:
             trainer=trainer,
             faults=Faults(study.engine.on_failure, study.engine.quorum),
             checkpoint_every=study.engine.checkpoint_every,
+            fraction=study.method.fraction,
+            patience=study.method.patience,
             backbones=self.backbones,
             generator=study.generator,
             replay_settings=study.replay,

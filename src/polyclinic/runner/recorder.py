@@ -19,6 +19,8 @@ from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
+NOTHING = (-math.inf, -math.inf)  #: the rank of a model before anything was scored
+
 
 class Display:
     """Shows a run's progress; this one shows nothing. Override what you want to show."""
@@ -43,7 +45,9 @@ class Recorder(Observer):
         self.display = display
         self.best_weights: dict[str, Tensor] | None = None
         self.best_round = 0
-        self.best_score = -math.inf
+        self.leading_round = 0  # the round of the best validation score, whichever is released
+        self.scored_round = 0  # the last round that was scored
+        self.best_rank = NOTHING
         self._validation: JsonObject | None = None
         self._failures: dict[str, str] = {}
         self._seconds = 0.0
@@ -65,20 +69,24 @@ class Recorder(Observer):
         every, last = self.study.evaluation.every, federation.round == self.study.method.rounds
         if not every or (federation.round % every and not last):
             return
-        replies = federation.ask_all("evaluate", weights=weights, split="validation")
+        replies = federation.ask_all("evaluate", sites=federation.sites, weights=weights, split="validation")
         self._validation = score(self.study.task, replies)
-        value = (self._validation or {}).get("pooled", {}).get(self.study.task.metric)
-        if value is not None and self.study.evaluation.select == "best":
-            self._keep_if_best(federation, weights, value)
+        pooled = (self._validation or {}).get("pooled", {})
+        rank = self.study.task.rank(pooled, self.study.evaluation.metric)
+        self.scored_round = federation.round
+        if rank is not None and rank > self.best_rank:
+            self.best_rank, self.leading_round = rank, federation.round
+            if self.study.evaluation.select == "best":
+                self._keep(federation, weights)
 
-    def _keep_if_best(self, federation: Federation, weights: Weights | None, value: float) -> None:
-        signed = value if self.study.task.better == "higher" else -value
-        if signed <= self.best_score:
-            return
-        self.best_score, self.best_round = signed, federation.round
+    def _keep(self, federation: Federation, weights: Weights | None) -> None:
+        self.best_round = federation.round
         self.best_weights = dict(weights) if weights else None
         if self.has_local:
-            federation.ask_all("remember")
+            federation.ask_all("remember", sites=federation.sites)
+
+    def rounds_without_progress(self, federation: Federation) -> int:
+        return self.scored_round - self.leading_round if self.leading_round else 0
 
     def handed_over(self, federation: Federation, site: str, weights: Weights) -> None:
         """Keep the model as a site hands it over, in `handovers/round-<r>/<turn>-<site>.safetensors`."""
@@ -112,12 +120,17 @@ class Recorder(Observer):
 
     def memory(self) -> JsonObject:
         """What a checkpoint must keep, but for the best weights."""
-        best = self.best_score if math.isfinite(self.best_score) else None
-        return {"best_round": self.best_round, "best_score": best, "seconds": self._seconds}
+        score, minus_loss = self.best_rank if self.leading_round else (None, None)
+        best = {"best_round": self.best_round, "best_score": score, "best_minus_loss": minus_loss}
+        rounds = {"leading_round": self.leading_round, "scored_round": self.scored_round}
+        return {**best, **rounds, "seconds": self._seconds}
 
     def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
         self.best_round = memory["best_round"]
-        self.best_score = -math.inf if memory["best_score"] is None else memory["best_score"]
+        self.leading_round = memory.get("leading_round", self.best_round)
+        self.scored_round = memory.get("scored_round", self.leading_round)
+        if memory["best_score"] is not None:
+            self.best_rank = (memory["best_score"], memory.get("best_minus_loss") or 0.0)
         self._seconds = memory["seconds"]
         self.best_weights = best
 

@@ -18,6 +18,7 @@ from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.randomness import torch_rng
 from polyclinic.registry import reason
+from polyclinic.settings import no_such_choice
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
@@ -74,6 +75,39 @@ def check_model(study: Study) -> None:
         raise BadInput(
             f"method.name: {method.name} keeps batch-norm layers at the sites, and {model.backbone} with "
             f"model.norm = '{model.norm}' has none; choose a backbone with batch norm"
+        )
+
+
+def check_training(study: Study) -> None:
+    """BadInput if images, rounds or scores cannot be treated as the study wants."""
+    method, optimizer, evaluation, task = study.method, study.optimizer, study.evaluation, study.task
+    if "mixup" in optimizer.augment and not method.traits.takes_mixup:
+        raise BadInput(f"optimizer.augment: '{method.name}' cannot mix images; take 'mixup' out")
+    if optimizer.balanced_batches and task.like != "classification":
+        raise BadInput(f"optimizer.balanced_batches: {task.like} has no classes to draw; set it to false")
+    metrics = [task.metric, *(name for name in task.more_metrics if name != task.metric)]
+    if evaluation.metric is not None and evaluation.metric not in metrics:
+        raise BadInput(f"evaluation.metric: {no_such_choice(evaluation.metric, metrics)}")
+    if method.fraction < 1 and not method.traits.samples_sites:
+        raise BadInput(f"method.fraction: '{method.name}' needs all sites in every round; set method.fraction = 1")
+    if method.patience is not None and evaluation.every == 0:
+        raise BadInput(
+            "method.patience: nothing is scored on validation images; set evaluation.every = 1, or take "
+            "method.patience out"
+        )
+
+
+def _check_private_batches(study: Study) -> None:
+    """BadInput if one image would change what others contribute to a private step."""
+    if "mixup" in study.optimizer.augment:
+        raise BadInput(
+            "optimizer.augment: 'mixup' puts two images into one, so that no gradient belongs to one image; take "
+            "'mixup' out under differential privacy"
+        )
+    if study.optimizer.balanced_batches:
+        raise BadInput(
+            "optimizer.balanced_batches: how often an image is drawn would depend on the labels of others; set it to "
+            "false under differential privacy"
         )
 
 
@@ -162,6 +196,7 @@ def check_privacy(study: Study) -> None:
     )
     check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
+        _check_private_batches(study)
         _try_private(study)
 
 

@@ -38,6 +38,7 @@ from polyclinic.study.checks import (
     check_replay,
     check_sites,
     check_task,
+    check_training,
     check_tuning,
 )
 from polyclinic.study.plugged import check_attacks, check_kinds
@@ -78,6 +79,11 @@ class Evaluation(Settings):
     select: Literal["best", "last"] = Field(
         "best",
         description="release the model of the round with the best validation score, or of the last round",
+    )
+    metric: str | None = Field(
+        None,
+        description="the validation metric that chooses the released round: accuracy, balanced_accuracy, auc, mae, "
+        "rmse, dice or loss, as the task has it; the task's own if not given. Equal scores: the lower loss",
     )
     final: Literal["test", "validation", "none"] = Field(
         "test",
@@ -198,6 +204,7 @@ class Study(Settings):
     def _fits_together(self) -> Study:
         check_task(self)
         check_model(self)
+        check_training(self)
         check_replay(self)
         check_tuning(self)
         check_generator(self)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,10 +30,18 @@ class Classification(Task):
     """One of several classes per image. Output: logits [B, C]; targets: int64 [B]."""
 
     name: Literal["classification"] = "classification"
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of a label that the loss of training spreads evenly over all classes"
+    )
 
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "classification"
     metric: ClassVar[str] = "accuracy"
     better: ClassVar[Literal["higher", "lower"]] = "higher"
+    more_metrics: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {
+        "balanced_accuracy": "higher",
+        "auc": "higher",
+        "loss": "lower",
+    }
 
     def outputs(self, target: Target) -> int:
         if len(target.classes) < 2:
@@ -43,7 +53,11 @@ class Classification(Task):
         return labels.long()
 
     def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
-        return F.cross_entropy(output, targets, reduction="none")
+        return F.cross_entropy(output, targets, reduction="none", label_smoothing=self.label_smoothing)
+
+    def mixable(self, targets: Tensor, target: Target) -> Tensor:
+        """Shares of the classes, float32 [B, C]."""
+        return F.one_hot(targets, len(target.classes)).float()
 
     def observe(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
         """The logits, [B, C]."""
@@ -56,7 +70,7 @@ class Classification(Task):
         return {
             "confusion": pairs.bincount(minlength=classes * classes).reshape(classes, classes),
             "histograms": score_histograms(observations, labels, classes),
-            "loss": self.losses(observations, labels, target).sum(),
+            "loss": F.cross_entropy(observations, labels, reduction="none").sum(),  # without smoothing
             "count": torch.tensor(len(labels)),
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -27,6 +27,7 @@ class Regression(Task):
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "regression"
     metric: ClassVar[str] = "mae"
     better: ClassVar[Literal["higher", "lower"]] = "lower"
+    more_metrics: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"rmse": "lower", "loss": "lower"}
 
     def outputs(self, target: Target) -> int:
         scale(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -38,6 +39,8 @@ class Task(Settings):
     like: ClassVar[Literal["classification", "regression", "segmentation"]]
     metric: ClassVar[str]  #: the metric by which models are selected, a key of `finish`
     better: ClassVar[Literal["higher", "lower"]]
+    #: metrics that `finish` gives besides and a round may be selected by, with the direction that is better
+    more_metrics: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"loss": "lower"}
     dense: ClassVar[bool] = False  #: needs a backbone that gives a map, not a vector
 
     @abstractmethod
@@ -51,6 +54,24 @@ class Task(Settings):
     @abstractmethod
     def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
         """The loss of each image, [B], from the network's output and `targets(...)` of the batch."""
+
+    def mixable(self, targets: Tensor, target: Target) -> Tensor:
+        """`targets(...)` as numbers of which a weighted mean makes sense (mixup): here, as they are."""
+        return targets
+
+    @classmethod
+    def direction(cls, metric: str) -> Literal["higher", "lower"]:
+        """Which values of a metric are better; KeyError for one that no round can be selected by."""
+        return {**cls.more_metrics, cls.metric: cls.better}[metric]
+
+    def rank(self, metrics: Mapping[str, float], metric: str | None = None) -> tuple[float, float] | None:
+        """How good a model is by one of its metrics (the task's own if none is named), larger being better; the loss
+        decides between equals. None if the data do not define the metric."""
+        name = metric or self.metric
+        if name not in metrics:
+            return None
+        sign = 1 if self.direction(name) == "higher" else -1
+        return sign * metrics[name], -metrics.get("loss", 0.0)
 
     def loss(self, output: Tensor, targets: Tensor, target: Target, weights: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; with `weights` [B], one for each image, the weighted mean.

@@ -1,18 +1,44 @@
-"""Random augmentation of training images: flips and quarter turns."""
+"""Random augmentation of training images, on the device they lie on: shape (flip, turn, crop, rotate), grey values
+(brightness, contrast, noise), and mixup.
+
+Every change but mixup is drawn for each image by itself, so that differential privacy can bound what one image does.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.randomness import device_rng, numpy_rng
+from polyclinic.training import row_draws
+
+#: names of `optimizer.augment`
+Augmentation = Literal["flip", "turn", "crop", "rotate", "brightness", "contrast", "noise", "mixup"]
+AUGMENTATIONS: tuple[str, ...] = get_args(Augmentation)
+
+#: the smallest side of a cropped window, as a share of the image's side
+SMALLEST_CROP = 0.7
+#: the largest rotation to either side, in degrees
+MOST_DEGREES = 15.0
+#: the largest number that is added to all grey values, which lie in [0, 1]
+MOST_BRIGHTNESS = 0.15
+#: contrast is multiplied by a factor between 1 / MOST_CONTRAST and MOST_CONTRAST
+MOST_CONTRAST = 1.3
+#: the largest standard deviation of the noise
+MOST_NOISE = 0.05
+#: of the beta distribution that the shares of two mixed images come from (Zhang et al. 2018 recommend 0.1 to 0.4)
+MIXUP_ALPHA = 0.2
+
+#: a generator; or a seed for each image, int64 [B], where the draws of an image must not depend on other images
+Draws = torch.Generator | Tensor
 
 
-def augment(
-    images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: torch.Generator | Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Flip and turn each image by a draw of its own, its mask with it.
-
-    `draws` is a generator, or a seed for each image, int64 [B], where its draw must not depend on other images.
-    """
+def augment(images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws) -> tuple[Tensor, Tensor | None]:
+    """Change each image [B, C, H, W] by a draw of its own, its mask [B, H, W] with it. Mixup is `mix`'s work."""
     count = len(images)
     if "flip" in kinds:
         chosen = _flips(count, draws).to(images.device)
@@ -25,12 +51,86 @@ def augment(
             images = torch.where(chosen[:, None, None, None], images.rot90(quarter, (-2, -1)), images)
             if masks is not None:
                 masks = torch.where(chosen[:, None, None], masks.rot90(quarter, (-2, -1)), masks)
+    if count and {"crop", "rotate"} & set(kinds):
+        images, masks = _resample(images, masks, _affine(count, kinds, draws))
+    if count and {"brightness", "contrast", "noise"} & set(kinds):
+        images = _grey_values(images, kinds, draws)
     return images, masks
 
 
-def _flips(count: int, draws: torch.Generator | Tensor) -> Tensor:
+def mix(images: Tensor, targets: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Mixup (Zhang et al. 2018): each image with another of the batch, and their targets in the same shares.
+
+    Targets must be numbers that can be mixed: `Task.mixable` makes them of classes.
+    """
+    seed = int(torch.randint(2**62, (), generator=draws))
+    share = torch.from_numpy(numpy_rng(seed, "mixup").beta(MIXUP_ALPHA, MIXUP_ALPHA, len(images)))
+    other = torch.randperm(len(images), generator=draws).to(images.device)
+    return tuple(_between(one, one[other], share) for one in (images, targets))  # type: ignore[return-value]
+
+
+def _between(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    weight = share.to(first).reshape(-1, *(1 for _ in first.shape[1:]))
+    return weight * first + (1 - weight) * second
+
+
+def _flips(count: int, draws: Draws) -> Tensor:
     return draws % 2 == 1 if isinstance(draws, Tensor) else torch.rand(count, generator=draws) < 0.5
 
 
-def _turns(count: int, draws: torch.Generator | Tensor) -> Tensor:
+def _turns(count: int, draws: Draws) -> Tensor:
     return draws // 2 % 4 if isinstance(draws, Tensor) else torch.randint(4, (count,), generator=draws)
+
+
+def _uniform(count: int, numbers: int, draws: Draws, purpose: str) -> Tensor:
+    """Numbers in [-1, 1) for each image, [B, numbers]."""
+    if isinstance(draws, Tensor):
+        return 2 * row_draws.uniform(draws, numbers, purpose=purpose) - 1
+    return 2 * torch.rand(count, numbers, generator=draws) - 1
+
+
+def _affine(count: int, kinds: tuple[str, ...], draws: Draws) -> Tensor:
+    """For each image the map from places of the new image to places of the old one, [B, 2, 3], in [-1, 1]."""
+    drawn = _uniform(count, 4, draws, "shape")
+    side = torch.ones(count) - (1 - SMALLEST_CROP) * (drawn[:, 0] + 1) / 2 * ("crop" in kinds)
+    angle = math.radians(MOST_DEGREES) * drawn[:, 1] * ("rotate" in kinds)
+    middle = drawn[:, 2:] * (1 - side)[:, None]  # as far as the window stays inside the image
+    cosine, sine = side * angle.cos(), side * angle.sin()
+    rows = [torch.stack([cosine, -sine, middle[:, 0]], 1), torch.stack([sine, cosine, middle[:, 1]], 1)]
+    return torch.stack(rows, 1)
+
+
+def _resample(images: Tensor, masks: Tensor | None, affine: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Images between pixels, masks at the nearest one; what lies outside is a reflection."""
+    grid = F.affine_grid(affine.to(images), list(images.shape), align_corners=False)
+    new = F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    if masks is None:
+        return new, None
+    moved = F.grid_sample(masks[:, None].to(grid), grid, mode="nearest", padding_mode="reflection", align_corners=False)
+    return new, moved[:, 0].to(masks.dtype)
+
+
+def _grey_values(images: Tensor, kinds: tuple[str, ...], draws: Draws) -> Tensor:
+    """Other contrast around the image's own mean, then brightness, then noise; within [0, 1] again."""
+    drawn = _uniform(len(images), 3, draws, "grey values").to(images)[:, :, None, None, None]
+    if "contrast" in kinds:
+        mean = images.mean((1, 2, 3), keepdim=True)
+        images = mean + (images - mean) * MOST_CONTRAST ** drawn[:, 0]
+    if "brightness" in kinds:
+        images = images + MOST_BRIGHTNESS * drawn[:, 1]
+    if "noise" in kinds:
+        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * _noise_like(images, draws)
+    return images.clamp(0, 1)
+
+
+def _noise_like(images: Tensor, draws: Draws) -> Tensor:
+    """Standard normal numbers in the shape of the images, drawn on their device."""
+    if isinstance(draws, Tensor):
+        rows = [_normal(images[0], seed) for seed in draws.tolist()]
+        return torch.stack(rows)
+    return _normal(images, int(torch.randint(2**62, (), generator=draws)))
+
+
+def _normal(like: Tensor, seed: int) -> Tensor:
+    rng = device_rng(like.device, seed, "noise")
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=rng)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
-from polyclinic.training.augmentation import augment
+from polyclinic.training.augmentation import augment, mix
 from polyclinic.training.graphs import GraphedGradients
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class TrainerSpec:
     graphs: bool = False
     #: whether no image may have a larger share in a score than `Task.bounds` says, as at a site with coarse scores
     bounded_scores: bool = False
+    #: the metric that chooses a round (`evaluation.metric`), the task's own if None
+    metric: str | None = None
 
 
 class Trainer:
@@ -67,6 +69,7 @@ class Trainer:
         self.optimizer = spec.optimizer
         self.precision = spec.precision
         self.privacy = spec.privacy
+        self.metric = spec.metric
         self.cut = spec.cut
         self.local_names = spec.local_names
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
@@ -109,11 +112,16 @@ class Trainer:
     def batches(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Endless shuffled mini-batches, on the device.
 
-        Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it.
+        Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it. With
+        `balanced_batches` a pass draws as many images with replacement, the classes alike.
         """
         size = min(self.optimizer.batch_size, len(part))
+        shares = class_shares(part.labels) if self.optimizer.balanced_batches else None
         while True:
-            order = torch.randperm(len(part), generator=rng)
+            if shares is None:
+                order = torch.randperm(len(part), generator=rng)
+            else:
+                order = torch.multinomial(shares, len(part), replacement=True, generator=rng)
             for index in order[: len(part) // size * size].split(size):
                 yield self.batch(part, index, rng)
 
@@ -169,14 +177,19 @@ class Trainer:
         class_weights: Tensor | None = None,
         correct: Callable[[nn.Module], None] | None = None,
         model: nn.Module | None = None,
+        mixing: torch.Generator | None = None,
+        objective: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> float:
         """Take `steps` optimiser steps; the mean loss over them. `correct` may change gradients before a step.
 
-        `model` is another network than the trainer's own, such as a part of it.
+        `model` is another network than the trainer's own, such as a part of it. `mixing` draws for mixup, where the
+        study wants that. `objective` is another loss of images and targets than the task's.
         """
         model = (model or self.model).train()
         total = torch.zeros((), device=self.device)
-        learn = self._learner(model, class_weights)
+        learn = self._learner(model, class_weights, objective)
+        if mixing is not None and "mixup" in self.optimizer.augment:
+            batches = (mix(images, self.task.mixable(targets, self.target), mixing) for images, targets in batches)
         for images, targets in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
             loss = learn(images, targets)
@@ -186,13 +199,23 @@ class Trainer:
             total += loss
         return float(total) / steps
 
-    def _learner(self, model: nn.Module, class_weights: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+    def _learner(
+        self,
+        model: nn.Module,
+        class_weights: Tensor | None,
+        objective: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the loss of a batch and leaves its gradients in the model."""
-        if self._graphed is not None and model is self.model and class_weights is None:
+        if self._graphed is not None and model is self.model and class_weights is None and objective is None:
             return self._graphed
 
+        def of_task(images: Tensor, targets: Tensor) -> Tensor:
+            return self.loss(self.forward(images, model), targets, class_weights)
+
+        loss_of = objective or of_task
+
         def learn(images: Tensor, targets: Tensor) -> Tensor:
-            loss = self.loss(self.forward(images, model), targets, class_weights)
+            loss = loss_of(images, targets)
             loss.backward()
             return loss.detach()
 
@@ -206,7 +229,10 @@ class Trainer:
             return (model or self.model)(images)
 
     def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor:
-        weights = None if class_weights is None else class_weights[targets]
+        """The mean loss of a batch; `class_weights` [C] weigh classes, also those of mixed targets [B, C]."""
+        weights = None
+        if class_weights is not None:
+            weights = targets @ class_weights if targets.is_floating_point() else class_weights[targets]
         return self.task.loss(output.float(), targets, self.target, weights)
 
     @torch.no_grad()
@@ -227,3 +253,9 @@ class Trainer:
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def class_shares(labels: np.ndarray) -> Tensor:
+    """A weight for each image, float64 [N], by which every class that occurs is drawn equally often."""
+    _, members, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    return torch.from_numpy(1.0 / counts[members])

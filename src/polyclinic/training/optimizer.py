@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import nn
 
 from polyclinic.settings import Settings
+from polyclinic.training.augmentation import Augmentation
 
 
 class Optimizer(Settings):
@@ -23,15 +25,32 @@ class Optimizer(Settings):
     batch_sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(
         {}, description="images in a mini-batch at sites that have another number: { north = 8 }"
     )
+    schedule: Literal["step", "cosine"] = Field(
+        "step", description="how lr falls: in steps (decay, decay_every), or along a cosine from lr to nearly 0"
+    )
+    warmup: int = Field(0, ge=0, description="rounds at the beginning in which lr rises evenly to its full value")
     decay_every: int = Field(35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never")
     decay: float = Field(0.1, gt=0, le=1, description="factor of the step decay")
     keep_state: bool = Field(
         False,
         description="keep momentum (or Adam's moments) at a site from round to round instead of starting anew",
     )
-    augment: tuple[Literal["flip", "turn"], ...] = Field(
-        (), description='random augmentation of training images: "flip" (left-right), "turn" (by 90 degrees)'
+    augment: tuple[Augmentation, ...] = Field(
+        (),
+        description="random augmentation of training images: flip (left-right), turn (by 90 degrees), crop (a window, "
+        "enlarged), rotate (up to 15 degrees), brightness, contrast, noise, mixup (of two images and their labels)",
     )
+    balanced_batches: bool = Field(
+        False, description="draw the classes that a site has equally often, by the site's own counts"
+    )
+
+    _rounds: int = PrivateAttr(0)
+
+    def over(self, rounds: int) -> Self:
+        """The same settings for a run of so many rounds, which a cosine must know."""
+        known = self.model_copy()
+        known._rounds = rounds
+        return known
 
     def at_site(self, site: str) -> Self:
         """The same settings with the site's own batch size as `batch_size`."""
@@ -47,6 +66,11 @@ class Optimizer(Settings):
         return kind(parameters, lr, weight_decay=self.weight_decay)
 
     def lr_in(self, round: int) -> float:
-        """The learning rate of a round, decayed."""
-        steps = (max(round, 1) - 1) // self.decay_every if self.decay_every else 0
-        return self.lr * self.decay**steps
+        """The learning rate of a round (rounds count from 1): warming up first, then falling."""
+        done = max(round, 1) - 1
+        if done < self.warmup:
+            return self.lr * (done + 1) / (self.warmup + 1)
+        if self.schedule == "cosine":
+            share = (done - self.warmup) / max(self._rounds - self.warmup, 1)
+            return self.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+        return self.lr * self.decay ** (done // self.decay_every if self.decay_every else 0)

@@ -54,7 +54,12 @@ def train(
     else:
         real = trainer.batches(part, site.rng("batches"))
         metadata["loss"] = trainer.train(
-            replayed.join(real) if replayed else real, steps, optimizer, class_weights=class_weights, correct=correct
+            replayed.join(real) if replayed else real,
+            steps,
+            optimizer,
+            class_weights=class_weights,
+            correct=correct,
+            mixing=site.rng("mixup"),
         )
     keep_optimizer(site, optimizer)
     trained = trainer.weights()

@@ -35,6 +35,12 @@ class Method(Settings):
 
     name: str = Field(description="which method trains across the sites")
     rounds: int = Field(20, ge=1, description="rounds of training")
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="share of the sites that take part in a round, drawn anew for each; at least one"
+    )
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many rounds without a better validation score; never if not given"
+    )
 
     #: one sentence for lists and tables
     summary: ClassVar[str]

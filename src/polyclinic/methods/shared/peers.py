@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PeerMethod(Method):
-    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_networks=())
+    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_networks=(), samples_sites=False)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """All of them: each site has a model of its own."""

@@ -31,3 +31,7 @@ class Traits:
     tunes_generator: bool = True
     #: cuts the network, and so needs `model.cut`
     needs_cut: bool = False
+    #: its sites can mix two training images (`optimizer.augment`, mixup)
+    takes_mixup: bool = True
+    #: a share of the sites can take part in a round (`method.fraction`)
+    samples_sites: bool = True

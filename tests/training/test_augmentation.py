@@ -1,0 +1,178 @@
+"""Augmentation against arithmetic by hand: shape, grey values, mixup, and draws that belong to an image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_loop import TARGET, make_trainer, numbered, rng
+from torch.nn import functional as F
+
+from polyclinic.tasks import TASKS, Target
+from polyclinic.training import augmentation
+from polyclinic.training.augmentation import AUGMENTATIONS, augment, mix
+from polyclinic.training.optimizer import Optimizer
+
+EACH = tuple(kind for kind in AUGMENTATIONS if kind != "mixup")
+SHAPES = ("crop", "rotate")
+GREY = ("brightness", "contrast", "noise")
+
+
+def pictures(count=40, size=16):
+    return torch.rand(count, 1, size, size, generator=rng())
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_images_change_and_stay_within_0_to_1(kind):
+    images = pictures()
+    changed, _ = augment(images, None, (kind,), rng())
+    assert changed.shape == images.shape
+    assert not torch.equal(changed, images)
+    assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_the_draw_of_an_image_does_not_depend_on_the_others(kind):
+    """What differential privacy needs: without one image, the others are changed as before, bit for bit."""
+    images, seeds = pictures(8), torch.arange(1000, 1008)
+    masks = (images[:, 0] > 0.5).to(torch.uint8)
+    left = torch.tensor([0, 1, 3, 6, 7])
+    changed, changed_masks = augment(images, masks, (kind,), seeds)
+    alone, alone_masks = augment(images[left], masks[left], (kind,), seeds[left])
+    assert torch.equal(changed[left], alone)
+    assert torch.equal(changed_masks[left], alone_masks)
+    again, _ = augment(images, masks, (kind,), seeds + 1)
+    assert not torch.equal(changed, again)
+
+
+@pytest.mark.parametrize("kinds", [("crop",), ("rotate",), ("crop", "rotate"), EACH])
+def test_masks_follow_their_images(kinds):
+    """A bright square on black, far from all borders: it is bright where the mask says so, but for its outline."""
+    images = torch.zeros(30, 1, 32, 32)
+    images[:, :, 12:20, 12:20] = 1.0
+    masks = images[:, 0].to(torch.uint8)
+    changed, moved = augment(images, masks, kinds, rng())
+    assert moved.dtype == torch.uint8
+    wrong = ((changed[:, 0] > 0.5).to(torch.uint8) != moved).sum((1, 2))
+    assert int(wrong.max()) <= 20
+    assert len({tuple(mask.flatten().tolist()) for mask in moved}) > 3
+
+
+@pytest.mark.parametrize("kind", GREY)
+def test_grey_values_leave_masks_alone(kind):
+    images = pictures(5)
+    masks = (images[:, 0] > 0.5).to(torch.uint8)
+    assert torch.equal(augment(images, masks, (kind,), rng())[1], masks)
+
+
+def test_brightness_and_contrast_by_hand(monkeypatch):
+    drawn = torch.tensor([[1.0, -1.0, 0.0]])
+    monkeypatch.setattr(augmentation, "_uniform", lambda *_: drawn)
+    image = torch.tensor([[[[0.4, 0.6]]]])
+    brighter, _ = augment(image, None, ("brightness",), rng())
+    assert brighter.flatten().tolist() == pytest.approx([0.4 - 0.15, 0.6 - 0.15])
+    steeper, _ = augment(image, None, ("contrast",), rng())
+    assert steeper.flatten().tolist() == pytest.approx([0.5 - 1.3 * 0.1, 0.5 + 1.3 * 0.1])
+
+
+def test_the_smallest_window_and_the_largest_angle_by_hand(monkeypatch):
+    corner = torch.tensor([[1.0, 0.0, 1.0, -1.0]])  # the smallest window, not rotated, at the upper right
+    monkeypatch.setattr(augmentation, "_uniform", lambda *_: corner)
+    ramp = torch.linspace(0, 1, 10).expand(1, 1, 10, 10)  # from left to right
+    cropped, _ = augment(ramp, None, ("crop",), rng())
+    places = (torch.arange(10) + 0.5) / 10 * 0.7 + 0.3  # of pixel centres, as shares of the old side
+    assert cropped[0, 0, 4].tolist() == pytest.approx(((places * 10 - 0.5) / 9).clamp(max=1).tolist(), abs=1e-5)
+    turned = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    monkeypatch.setattr(augmentation, "_uniform", lambda *_: turned)
+    affine = augmentation._affine(1, ("rotate",), rng())
+    cosine, sine = np.cos(np.radians(15)), np.sin(np.radians(15))
+    assert affine.flatten().tolist() == pytest.approx([cosine, -sine, 0, sine, cosine, 0])
+
+
+def test_noise_has_the_standard_deviation_that_was_drawn(monkeypatch):
+    monkeypatch.setattr(augmentation, "_uniform", lambda *_: torch.ones(1, 3))
+    noisy, _ = augment(torch.full((1, 1, 200, 200), 0.5), None, ("noise",), rng())
+    assert float(noisy.std()) == pytest.approx(0.05, rel=0.03)
+
+
+# --- mixup --------------------------------------------------------------------------------------------
+
+
+def test_mixup_mixes_images_and_targets_in_the_same_shares():
+    images, labels = torch.eye(6).reshape(6, 1, 1, 6), torch.arange(6)
+    targets = TASKS["classification"]().mixable(labels, Target(tuple("abcdef")))
+    mixed, shares = mix(images, targets, rng())
+    assert torch.allclose(mixed.reshape(6, 6), shares)
+    assert torch.allclose(shares.sum(1), torch.ones(6))
+    assert ((shares > 0).sum(1) <= 2).all()
+    assert (shares.max(1).values < 1).any()
+
+
+def test_the_loss_of_mixed_classes_is_the_mean_of_the_two_losses():
+    task, output = TASKS["classification"](), torch.tensor([[1.0, -0.5]])
+    first, second = (F.cross_entropy(output, torch.tensor([label])) for label in (0, 1))
+    mixed = task.losses(output, torch.tensor([[0.25, 0.75]]), TARGET)
+    assert float(mixed) == pytest.approx(0.25 * float(first) + 0.75 * float(second))
+
+
+def test_class_weights_of_mixed_targets():
+    trainer, output = make_trainer(), torch.tensor([[1.0, -0.5], [0.0, 0.3]])
+    targets, weights = torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([2.0, 4.0])
+    each = trainer.task.losses(output, targets, TARGET)
+    by_hand = (3.5 * each[0] + 2.0 * each[1]) / 5.5
+    assert float(trainer.loss(output, targets, weights)) == pytest.approx(float(by_hand))
+
+
+@pytest.mark.parametrize(("task", "backbone"), [("classification", "small-cnn"), ("segmentation", "unet")])
+def test_training_with_mixup_differs_and_can_be_repeated(task, backbone):
+    found = []
+    for augment_by, number in ((("mixup",), 1), (("mixup",), 1), ((), 1)):
+        trainer = make_trainer(task, backbone, augment=augment_by)
+        optimizer = trainer.optimizer.make(trainer.model.parameters(), 1)
+        trainer.train(trainer.batches(numbered(12), rng(3)), 2, optimizer, mixing=rng(number))
+        found.append(trainer.weights())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert any(not torch.equal(found[0][name], found[2][name]) for name in found[0])
+
+
+# --- balanced batches, smoothing, schedules -----------------------------------------------------------
+
+
+def test_balanced_batches_draw_rare_classes_as_often_as_common_ones():
+    part = numbered(100)
+    part.labels[:] = np.arange(100) < 5  # 5 images of class 1
+    trainer = make_trainer(batch_size=50, balanced_batches=True)
+    batches = trainer.batches(part, rng())
+    labels = torch.cat([next(batches)[1] for _ in range(20)])
+    assert len(labels) == 1000
+    assert float(labels.float().mean()) == pytest.approx(0.5, abs=0.05)
+    plain = make_trainer(batch_size=50).batches(part, rng())
+    assert float(torch.cat([next(plain)[1] for _ in range(20)]).float().mean()) == pytest.approx(0.05)
+
+
+def test_label_smoothing_by_hand_and_not_in_the_metrics():
+    task, output = TASKS["classification"](label_smoothing=0.2), torch.tensor([[2.0, 0.0]])
+    log = output.log_softmax(1)[0]
+    smoothed = task.losses(output, torch.tensor([0]), TARGET)
+    assert float(smoothed) == pytest.approx(-(0.9 * float(log[0]) + 0.1 * float(log[1])))
+    sums = task.sums(output.double(), torch.tensor([0]), None, TARGET)
+    assert float(sums["loss"]) == pytest.approx(-float(log[0]))
+
+
+def test_a_cosine_falls_from_lr_towards_zero_over_the_rounds():
+    table = Optimizer(lr=2.0, schedule="cosine").over(4)
+    by_hand = [2.0, 1 + np.cos(np.pi / 4), 1.0, 1 - np.cos(np.pi / 4)]
+    assert [table.lr_in(number) for number in (1, 2, 3, 4)] == pytest.approx(by_hand)
+    assert table.at_site("a").lr_in(3) == pytest.approx(1.0)
+
+
+def test_a_site_with_its_own_batch_size_has_the_same_cosine():
+    table = Optimizer(lr=2.0, schedule="cosine", batch_sizes={"a": 3}).over(4).at_site("a")
+    assert (table.batch_size, table.lr_in(3)) == (3, pytest.approx(1.0))
+
+
+def test_warm_up_rises_evenly_and_then_the_schedule_begins():
+    step = Optimizer(lr=1.0, warmup=3, decay_every=0)
+    assert [step.lr_in(number) for number in (1, 2, 3, 4, 5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    cosine = Optimizer(lr=1.0, warmup=1, schedule="cosine").over(3)
+    assert [cosine.lr_in(number) for number in (1, 2, 3)] == pytest.approx([0.5, 1.0, 0.5])
