@@ -34,7 +34,8 @@ def main() -> None:
     elif names:
         with tempfile.TemporaryDirectory() as scratch:
             out = options.out or Path(scratch)
-            jobs = list(felicia_runs.plan(names, options.data, out, _settings(options), quick=options.quick))
+            varied = {"lambdas": options.lambdas, "alphas": options.alphas, "seeds": options.seeds}
+            jobs = list(felicia_runs.plan(names, options.data, out, _settings(options), varied, quick=options.quick))
             out.mkdir(parents=True, exist_ok=True)
             figures["rows"] = felicia_runs.run_all(jobs, options.jobs, out / "rows.json")
             felicia_figures.draw(figures["rows"], out)
@@ -53,6 +54,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--out", type=Path, help="folder for runs and figures; a run that is there is not run again")
+    parser.add_argument("--lambdas", type=float, nargs="+", help="values of lambda, instead of the experiment's own")
+    parser.add_argument("--alphas", type=float, nargs="+", help="digits: alpha in percent, instead of 0 10 50")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds, instead of 0 1 2")
     parser.add_argument(
         "--set", type=felicia_runs.setting, nargs="+", default=[], metavar="NAME=VALUE", help="settings of all studies"
     )

@@ -95,20 +95,34 @@ class Job:
         return parse_study(self.tables)
 
 
-def plan(names: list[str], data: Path, out: Path, settings: dict[str, Any], *, quick: bool) -> Iterator[Job]:
-    """The runs of some experiments; `settings` hold for all of them."""
+def plan(
+    names: list[str],
+    data: Path,
+    out: Path,
+    settings: dict[str, Any],
+    varied: dict[str, list[Any] | None] | None = None,
+    *,
+    quick: bool,
+) -> Iterator[Job]:
+    """The runs of some experiments; `settings` hold for all of them.
+
+    `varied` may give other `lambdas`, `alphas` or `seeds` than the experiments' own.
+    """
+    asked = {name: values for name, values in (varied or {}).items() if values is not None}
     for name in names:
         one = EXPERIMENTS[name]
         tables = tomllib.loads((EXAMPLES / f"felicia_{one.study}.toml").read_text(encoding="utf-8"))
         path = data / Path(tables["data"].pop("path", f"{one.study}.npz")).name
         changes = {"data.path": str(path), **one.settings, **(QUICK[name] if quick else {}), **settings}
-        seeds, alphas = range(1 if quick else one.seeds), one.alphas[:1] if quick else one.alphas
-        for seed, alpha, weight, method in itertools.product(seeds, alphas, one.lambdas, one.methods):
+        seeds = asked.get("seeds", range(1 if quick else one.seeds))
+        alphas = asked.get("alphas", one.alphas[:1] if quick else one.alphas) if one.study == "digits" else one.alphas
+        lambdas = asked.get("lambdas", one.lambdas)
+        for seed, alpha, weight, method in itertools.product(seeds, alphas, lambdas, one.methods):
             key = {"seed": seed, "alpha": alpha, "lambda": weight}
-            varied = {"seed": seed, "data.seed": seed, "method.weight": weight}
-            varied |= {"sites.mixing": alpha} if one.study == "digits" else {}
+            own = {"seed": seed, "data.seed": seed, "method.weight": weight}
+            own |= {"sites.mixing": alpha} if one.study == "digits" else {}
             folder = out / name / "-".join(f"{n}{v:g}" for n, v in key.items())
-            study = changed(tables, {**changes, **varied})
+            study = changed(tables, {**changes, **own})
             if method != "felicia":
                 key, folder = {"seed": seed, "method": method}, folder.with_name(f"seed{seed}-{method}")
                 study = {**study, "method": {"name": method, "rounds": study["method"]["rounds"]}}

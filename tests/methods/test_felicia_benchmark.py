@@ -43,6 +43,21 @@ def fours_and_nines(folder: Path) -> None:
     np.savez(folder / "mnist.npz", **arrays, **{f"{name}_labels": labels[part] for name, part in parts.items()})
 
 
+def test_other_lambdas_alphas_and_seeds_than_an_experiments_own(tmp_path):
+    from felicia_runs import plan
+
+    asked = {"lambdas": [1.0], "alphas": [0, 10], "seeds": [4]}
+    jobs = list(plan(["digits", "bias"], tmp_path, tmp_path, {}, asked, quick=True))
+    assert [(job.experiment, job.key) for job in jobs] == [
+        ("digits", {"seed": 4, "alpha": 0, "lambda": 1.0}),
+        ("digits", {"seed": 4, "alpha": 10, "lambda": 1.0}),
+        ("bias", {"seed": 4, "alpha": 0.0, "lambda": 1.0}),
+    ]
+    assert [job.tables["sites"].get("mixing") for job in jobs] == [0, 10, None]
+    own = list(plan(["bias"], tmp_path, tmp_path, {}, {"lambdas": None}, quick=False))
+    assert [(job.key["seed"], job.key["lambda"]) for job in own] == [(k, w) for k in range(3) for w in (0.0, 3.0)]
+
+
 def test_digits_from_end_to_end(tmp_path):
     fours_and_nines(tmp_path)
     out, small = (
