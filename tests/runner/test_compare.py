@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 
+from polyclinic.errors import BadInput
 from polyclinic.runner.compare import entries, for_method
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
@@ -39,6 +40,22 @@ def test_tuning_is_for_methods_that_train_a_generator_in_phases(tiny):
     study = tiny("feder", {"tuning.alpha": 0.5})
     assert for_method(study, "fedavg", {}).tuning is None
     assert for_method(study, "feder-a", {}).tuning == study.tuning
+
+
+def test_folds_that_cannot_be_are_refused_before_any_run(tiny, tmp_path):
+    study = tiny("fedavg")
+    with pytest.raises(BadInput, match=r"^--folds 1000: a cross-validation has 2 to 100 folds$"):
+        entries(study, ["fedavg"], 1, tmp_path, [], 1000)
+    with pytest.raises(BadInput, match=r"97 folds need as many patients, and there are 96"):
+        entries(study, ["fedavg"], 1, tmp_path, [], 97)
+    for sets in (["data.fold=1/2"], ["cwt:data.fold=1/2"]):
+        with pytest.raises(BadInput, match=r"--set data\.fold: --folds 2 sets the fold of every run"):
+            entries(study, ["fedavg", "cwt"], 1, tmp_path, sets, 2)
+    planned = entries(study, ["fedavg"], 1, tmp_path, [], 2)
+    assert [(entry.study.data.fold, entry.words) for entry in planned] == [
+        ("1/2", "fedavg, seed 0, fold 1"),
+        ("2/2", "fedavg, seed 0, fold 2"),
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if head_commands(name)])

@@ -60,6 +60,8 @@ def print_table(found: JsonObject) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from polyclinic.runner.compare import words_of
+
     seeds = found["budget"]["seeds"]
     over = f", mean over {seeds} seeds" if seeds > 1 else ""
     table = Table(title=f"{found['metric']} on validation images ({found['better']} is better){over}")
@@ -68,7 +70,7 @@ def print_table(found: JsonObject) -> None:
     for name in (found["metric"], "loss", "chosen"):
         table.add_column(name, justify="right")
     for row in found["trials"]:
-        settings = ", ".join(f"{path}={value}" for path, value in row["settings"].items()) or "as in the study"
+        settings = words_of(row["settings"]) or "as in the study"
         star = "*" if found["methods"][row["method"]].get("chosen") == row["settings"] else ""
         cells = (f"{row['score']:.4f}", f"{row['loss']:.4f}") if "score" in row else ("failed", "-")
         table.add_row(row["method"], settings, *cells, star)

@@ -14,35 +14,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
 from polyclinic.study.changes import parse_sets
 from polyclinic.study.plugged import unknown_elsewhere
+from polyclinic.study.variants import method_has_table
+
+#: of a cross-validation; every method and seed runs once for each
+MOST_FOLDS = 100
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a comparison."""
+    """One run of a comparison, or of a search; `settings` are those that a search tries."""
 
     method: str
     seed: int
     study: Study
     folder: Path
     fold: int | None = None
+    settings: JsonMapping = field(default_factory=dict)
 
     @property
     def words(self) -> str:
         """The run as a person calls it."""
-        return f"{self.method}, seed {self.seed}" + (f", fold {self.fold}" if self.fold else "")
+        tried = f", {words_of(self.settings)}" if self.settings else ""
+        return f"{self.method}, seed {self.seed}" + (f", fold {self.fold}" if self.fold else "") + tried
 
     @property
     def rounds_done(self) -> int:
@@ -53,6 +59,11 @@ class Entry:
     def result(self) -> JsonObject | None:
         path = self.folder / "result.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def words_of(settings: JsonMapping) -> str:
+    """Settings that a search tries, as a person writes them: `method.mu=0.1, optimizer.lr=0.01`."""
+    return ", ".join(f"{path}={value}" for path, value in settings.items())
 
 
 def compare(
@@ -94,8 +105,7 @@ def entries(
     """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only, as
     the settings in `tuned` do."""
     common, special = sets_by_method(sets, methods)
-    if folds is not None and folds < 2:
-        raise BadInput(f"--folds {folds}: a cross-validation has at least two folds")
+    check_folds(folds, common, special)
     untuned = [method for method in methods if tuned is not None and method not in tuned]
     if untuned:
         raise BadInput(f"--tuned: has no settings for '{untuned[0]}'; tune it too, with the same budget")
@@ -107,32 +117,30 @@ def entries(
                 mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}
                 folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
                 planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
+    if folds:  # BadInput now, and not in every run, where the images are too few for so many folds
+        prepare(planned[0].study.data, planned[0].study.sites)
     return planned
+
+
+def check_folds(folds: int | None, common: list[str], special: Mapping[str, list[str]]) -> None:
+    """BadInput for a number of folds that makes no cross-validation, or beside a fold that is set by hand."""
+    if folds is None:
+        return
+    if not 2 <= folds <= MOST_FOLDS:
+        raise BadInput(f"--folds {folds}: a cross-validation has 2 to {MOST_FOLDS} folds")
+    if "data.fold" in parse_sets([*common, *(text for sets in special.values() for text in sets)]):
+        raise BadInput(f"--set data.fold: --folds {folds} sets the fold of every run; leave out one of the two")
 
 
 def for_method(study: Study, method: str, changes: JsonObject) -> Study:
     """The study with another method, which keeps those `[method]` settings and those tables that are for it, too."""
-    tables = {name: table for name, table in study.as_tables().items() if has_table(study, method, name)}
+    old = study.method.name
+    tables = {name: table for name, table in study.as_tables().items() if method_has_table(old, method, name)}
     known = METHODS[method].model_fields
     kept = {key: value for key, value in tables["method"].items() if key in known}
     tables["method"] = {**kept, "name": method}
     mine = {path: value for path, value in changes.items() if has_setting(method, path)}
     return parse_study(tables).with_settings(mine)
-
-
-def has_table(study: Study, method: str, table: str) -> bool:
-    """Whether a table of the study is for another method, too.
-
-    `[replay]` of a method that replays by its name (cwt-replay) is for such methods only: a comparison has plain ones
-    beside them. `[tuning]` is for methods that train a generator in phases.
-    """
-    other = METHODS[method]
-    if table == "replay":
-        by_name = issubclass(METHODS[study.method.name], GenerativeReplay)
-        return not by_name or issubclass(other, GenerativeReplay)
-    if table == "tuning":
-        return other(name=method).needs_generator() and other.traits.tunes_generator
-    return True
 
 
 def has_setting(method: str, path: str) -> bool:

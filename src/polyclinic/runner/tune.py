@@ -91,7 +91,7 @@ def plan(
 def _runs(study: Study, method: str, settings: JsonObject, seeds: int, out: Path) -> tuple[Entry, ...]:
     name = f"{method}-{digest_of(settings)[:10]}"
     return tuple(
-        Entry(method, seed, study.with_settings({"seed": seed}), out / f"{name}-seed{seed}")
+        Entry(method, seed, study.with_settings({"seed": seed}), out / f"{name}-seed{seed}", settings=settings)
         for seed in range(study.seed, study.seed + seeds)
     )
 

@@ -14,6 +14,7 @@ from polyclinic.formats import check_run_format
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
+from polyclinic.study.variants import fit_to_variants
 
 
 def load_study(path: Path, sets: list[str] | None = None) -> Study:
@@ -26,12 +27,13 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
-    changed, folder = _changed(tables, parse_sets(sets or [])), Path(path).parent
+    changes, folder = parse_sets(sets or []), Path(path).parent
+    changed = _changed(tables, changes)
     with only_site_plugins(folder):  # in a kit a study brings no code
         if changed.get("plugins"):
             changed["plugins"] = plugins.resolve(changed["plugins"], folder)
             load_checked(changed["plugins"], folder)
-        study = parse_study(changed)
+        study = parse_study(fit_to_variants(tables, changed, changes))
         check_installed(study, folder)
     return study
 

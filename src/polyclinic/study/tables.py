@@ -10,19 +10,19 @@ import tomli_w
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from polyclinic import plugins
-from polyclinic.data.datasets import SOURCES, own_settings
-from polyclinic.data.partitions import PARTITIONS, Sites
+from polyclinic.data.datasets import own_settings
+from polyclinic.data.partitions import Sites
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.formats import STUDY_FORMAT, check_format
-from polyclinic.generators import GENERATORS, Generator
+from polyclinic.generators import Generator
 from polyclinic.generators.gan.dcgan import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.messages import sentences
-from polyclinic.methods import METHODS, Method
+from polyclinic.methods import Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import BACKBONES, NORMS, RANDOM
 from polyclinic.privacy.settings import Privacy
@@ -42,6 +42,7 @@ from polyclinic.study.checks import (
     check_tuning,
 )
 from polyclinic.study.plugged import check_attacks, check_kinds
+from polyclinic.study.variants import VARIANTS, fit_to_variants
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
@@ -215,7 +216,8 @@ class Study(Settings):
 
     def with_settings(self, changes: Mapping[str, Any]) -> Study:
         """This study with some settings changed: `study.with_settings({"method.rounds": 5})`."""
-        return parse_study(_changed(self.as_tables(), changes))
+        tables = self.as_tables()
+        return parse_study(fit_to_variants(tables, _changed(tables, changes), changes))
 
     def as_tables(self) -> dict[str, Any]:
         """Plain tables, as in a TOML file, every default written out."""
@@ -236,14 +238,6 @@ class Study(Settings):
         return self.model.cut or (_backbone(self).default_cut() if self.method.traits.needs_cut else None)
 
 
-#: tables that come in variants: their registry, and the field that names the variant
-VARIANTS: dict[str, tuple[Mapping[str, type[Settings]], str]] = {
-    "data": (SOURCES, "source"),
-    "sites": (PARTITIONS, "partition"),
-    "task": (TASKS, "name"),
-    "method": (METHODS, "name"),
-    "generator": (GENERATORS, "name"),
-}
 PLAIN: dict[str, type[Settings]] = {
     "model": Model,
     "optimizer": Optimizer,

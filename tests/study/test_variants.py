@@ -1,0 +1,93 @@
+"""A change of variant (`--set method.name=cwt`) leaves out what is only for the former one, and says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from polyclinic.cli import run_app
+from polyclinic.errors import BadInput, Notice
+from polyclinic.registry import forget_notices
+from polyclinic.study import load_study
+
+
+@pytest.fixture(autouse=True)
+def _notices():
+    forget_notices()
+
+
+@pytest.fixture
+def written(tiny, tmp_path):
+    """Writes a tiny study into a file."""
+
+    def write(method, settings=None, **more):
+        (tmp_path / "study.toml").write_text(tiny(method, settings, **more).to_toml())
+        return tmp_path / "study.toml"
+
+    return write
+
+
+def test_a_plain_method_over_a_study_that_replays_by_its_name_does_not_replay(written):
+    file = written("cwt-replay", {"replay.ratio": 2.0})
+    with pytest.warns(Notice, match=r"method\.name = 'cwt': the table \[replay\] of the study is left out"):
+        study = load_study(file, ["method.name=cwt"])
+    assert (study.method.name, study.replay) == ("cwt", None)
+    # what is asked for in the same command stays, and the other method of the same kind keeps the table
+    with pytest.warns(Notice, match="'cwt': it replays, as the study has a table"):
+        assert load_study(file, ["method.name=cwt", "replay.ratio=3.0"]).replay.ratio == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_study(file, ["method.name=fedavg-replay"]).replay.ratio == 2
+
+
+def test_a_method_with_a_replay_table_of_its_own_hands_it_on_and_says_so(written):
+    with pytest.warns(Notice, match="method.name = 'cwt': it replays, as the study has a table"):
+        study = load_study(written("fedavg", {"replay.ratio": 2.0}), ["method.name=cwt"])
+    assert study.replay.ratio == 2
+
+
+def test_settings_and_tables_of_another_method_are_left_out(written):
+    file = written("feder", {"tuning.alpha": 0.5}, buffer=7)
+    with pytest.warns(Notice) as told:
+        study = load_study(file, ["method.name=fedprox", "method.mu=0.3"])
+    assert (study.method.name, study.method.rounds, study.method.mu, study.tuning) == ("fedprox", 3, 0.3, None)
+    assert [str(one.message) for one in told] == [
+        "method.name = 'fedprox': method.buffer, the table [tuning] of the study are left out, being for 'feder'"
+    ]
+    # a setting that is asked for in the same command is refused as ever
+    with pytest.raises(BadInput, match=r"method\.buffer: no such setting"):
+        load_study(file, ["method.name=fedprox", "method.buffer=8"])
+
+
+def test_another_generator_and_another_partition(written):
+    file = written("felicia", {"generator.name": "dcgan", "generator.critic_steps": 3, "generator.width": 5})
+    with pytest.warns(Notice, match=r"generator\.name = 'stylegan2': generator\.critic_steps of the study is left out"):
+        study = load_study(file, ["generator.name=stylegan2"])
+    assert study.generator.width == 5  # both have it
+    file = written("fedavg", {"sites": {"partition": "label-skew", "count": 3, "target_ks": 0.7}})
+    with pytest.warns(Notice, match=r"sites\.partition = 'iid': sites\.target_ks of the study is left out"):
+        assert load_study(file, ["sites.partition=iid"]).sites.count == 3
+
+
+def test_settings_that_stand_at_their_default_are_left_out_without_a_word(tiny):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tiny("fedprox").with_settings({"method.name": "cwt"}).method.name == "cwt"
+
+
+def test_drawn_images_instead_of_real_ones_need_no_notice(tmp_path):
+    (tmp_path / "study.toml").write_text(
+        '[data]\nsource = "npz"\npath = "a.npz"\nsamples = 40\n[sites]\npartition = "iid"\ncount = 2\n'
+        '[method]\nname = "fedavg"\n'
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_study(tmp_path / "study.toml", ["data.source=chest-phantom"]).data.samples == 40
+
+
+def test_the_command_prints_the_notice(written, capsys):
+    assert run_app(["study", "check", str(written("cwt-replay")), "--set", "method.name=cwt"]) == 0
+    printed = capsys.readouterr()
+    assert "fine. cwt for classification" in printed.out
+    assert printed.err.count("the table [replay] of the study is left out") == 1
