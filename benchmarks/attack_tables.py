@@ -182,13 +182,14 @@ def attack(group: list[Configuration], images: Tensor, labels: Tensor, options: 
         return
     adam = Adam(start, lr=group[0].lr, steps=options.resnet_steps[0], weight_decay=options.weight_decay)
     kept, taken = [start], [0]
-    for steps_in_all in options.resnet_steps:  # goes on from where it stood
+    for steps_in_all in sorted({1, *options.resnet_steps}):  # goes on from where it stood; the authors score step 1
         adam.limit, adam.steps = steps_in_all - int(adam.step_count), steps_in_all
         adam.active = ~(adam.diverged | adam.converged)
         kept.append(search(objective, adam, returns="last").point)
         taken.append(steps_in_all)
         points = torch.stack(kept, 1)[..., :size].unflatten(2, shape)
-        yield Kept(tuple(taken), points, time.perf_counter() - begin)
+        if steps_in_all in options.resnet_steps:
+            yield Kept(tuple(taken), points, time.perf_counter() - begin)
 
 
 # --- scores -------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def scores_of(images: Tensor, steps: tuple[int, ...], truth: Tensor) -> tuple[di
     """Of one configuration: images [N, K, C, H, W] against [N, C, H, W]."""
     ours = scoring.score_trajectory(images[:, :, None], steps, truth[:, None])
     last = scoring.score(images[:, -1:], truth[:, None], images[:, :1]).summary()
-    first = ours.mse[:, 1]  # after the first step
+    first = ours.mse[:, steps.index(1)]
     failed = ~((ours.mse[:, -1] < first) & (ours.mse[:, -1] < scoring.FAILED))
     similar = ssim(images[:, -1], truth, data_range=2.0)[~failed]
     theirs = {

@@ -206,9 +206,8 @@ def draw(figures: dict[str, Any], file: Path) -> None:
         if len(points) > 1:
             curves.errorbar(*zip(*points, strict=True), color=colour, marker="o", capsize=3, label=method)
     bars.set_xticks(range(len(methods)), methods, rotation=20)
-    lowest = min(value for row in chosen(figures, sites=number) for value in row["dice"].values())
-    bars.set(ylabel="Dice", ylim=(max(0.0, lowest - 0.1), 1), title=f"{number} sites: mean over sites, and each site")
-    bars.legend(fontsize=8, ncols=2, loc="upper right")
+    bars.set(ylabel="Dice", ylim=(0, 1), title=f"{number} sites: mean over sites, and each site")
+    bars.legend(fontsize=8, ncols=2, loc="lower right")
     curves.set(xlabel="sites that train, largest first", ylabel="Dice, mean over all sites", title="number of sites")
     curves.set_xticks(range(1, number + 1))
     if curves.get_legend_handles_labels()[0]:  # at first only one number of sites is measured

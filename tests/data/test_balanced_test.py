@@ -88,3 +88,18 @@ def test_a_study_has_balanced_test_sets_and_the_same_training_images(tmp_path):
     assert plain.info["digests"]["train"] == equal.info["digests"]["train"]
     with pytest.raises(BadInput, match=r"data\.test_per_class"):
         prepared(test_per_class="half")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "most"])
+def test_a_number_that_is_none_is_refused_in_one_sentence(tiny, value):
+    with pytest.raises(
+        BadInput, match=r"^data\.test_per_class: must be a whole number of 1 or more, or equal \(it is "
+    ):
+        tiny("fedavg", {"data.test_per_class": value})
+
+
+@pytest.mark.parametrize("setting", ["test_per_class", "test_total_per_class"])
+def test_values_have_no_classes_to_balance(tiny, setting):
+    hands = {"data.source": "hand-phantom", "task": {"name": "regression"}, f"data.{setting}": 2}
+    with pytest.raises(BadInput, match=rf"^data\.{setting}: the labels of regression are values"):
+        tiny("fedavg", hands)

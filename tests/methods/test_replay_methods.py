@@ -234,6 +234,12 @@ def test_the_encoder_is_trained_at_the_named_site(tiny_run):
         tiny_run({"name": "fedreplay", "encoder_site": "nowhere"})
 
 
+def test_a_resumed_run_still_says_who_trained_the_encoder(tiny_run):
+    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_site": "site-2"})
+    (result.folder / "result.json").unlink()
+    assert run(None, result.folder, resume=True)["encoder"] == {"site": "site-2"}
+
+
 def test_the_optimiser_of_the_encoder_keeps_its_state_from_pass_to_pass_where_the_study_says_so(tiny_run):
     """By hand: two passes of Adam at one site, with one optimiser or with two."""
     from polyclinic.data.parts import open_site, prepare

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 
 import pytest
 import torch
@@ -62,9 +63,15 @@ class Dangerous:
     ("name", "content", "message"),
     [
         ("nowhere.pt", None, r"model\.weights: '.*nowhere\.pt' cannot be read \(No such file"),
-        ("text.pt", b"hello", r"model\.weights: '.*text\.pt' is neither a safetensors file nor one of torch"),
-        ("text.safetensors", b"hello", r"is neither a safetensors file nor one of torch"),
-        ("code.pt", {"a": Dangerous()}, r"nothing but tensors"),
+        ("text.pt", b"hello", r"^model\.weights: '.*text\.pt' is not a file of weights; name a \.safetensors file, or"),
+        ("text.txt", b"hello", r"'.*text\.txt' is not a file of weights"),
+        ("pickle.pt", pickle.dumps({"a": 1}), r"'.*pickle\.pt' holds other objects than tensors, or is damaged"),
+        ("text.safetensors", b"hello", r"is not a safetensors file, or is damaged"),
+        (
+            "code.pt",
+            {"a": Dangerous()},
+            r"holds other objects than tensors, .* write it again with torch\.save\(",
+        ),
         ("empty.pt", {"epoch": 3}, r"holds no named tensors"),
     ],
 )

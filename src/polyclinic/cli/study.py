@@ -70,17 +70,22 @@ def write_new(path: Path, text: str) -> None:
 
 @app.command("check")
 def check(path: Path = typer.Argument(..., help="The study, a TOML file."), sets: list[str] = SET) -> None:
-    """Say whether a study can run, without running it."""
-    from polyclinic.models import RANDOM, read_weights
+    """Say whether a study can run, without running it.
+
+    Images are opened only where they decide: for data.fold, data.test_per_class, data.test_total_per_class, and for a
+    file of first weights.
+    """
+    from polyclinic.runner.files_check import check_files
     from polyclinic.study import load_study
 
     study = load_study(path, sets)
-    if study.model.weights != RANDOM:
-        read_weights(Path(study.model.weights))  # BadInput if it is no file of weights
     if study.tuning is not None and study.data.source != "at-sites":
         study.tuning.check_weights()
+    found = check_files(study)
     sites = len(study.sites.site_names()) or "as many as the data has"
     typer.echo(
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "
         f"sites: {sites}, rounds: {study.method.rounds}"
     )
+    for sentence in found:
+        typer.echo(sentence)

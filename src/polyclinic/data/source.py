@@ -53,6 +53,14 @@ class Source(Settings):
     def _fold(cls, text: str | None) -> str | None:
         return None if text is None else str(Fold.parse(text))
 
+    @field_validator("test_per_class", mode="before")
+    @classmethod
+    def _per_class(cls, value: object) -> object:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if value is not None and not whole and value != "equal":
+            raise ValueError("must be a whole number of 1 or more, or equal")
+        return value
+
     @abstractmethod
     def load(self) -> Dataset:
         """Every image of the source, prepared at `size`."""

@@ -360,6 +360,7 @@ class Federation:
         self.failures = manifest.plain["failures"]
         self._held = manifest.plain["held"]
         self._keyed = manifest.plain.get("keyed", [])
+        self._reports = dict(manifest.plain.get("reports", {}))
         best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
         self.observer.restore(manifest.plain["observer"], best)
         return True
@@ -381,6 +382,7 @@ class Federation:
             "held": self._held,
             "keyed": self._keyed,
             "observer": self.observer.memory(),
+            "reports": self._reports,
         }
         self._checkpoint.save(manifest, tensors)
         self.engine.prune(manifest.sites)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.files import decode_tensors
-from polyclinic.registry import reason
 
 #: the setting that names no file: weights are drawn
 RANDOM = "random"
@@ -22,6 +22,7 @@ RANDOM = "random"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PREFIX = "module."
 SHOWN = 3  # names in a sentence
+PICKLE = b"\x80"  # what a pickle begins with
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,22 @@ def read_weights(path: Path) -> WeightsFile:
             found: Any = decode_tensors(content)
         else:
             found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a reader says about a file that is something else
-        raise BadInput(
-            f"model.weights: '{path}' is neither a safetensors file nor one of torch with nothing but tensors "
-            f"({reason(error)[:120]}); name a file of weights, such as one of torch.save(network.state_dict(), FILE)"
-        ) from None
+    except Exception:  # whatever a reader says about a file that is something else
+        raise BadInput(f"model.weights: '{path}' {_what_is_wrong(path, content)}") from None
     return WeightsFile(path, hashlib.sha256(content).hexdigest(), _tensors(found, path))
+
+
+def _what_is_wrong(path: Path, content: bytes) -> str:
+    """Why a file cannot be read as weights, and the cure. torch's own words advise to run the code in the file."""
+    save = "torch.save(network.state_dict(), FILE)"
+    if path.suffix == ".safetensors":
+        return f"is not a safetensors file, or is damaged; name another one, or a .pt file of {save}"
+    if zipfile.is_zipfile(io.BytesIO(content)) or content[:1] == PICKLE:
+        return (
+            f"holds other objects than tensors, or is damaged; only tensors are read, since other objects can run "
+            f"code: write it again with {save}"
+        )
+    return f"is not a file of weights; name a .safetensors file, or one of {save}"
 
 
 def _tensors(found: Any, path: Path) -> dict[str, Tensor]:

@@ -34,6 +34,9 @@ def check_task(study: Study) -> None:
         can = ", ".join(name for name, kind in METHODS.working().items() if task in kind.traits.tasks)
         tasks = ", ".join(method.traits.tasks)
         raise BadInput(f"task.name: method '{method.name}' is for {tasks}, not {task}; choose one of {can}")
+    for setting in ("test_per_class", "test_total_per_class"):
+        if task == "regression" and getattr(study.data, setting) is not None:
+            raise BadInput(f"data.{setting}: the labels of regression are values and have no classes; leave it out")
     if _backbone(study).dense != study.task.dense:
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {_fitting(study)}")
     for site, backbone in study.model.backbones.items():
@@ -63,7 +66,7 @@ def check_model(study: Study) -> None:
         )
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
-    own = method.local_names(_network(study), model.batch_norm) if model.weights != RANDOM else ()
+    own = method.local_names(network_of(study), model.batch_norm) if model.weights != RANDOM else ()
     if own and isinstance(study.data, AtSites):
         raise BadInput(
             f"model.weights: sites of '{method.name}' keep a part of the network, which at a deployed site would not "
@@ -71,7 +74,7 @@ def check_model(study: Study) -> None:
         )
     if model.batch_norm == "local" and method.traits.batch_norm == "average":
         raise BadInput(f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'")
-    if method.traits.batch_norm == "local" and not norm_names(_network(study)):
+    if method.traits.batch_norm == "local" and not norm_names(network_of(study)):
         raise BadInput(
             f"method.name: {method.name} keeps batch-norm layers at the sites, and {model.backbone} with "
             f"model.norm = '{model.norm}' has none; choose a backbone with batch norm"
@@ -184,7 +187,7 @@ def check_privacy(study: Study) -> None:
     parts = [*study.method.traits.private_networks]
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
-    network = _network(study)
+    network = network_of(study)
     facts = Facts(
         study.method.name,
         parts,
@@ -260,6 +263,6 @@ def _fitting(study: Study) -> str:
     return ", ".join(name for name, kind in BACKBONES.working().items() if kind.dense == study.task.dense)
 
 
-def _network(study: Study) -> Backbone:
+def network_of(study: Study) -> Backbone:
     """The study's network, for a look at its layers; its weights are not needed, and have no memory where possible."""
     return _backbone(study).without_weights(study.data.size, study.model.norm)

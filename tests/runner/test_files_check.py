@@ -1,0 +1,61 @@
+"""`polyclinic study check` counts images and compares a file of weights where a run would refuse them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.cli import run_app
+from polyclinic.errors import BadInput
+from polyclinic.models import build
+from polyclinic.runner import files_check
+from polyclinic.runner.files_check import check_files
+
+
+def weights_of(backbone, file, **more):
+    torch.save(build(backbone, channels=3, outputs=2, size=28, norm="batch").state_dict() | more, file)
+    return str(file)
+
+
+def test_images_are_counted_where_they_decide_and_only_there(tiny, monkeypatch):
+    assert check_files(tiny("fedavg", {"data.fold": "1/4"}))[0].endswith("test images: 24")  # of 96
+    (sentence,) = check_files(tiny("fedavg", {"data.test_per_class": 1}))
+    assert sentence == "train images: 63, validation images: 14, test images: 6"  # one for each of 3 sites, 2 classes
+    with pytest.raises(BadInput, match="97 folds need as many patients, and there are 96"):
+        check_files(tiny("fedavg", {"data.fold": "1/97"}))
+    with pytest.raises(BadInput, match=r"data\.test_per_class: site 'site-1' has \d+ test images .* 50 are wanted"):
+        check_files(tiny("fedavg", {"data.test_per_class": 50}))
+    with pytest.raises(BadInput, match=r"data\.test_total_per_class: there are \d+ test images"):
+        check_files(tiny("fedavg", {"data.test_total_per_class": 50}))
+    monkeypatch.setattr(files_check, "prepare", None)
+    assert check_files(tiny("fedavg")) == []
+
+
+def test_a_file_of_weights_is_compared_with_the_network_of_these_images(tiny, tmp_path):
+    fits = weights_of("lenet5", tmp_path / "fits.pt", more=torch.ones(1))
+    _, sentence = check_files(tiny("fedavg", {"model.weights": fits}))
+    assert sentence == f"{fits}: 10 of 10 tensors loaded; 1 in the file not used (more)"
+    other = weights_of("resnet18", tmp_path / "other.pt")
+    with pytest.raises(BadInput, match=r"no tensor of '.*other\.pt' fits lenet5"):
+        check_files(tiny("fedavg", {"model.weights": other}))
+
+
+def test_images_that_are_not_here_are_not_counted(tiny, tmp_path):
+    away = {"source": "npz", "path": str(tmp_path / "away.npz"), "size": 28, "fold": "1/4"}
+    assert check_files(tiny("fedavg", {"data": away})) == ["the images are not here, and were not counted"]
+    fits, other = (weights_of(name, tmp_path / f"{name}.pt") for name in ("lenet5", "resnet18"))
+    assert check_files(tiny("fedavg", {"data": away, "model.weights": fits}))[1] == f"{fits}: its tensors fit lenet5"
+    with pytest.raises(BadInput, match=r"fits lenet5"):
+        check_files(tiny("fedavg", {"data": away, "model.weights": other}))
+
+
+def test_the_command_says_what_was_found(tiny, tmp_path, capsys):
+    images, labels = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "size": 28, "test_total_per_class": 3}
+    (tmp_path / "study.toml").write_text(tiny("fedavg", {"data": data, "sites.count": 2}).to_toml())
+    assert run_app(["study", "check", str(tmp_path / "study.toml")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("test images: 6")
+    assert run_app(["study", "check", str(tmp_path / "study.toml"), "--set", "data.test_total_per_class=30"]) == 2
+    assert "data.test_total_per_class: there are" in capsys.readouterr().err
