@@ -95,7 +95,7 @@ METHODS: dict[str, tuple[dict[str, Any], Tables]] = {
         },
     ),
     "cwt, resnet18": ({"name": "cwt", "rounds": 1}, {"model": {"backbone": "resnet18"}, "data": {"samples": 24}}),
-    "fedavg, privacy": ({"name": "fedavg"}, {"privacy": {"noise": 1.0}}),
+    "fedavg, privacy": ({"name": "fedavg"}, {"privacy": {"noise": 1.0, "clipping": "stored"}}),
 }
 REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
     "cwt-replay": ({"name": "cwt-replay"}, REPLAY),
@@ -111,7 +111,11 @@ REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
     ),
     "cwt-replay, privacy of the generator": (
         {"name": "cwt-replay"},
-        {**REPLAY, "generator": {**VQVAE2, "codebook": "gradient"}, "privacy": {"noise": 1.0, "on": ["generator"]}},
+        {
+            **REPLAY,
+            "generator": {**VQVAE2, "codebook": "gradient"},
+            "privacy": {"noise": 1.0, "on": ["generator"], "clipping": "stored"},
+        },
     ),
     "fedreplay": ({"name": "fedreplay"}, {}),
     # with two sites there is one ring only
@@ -147,7 +151,7 @@ REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
                 "norm": "group",
                 "spread": False,
             },
-            "privacy": {"noise": 1.0, "on": ["generator"]},
+            "privacy": {"noise": 1.0, "on": ["generator"], "clipping": "stored"},
         },
     ),
 }

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.models import BACKBONES, build
-from polyclinic.privacy import dp_sgd
+from polyclinic.privacy import clipped_sums, dp_sgd
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.randomness import numpy_rng, seed_of, torch_rng
 
@@ -117,7 +117,7 @@ def test_pieces_make_no_difference(monkeypatch):
     other = copy.deepcopy(model)
     settings = {"noise": 0.5, "clip": 0.7, "expected": BATCH}
     for one, rows in ((model, 256), (other, 2)):
-        monkeypatch.setattr(dp_sgd, "MOST_ROWS", rows)
+        monkeypatch.setattr(clipped_sums, "MOST_ROWS", rows)
         optimizer = torch.optim.SGD(one.parameters(), 0.1)
         descend(one, losses_of(one), iter(batches(BATCH, 5)), 2, optimizer, draw=noise(), **settings)
     assert furthest(model, other) < 1e-6

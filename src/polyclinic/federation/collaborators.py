@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ class TrainerLike(Protocol):
     cut: str | None
     graphs: bool
     metric: str | None
+    kept: dict[str, Any]
     local_names: frozenset[str]
     initial_local: dict[str, Tensor]
 

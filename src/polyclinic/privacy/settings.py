@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from polyclinic.errors import BadInput
+from polyclinic.privacy.clipped_sums import Clipping
 from polyclinic.privacy.epsilon import Accountant, steps_for
 from polyclinic.privacy.obstacles import obstacles
 from polyclinic.settings import Settings
@@ -49,6 +50,11 @@ class Privacy(Settings):
     )
     target_epsilon: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="a site takes no more steps once they would pass this epsilon"
+    )
+    clipping: Clipping = Field(
+        "ghost",
+        description="ghost: bound each image's gradient without storing it, where the network's layers allow that; "
+        "stored: store the gradient of each image (slower); the results differ by rounding",
     )
     accountant: Accountant = Field("rdp", description="rdp (as in the papers), or prv (tighter, takes seconds)")
 

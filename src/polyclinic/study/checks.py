@@ -237,12 +237,14 @@ def _try_private(study: Study) -> None:
     if not issubclass(kind, Imported):
         return
     size = study.data.size
-    from polyclinic.privacy.dp_sgd import try_gradients  # with Opacus, which most studies do without
+    from polyclinic.privacy.dp_sgd import try_gradients
+
+    assert study.privacy is not None, "asked for private studies only"
 
     images = torch.rand(2, channels_of(kind), size, size, generator=torch_rng(0, "trial"))
     network = kind.sample(size, study.model.norm)
     mixed = mixes_samples(network.eval(), torch.cat([images, 1 - images]))
-    problem = "it mixes the images of a batch" if mixed else try_gradients(network, images)
+    problem = "it mixes the images of a batch" if mixed else try_gradients(network, images, study.privacy.clipping)
     if problem:
         raise BadInput(
             f"privacy.on: {kind.name} cannot be trained with gradients per image ({problem[:120]}); choose another "

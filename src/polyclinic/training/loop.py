@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -75,6 +75,7 @@ class Trainer:
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
         self.bounded_scores = spec.bounded_scores
         self._noted: list[Tensor] | None = None
+        self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self.graphs = spec.graphs and self.device.type == "cuda"
         self._graphed = self._graphed_gradients() if self.graphs else None
 

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
+from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums
 from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.privacy.site_account import Account
 from polyclinic.randomness import numpy_rng, seed_of
 from polyclinic.training import row_draws
+from polyclinic.training.graphs import GraphedFunction
 
 if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import TrainerLike
     from polyclinic.federation.site import Site
     from polyclinic.privacy import dp_sgd
     from polyclinic.privacy.settings import Privacy
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 #: the group of a site's state in which its account lies
 STATE = "privacy"
+#: what a trainer keeps the sums of clipped gradients under
+CLIPPED_SUMS = "clipped sums"
 #: what a site's cache keeps the names of its training images under
 IMAGE_NAMES = "image names"
 
@@ -55,7 +61,7 @@ class PrivateObjective:
     `fetch(index, seeds)` gives the batch of some of the site's training images, `batch_size` of them on average, each
     with a seed for its random draws, and `losses(*batch)` the loss of each row. `join` may put rows behind the batches
     that the guarantee need not be about, such as replayed images; `joined` is how many such rows a batch has on
-    average, wherever they come from.
+    average, wherever they come from. `clipped` computes the sums of clipped gradients, where it is kept for the module.
     """
 
     module: nn.Module
@@ -64,6 +70,7 @@ class PrivateObjective:
     batch_size: int
     join: Callable[[Iterator[dp_sgd.Batch]], Iterator[dp_sgd.Batch]] = iter
     joined: int = 0
+    clipped: ClippedSums | None = None
 
 
 def take_private_steps(
@@ -90,7 +97,8 @@ def take_private_steps(
     mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, draw)
     some = itertools.islice(batches, steps)
     losses = losses_by_row(objective.module, objective.losses)
-    dp_sgd.take_noisy_steps(objective.module, optimizer, losses, some, mean, correct)
+    clipped = objective.clipped or ClippedSums(objective.module, privacy.clipping)
+    dp_sgd.take_noisy_steps(objective.module, optimizer, losses, some, mean, correct, clipped)
     site.state.put(STATE, account.tensors())
     return steps
 
@@ -139,19 +147,47 @@ def train(
 ) -> int:
     """Private steps of the trainer's network on the task; how many were taken.
 
-    `replayed` images join each batch, and the guarantee is not about them. Arithmetic is float32: a norm that
-    was rounded to bfloat16 would bound nothing.
+    `replayed` images join each batch, and the guarantee is not about them.
     """
-    trainer, part = site.trainer, site.data.train
+    trainer, part, clipped = site.trainer, site.data.train, _clipped_sums(site)
     objective = PrivateObjective(
         trainer.model,
-        lambda images, targets: trainer.task.losses(trainer.model(images), targets, trainer.target),
+        _task_losses(trainer, clipped),
         lambda index, seeds: trainer.batch(part, index, seeds),
         trainer.optimizer.batch_size,
         replayed.join if replayed else iter,  # type: ignore[arg-type]
         replayed.size if replayed else 0,
+        clipped,
     )
     return take_private_steps(site, objective, steps, optimizer, correct=correct)
+
+
+def _clipped_sums(site: Site) -> ClippedSums:
+    """What computes sums of clipped gradients of the trainer's network: made once, so that all sites share its graphs.
+
+    Dropout by row draws its numbers outside a GPU, which no graph can do again.
+    """
+    kept, model = site.trainer.kept, site.trainer.model
+    if CLIPPED_SUMS not in kept:
+        drops = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in model.modules())
+        record = _record_steps if site.trainer.graphs and not drops else None
+        kept[CLIPPED_SUMS] = ClippedSums(model, _privacy(site).clipping, record)
+    return kept[CLIPPED_SUMS]
+
+
+def _record_steps(function: Callable[..., list[Tensor]]) -> GraphedFunction:
+    return GraphedFunction(function, "engine.graphs: a private training step")
+
+
+def _task_losses(trainer: TrainerLike, clipped: ClippedSums) -> dp_sgd.Losses:
+    """The loss of each image. Passes have the study's precision where lengths of gradients are exact all the same: a
+    length that was rounded to bfloat16 would bound nothing."""
+
+    def losses(images: Tensor, targets: Tensor) -> Tensor:
+        output = trainer.forward(images) if clipped.ghost else trainer.model(images)
+        return trainer.task.losses(output.float(), targets, trainer.target)
+
+    return losses
 
 
 def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
@@ -192,14 +228,14 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     seeds = row_draws.image_seeds(_image_names(site), index, *address, 0)
     pieces = (
         (*trainer.batch(part, some, drawn), drawn)
-        for some, drawn in zip(index.split(dp_sgd.MOST_ROWS), seeds.split(dp_sgd.MOST_ROWS), strict=True)
+        for some, drawn in zip(index.split(MOST_ROWS), seeds.split(MOST_ROWS), strict=True)
     )
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, sampling_rate * len(part), draw)
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
-    with dp_sgd.private_gradients(trainer.model, optimizer, mean) as put_gradients:
-        losses = lambda x, y: trainer.task.losses(trainer.model(x), y, trainer.target)  # noqa: E731
-        put_gradients(losses_by_row(trainer.model, losses), pieces)
+    clipped = _clipped_sums(site)
+    with dp_sgd.private_gradients(trainer.model, optimizer, mean, clipped) as put_gradients:
+        put_gradients(losses_by_row(trainer.model, _task_losses(trainer, clipped)), pieces)
         found = {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
     site.state.put(STATE, account.tensors())
     return found

@@ -19,6 +19,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
+from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.epsilon import Mechanism
 from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, record
 from polyclinic.privacy.site_account import Account
@@ -80,7 +81,8 @@ def train(
     def losses(batch: Tensor, wanted: Tensor) -> Tensor:
         return trainer.task.losses(primary(batch), wanted, trainer.target)
 
-    dp_sgd.take_noisy_steps(primary, optimizer, losses_by_row(primary, losses), batches, mean)
+    clipped = ClippedSums(primary, privacy.clipping)
+    dp_sgd.take_noisy_steps(primary, optimizer, losses_by_row(primary, losses), batches, mean, clipped=clipped)
     limits = [SEES_LATENTS, CODES, ONE_IMAGE, COUNTS, *([SEED] if federation.engine.simulation else [])]
     for site, account in accounts.items():
         federation.coverage.add(site, record(account, [RELEASES["primary"]], limits))

@@ -1,0 +1,127 @@
+"""The sum of clipped gradients of a batch's rows: by ghost clipping, or from stored gradients of each row."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.privacy.ghost_clipping import GhostClipping, NotFollowedError, can_follow
+
+#: ghost: no gradient of a single image is stored, where the network allows that; stored: each one is (Opacus)
+Clipping = Literal["ghost", "stored"]
+#: tensors [B, ...] of one batch, for instance images and targets; B may be 0
+Batch = tuple[Tensor, ...]
+#: the loss of each row of a batch, [B]
+Losses = Callable[..., Tensor]
+#: makes a CUDA graph of a function (`training.graphs.GraphedFunction`)
+Record = Callable[[Callable[..., list[Tensor]]], Callable[..., list[Tensor]]]
+
+#: rows that go through a network at a time; a larger batch goes through in pieces
+MOST_ROWS = 256
+#: bytes that the rows of a piece may take, by kind of device
+ROOM = {"cpu": 2**30, "cuda": 2**33}
+#: recorded pieces have a multiple of so many rows: a graph is recorded for each number of rows
+ROWS_IN_GRAPH = 16
+
+
+class ClippedSums:
+    """Computes sums of clipped gradients of `module`.
+
+    With `record` the work on a piece is recorded as a CUDA graph; `losses` must then be the same at every call.
+    """
+
+    def __init__(self, module: nn.Module, clipping: Clipping = "ghost", record: Record | None = None) -> None:
+        self.module, self.record = module, record
+        self._ghost = GhostClipping(module) if clipping == "ghost" and can_follow(module) else None
+        self._recorded: dict[float, Callable[..., list[Tensor]]] = {}
+        self._rows: int | None = None
+        self._contexts = contextlib.ExitStack()
+
+    @property
+    def ghost(self) -> bool:
+        """Whether it is ghost clipping: lengths are exact then, whatever precision the passes have."""
+        return self._ghost is not None
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """A while in which `total` may be called."""
+        with contextlib.ExitStack() as self._contexts:
+            if self._ghost is not None:
+                self._contexts.enter_context(self._ghost.following())
+            else:
+                self._store_gradients()
+            yield
+
+    def total(
+        self, losses: Losses, pieces: Iterable[Batch], clip: float, parameters: list[nn.Parameter]
+    ) -> list[Tensor]:
+        """For each of the parameters, the sum of the clipped gradients of all rows of a batch, in pieces."""
+        # zero times infinity is no number, and no gradient is longer than the largest one
+        clip = min(clip, torch.finfo(torch.float32).max)
+        totals = [torch.zeros_like(one) for one in parameters]
+        for batch in pieces:
+            if len(batch[0]):
+                for piece in self._split(losses, batch, parameters):
+                    torch._foreach_add_(totals, self._sums(losses, piece, clip, parameters))
+        return totals
+
+    def _split(self, losses: Losses, batch: Batch, parameters: list[nn.Parameter]) -> Iterator[Batch]:
+        if self._rows is None:
+            self._rows = self._rows_at_a_time(losses, batch, parameters)
+        return zip(*(tensor.split(self._rows) for tensor in batch), strict=True)
+
+    def _rows_at_a_time(self, losses: Losses, batch: Batch, parameters: list[nn.Parameter]) -> int:
+        """By the memory that one row takes; it depends on shapes only, so that the result does."""
+        room = ROOM.get(batch[0].device.type, ROOM["cpu"])
+        if self._ghost is not None:
+            try:
+                one_row = self._ghost.bytes_of(lambda: _checked(losses, tuple(one[:1] for one in batch)))
+                return max(1, min(MOST_ROWS, room // max(1, one_row)))
+            except NotFollowedError:
+                self._store_gradients()
+        weights = sum(one.numel() * one.element_size() for one in parameters)
+        return max(1, min(MOST_ROWS, room // max(1, weights)))
+
+    def _sums(self, losses: Losses, piece: Batch, clip: float, parameters: list[nn.Parameter]) -> list[Tensor]:
+        if self._ghost is None:
+            return self._stored.clipped_sums(lambda: _checked(losses, piece), clip, parameters)
+        if self.record is None:
+            return self._ghost.clipped_sums(lambda: _checked(losses, piece), clip, parameters)
+        return self._replayed(losses, piece, clip, parameters)
+
+    def _replayed(self, losses: Losses, piece: Batch, clip: float, parameters: list[nn.Parameter]) -> list[Tensor]:
+        ghost = self._ghost
+        assert ghost is not None
+        assert self.record is not None
+        if clip not in self._recorded:
+            self._recorded[clip] = self.record(
+                lambda counted, *rows: ghost.clipped_sums(lambda: _checked(losses, rows), clip, parameters, counted)
+            )
+        rows = len(piece[0])
+        missing = math.ceil(rows / ROWS_IN_GRAPH) * ROWS_IN_GRAPH - rows
+        counted = torch.arange(rows + missing, device=piece[0].device) < rows
+        return self._recorded[clip](counted, *(padded(one, missing) for one in piece))
+
+    def _store_gradients(self) -> None:
+        from polyclinic.privacy.stored_gradients import StoredGradients  # with Opacus, which takes a second
+
+        self._contexts.close()
+        self._ghost, self._stored = None, StoredGradients(self.module)
+        self._contexts.enter_context(self._stored.following())
+
+
+def padded(rows: Tensor, missing: int) -> Tensor:
+    """[B, ...] with the first row `missing` times more behind the others."""
+    return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _checked(losses: Losses, piece: Batch) -> Tensor:
+    found = losses(*piece)
+    if found.shape != (len(piece[0]),):
+        raise ValueError(f"losses gave {tuple(found.shape)} for {len(piece[0])} rows; give one loss a row")
+    return found
