@@ -55,19 +55,36 @@ def test_a_phantom_gets_no_key_and_no_parcel(host, tmp_path):
         ask(host, "hand_over", model=True, to="phantom")
 
 
-def test_a_box_is_taken_once(host, tmp_path):
-    """Twice, a model would stand in the queue twice."""
+@pytest.fixture
+def sealed(tmp_path):
+    """A box with two images that site 'south' sealed for 'north'."""
     sender, mine = KitKeys(tmp_path / "south"), KitKeys(tmp_path / "kit" / "local").public(SITE)
     buffer = Parcel(
         "synthetic-images", {"images": torch.zeros(2, 1, 32, 32, dtype=torch.uint8), "labels": torch.zeros(2)}
     )
     about = {"from": "south", "operation": "hand_over", "kind": "synthetic-images"}
     box = seal(buffer.encoded, {**about, "to": SITE, "round": 1}, sender=sender.own(""), recipient=mine)
-    sealed = Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
-    changed = Parcel(SEALED, {"box": sealed.tensors["box"].clone()}, about)
+    return Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
+
+
+def test_a_box_is_taken_once(host, sealed):
+    """Twice, a model would stand in the queue twice."""
+    changed = Parcel(SEALED, {"box": sealed.tensors["box"].clone()}, sealed.metadata)
     changed.tensors["box"][-1] ^= 1
     with pytest.raises(ParcelRejected, match="do not open"):  # which does not use up the true one
         ask(host, "receive", parcels={"synthetic_images": changed})
     ask(host, "receive", parcels={"synthetic_images": sealed})
     with pytest.raises(ParcelRejected, match="was taken before"):
         ask(host, "receive", parcels={"synthetic_images": sealed})
+
+
+def test_a_box_is_not_taken_again_after_the_run_was_put_back(kit, host, sealed):
+    """But for the same call in the same state, as an interrupted run repeats it: that tells nothing new."""
+    prepared = host.checkpoint()
+    ask(host, "receive", parcels={"synthetic_images": sealed})
+    host.restore(prepared)
+    ask(host, "receive", parcels={"synthetic_images": sealed})
+    again = kit.host(**FEDER)
+    again.restore({})  # to before the site had trained anything
+    with pytest.raises(ParcelRejected, match="was taken before"):
+        ask(again, "receive", parcels={"synthetic_images": sealed})

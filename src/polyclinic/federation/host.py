@@ -135,7 +135,7 @@ class SiteHost:
                     transcript.extend(turn.site, self.spec.result_settings_json, turn.call, turn.parcels)
             # dropout draws from global state
             gpus = range(torch.cuda.device_count())
-            with seeded(self.spec.seed, call.site, declared.address, call.round, gpus=gpus):
+            with seeded(*turns[0].site.address(declared.address, call.round), gpus=gpus):
                 if not declared.grouped:
                     return [self._work_alone(work, turn) for turn in turns]
                 return self._work_together(work, turns)

@@ -165,6 +165,7 @@ class OpenSites:
             replay_settings=spec.replay_settings,
             trainers=(spec.trainer, *spec.trainers.values()),
             secret=secret,
+            own_draws=spec.policy.deployed and spec.policy.draws == "own",
             keys=self.key_ring,
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
             keep_model=spec.keep_model,
@@ -192,7 +193,7 @@ class OpenSites:
 
 
 def secret_in(folder: Path) -> str:
-    """The secret of a deployed site: drawn once, and kept, so that a resumed run draws the same noise again."""
+    """A deployed site's secret for one run: drawn once, and kept, so that a resumed run draws the same again."""
     path = folder / "noise.key"
     if not path.exists():
         atomic_write(path, secrets.token_hex(32), private=True)

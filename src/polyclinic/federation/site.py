@@ -28,7 +28,8 @@ class Site:
     state. `folder` is the site's own; what lies there never leaves it. `generator`, `tuning` and `replay_settings` are
     the study's tables [generator], [tuning] and [replay]. `trainers` are the trainers of all networks that the study's
     sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
-    draw it; a simulated site has none, and its noise is the same in every run. `keep_model` puts a finished model where
+    draw it; a simulated site has none, and its noise is the same in every run. `own_draws` says that it goes into all
+    other draws of the site, too. `keep_model` puts a finished model where
     the site's people find it; nobody is there at a simulated site. `keys` are the sealing keys that it has and knows.
     `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
     """
@@ -47,13 +48,18 @@ class Site:
     cache: dict[str, Any] = field(default_factory=dict)
     round: int = 0
     secret: str = ""
+    own_draws: bool = False
     keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
     max_delta: float = 1.0
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
 
+    def address(self, *purpose: str | int) -> tuple[str | int, ...]:
+        """Where a draw of this site comes from: the study's seed, the site's secret if that is to count, its name."""
+        return (self.seed, *([self.secret] if self.own_draws else []), self.name, *purpose)
+
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""
-        return torch_rng(self.seed, self.name, purpose, self.round)
+        return torch_rng(*self.address(purpose, self.round))
 
     def trainer_for(self, weights: Mapping[str, Tensor]) -> TrainerLike:
         """The trainer whose network these are whole weights of: the site's own, or that of another site."""
@@ -65,4 +71,4 @@ class Site:
 
     def lasting_rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site and purpose, the same in every round."""
-        return torch_rng(self.seed, self.name, purpose)
+        return torch_rng(*self.address(purpose))

@@ -7,6 +7,9 @@ is not on it. What a site agreed to is bound into its ledger by `take_keys`. A s
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +19,7 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected, decode
 from polyclinic.federation.operation import operation
+from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -24,8 +28,9 @@ if TYPE_CHECKING:
     from polyclinic.federation.site import Site
 
 
-#: where a site's state keeps which boxes it has taken, uint8 [boxes, 32]
+#: where a site's state keeps which boxes it has taken, uint8 [boxes, 32], and the file of a deployed one
 TAKEN = "boxes taken"
+BOXES = "boxes.txt"
 
 
 class KeyExchange:
@@ -77,21 +82,51 @@ def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
         plain = sealing.unseal(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=key)
     except sealing.SealBroken as broken:
         raise ParcelRejected(f"the sealed {about['kind']} of site '{about['from']}' do not open: {broken}") from broken
-    _take_once(site, box, str(about["from"]))
+    _take_once(site, box, str(about["from"]), call)
     found = decode(plain)
     if found.kind != about["kind"]:
         raise ParcelRejected(f"a parcel of kind '{found.kind}' came under the name of '{about['kind']}'")
     return found
 
 
-def _take_once(site: Site, box: Tensor, sender: str) -> None:
+def _take_once(site: Site, box: Tensor, sender: str, call: Call) -> None:
     """ParcelRejected for a box that the site has taken before: twice, a model would count twice. The site's state keeps
-    the key that was drawn for each box, by which a box is known."""
+    the key that was drawn for each box, by which a box is known.
+
+    A coordinator can put the state back, so a deployed site also keeps a file of boxes, which nobody puts back. A box
+    in it is taken again only for the same call in the same state, after an interruption: that gives the same answer.
+    """
     drawn = box[: sealing.KEY_BYTES].cpu().reshape(1, -1)
     taken = site.state.get(TAKEN, torch.zeros(0, sealing.KEY_BYTES, dtype=torch.uint8))
-    if bool((taken == drawn).all(1).any()):
+    now = _asked(site, call) if site.secret else ""
+    first = BoxFile(site.folder / BOXES).first_use(_bytes(drawn).hex(), now) if site.secret else ""
+    if bool((taken == drawn).all(1).any()) or first != now:
         raise ParcelRejected(f"the sealed parcel from site '{sender}' was taken before")
     site.state[TAKEN] = torch.cat([taken, drawn])
+
+
+class BoxFile:
+    """A file with a line for every sealed box that a deployed site has taken: its key, and what it was taken for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def first_use(self, box: str, asked: str) -> str:
+        """What a box was taken for when it first came; `asked`, which is on disk when this returns, if that is now."""
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        known = dict(line.split(" ") for line in lines)
+        if box not in known:
+            atomic_write(self.path, "\n".join([*lines, f"{box} {asked}", ""]), private=True, durable=True)
+        return known.get(box, asked)
+
+
+def _asked(site: Site, call: Call) -> str:
+    """A digest of a call and of the site's state before it."""
+    found = hashlib.blake2b(json.dumps([call.operation, call.round, dict(call.arguments)]).encode(), digest_size=32)
+    for name in sorted(site.state):
+        found.update(f"{name} {site.state[name].dtype} {tuple(site.state[name].shape)}".encode())
+        found.update(site.state[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _tensor(data: bytes | bytearray) -> Tensor:

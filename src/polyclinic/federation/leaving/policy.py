@@ -43,6 +43,11 @@ class Policy(Settings):
         "coarse",
         description="how scores leave a deployed site: coarse (few bins, no small counts, rounded), or fine (exact)",
     )
+    draws: Literal["own", "study"] = Field(
+        "own",
+        description="what a deployed site's batches and other random draws come from: own (a secret, new for "
+        "each run and kept when it is resumed), or study (its seed, which the coordinator knows)",
+    )
     min_cohort: int = Field(
         0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
     )
