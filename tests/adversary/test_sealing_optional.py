@@ -88,3 +88,11 @@ def test_a_box_is_not_taken_again_after_the_run_was_put_back(kit, host, sealed):
     again.restore({})  # to before the site had trained anything
     with pytest.raises(ParcelRejected, match="was taken before"):
         ask(again, "receive", parcels={"synthetic_images": sealed})
+
+
+def test_trained_generators_stay_in_the_kit(kit, tmp_path, monkeypatch):
+    """Not in the cache of whoever runs the site, where other users' studies might find them."""
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path / "elsewhere"))
+    ask(kit.host(**{**FEDER, "method": {**FEDER["method"], "reuse_generators": True}}), "prepare", 0)
+    assert list((kit.folder / "cache" / "generators").glob("*.safetensors"))
+    assert not (tmp_path / "elsewhere" / "generators").exists()

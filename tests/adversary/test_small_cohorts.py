@@ -1,12 +1,15 @@
 """Attack: ask for what is computed from one patient, or a few."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attacked_site import ask, first_weights
 
 from polyclinic.data.parts import ImageSet
+from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.leaving.cohort import fewest_patients, images_in_private_step
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import Suspensions
 
@@ -43,6 +46,17 @@ def test_a_few_local_steps_on_a_few_patients_stay_too(site, steps, size, leaves)
         return
     with pytest.raises(GateRefused, match=TOO_FEW):
         ask(host, "train", weights=weights)
+
+
+def test_how_many_patients_were_in_a_batch_is_not_told(site):
+    """All images are of three patients: batches have enough images, and the refusal would tell whose they are."""
+    host = site.host(method={"name": "fedavg", "rounds": 3, "local_steps": 2})
+    data = host.sites.get("north").data
+    host.sites.get("north").data = replace(data, train=replace(data.train, cases=np.arange(len(data.train)) % 3))
+    with pytest.raises(GateRefusedData) as refusal:
+        ask(host, "train", weights=first_weights(host))
+    assert discreet(str(site.folder))(refusal.value) == FAILED
+    assert Suspensions(site.folder).all()
 
 
 SHAM = {"on": ["classifier"], "noise": 1e-6, "clip": 10.0}

@@ -1,9 +1,11 @@
 """Attack: have a site work on a study that its people have not approved, or not like this, or no longer."""
 
 import json
+import os
 from dataclasses import asdict
 
 import pytest
+import torch
 from attacked_site import PRIVATE, SITE, ask, first_weights, study
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -135,6 +137,38 @@ def test_no_rule_approves_a_copy_of_what_a_person_refused_or_revoked(kit, approv
         with pytest.raises(NotApproved, match="waits for approval"):
             kit.host(name, seed=seed, method__rounds=5)
     assert kit.host("good_again", seed=1)  # the rule still holds for other studies
+
+
+@pytest.mark.parametrize(
+    "change", [{"optimizer__lr": 0.051}, {"method__local_steps": 3}, {"seed": 4, "optimizer__batch_size": 9}]
+)
+def test_no_rule_approves_what_differs_from_a_refused_study_in_numbers_only(kit, approvals, change):
+    approvals.request("evil", study(), __version__)
+    approvals.decide("evil", "refuse")
+    kit.policy(approve='methods = ["fedavg"]')
+    with pytest.raises(NotApproved, match="waits for approval"):
+        kit.host("evil2", **change)
+    assert kit.host("other", model__backbone="small-cnn")  # another study, to which the rule applies
+    approvals.decide("evil2", "approve")  # a person may
+    assert kit.host("evil2", **change)
+
+
+def test_a_study_has_a_longest_text(kit, approvals):
+    classes = [f"class {number:06d}" for number in range(20_000)]
+    with pytest.raises(NameTaken, match="longer than the 200000 characters"):
+        kit.host("long", data__classes=classes)
+    assert not (kit.folder / "approvals" / "long").exists()
+
+
+def test_threads_are_those_that_were_approved_and_no_more_than_there_are_cores(kit, approvals):
+    """Settings of the engine are no part of the digest that an approval is bound to."""
+    kit.policy(approve="every = true")
+    kit.host("run", engine__threads=1)
+    kit.host("run", engine__threads=64)
+    assert torch.get_num_threads() == 1
+    kit.host("other", engine__threads=10_000)
+    assert torch.get_num_threads() == os.cpu_count()
+    torch.set_num_threads(1)
 
 
 def test_a_rule_about_epsilon_approves_nothing_that_leaves_without_it(kit, approvals):

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyclinic.data.names import refuse_unsafe_name
-from polyclinic.deployment.approval_rules import NOT_ABOUT_IMAGES, changed_settings, rules_of, widened
+from polyclinic.deployment.approval_rules import (
+    BY_RULE,
+    NOT_ABOUT_IMAGES,
+    changed_settings,
+    differ_in_numbers_only,
+    rules_of,
+    widened,
+)
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
@@ -32,8 +39,9 @@ from polyclinic.json_types import JsonObject
 from polyclinic.study import Study
 
 FOLDER = "approvals"
-#: studies that may wait at once: a coordinator must not fill a site's disk
+#: studies that may wait at once, and characters that each may have: a coordinator must not fill a site's disk
 MOST_WAITING = 50
+LONGEST = 200_000
 
 State = Literal["waiting", "approved", "refused", "revoked"]
 #: what the coordinator hears, always in these words
@@ -85,20 +93,23 @@ class Approvals:
 
     # --- what came --------------------------------------------------------------------------------
 
-    def request(self, run: str, study: Study, version: str) -> None:
+    def request(self, run: str, study: Study, version: str) -> Request:
         """Note a study that came; BadInput if another study came under this name before."""
         refuse_unsafe_name(run)
         digest = study_digest(study)
+        if len(json.dumps(study.as_tables(), default=str)) > LONGEST:
+            raise NameTaken(f"the study is longer than the {LONGEST} characters that a site takes; shorten it")
         with self._locked():
             if (known := self.find(run)) is not None:
                 if known.digest != digest:
                     raise NameTaken(f"--name {run}: another study of this name came to this site; take another name")
-                return
+                return known
             if sum(self.state(one.run) == "waiting" for one in self.requests()) >= MOST_WAITING:
                 raise NameTaken(f"{MOST_WAITING} studies wait at this site already; wait until its people have decided")
             found = Request(run, study.as_tables(), digest, version, _now())
             _private_folder(self.folder / run)
             atomic_write(self.folder / run / "request.json", json.dumps(asdict(found), indent=1) + "\n", private=True)
+            return found
 
     def find(self, run: str) -> Request | None:
         """The study that came under this name."""
@@ -171,10 +182,15 @@ class Approvals:
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
     def stopped_before(self, request: Request) -> str | None:
-        """The run of a study that a person refused or revoked, and from which this one differs in the seed at most."""
-        for other in self.requests():
-            last = self._last(other.run)
-            if last and last.decision != "approve" and not changed_settings(other.study, request.study, but=("seed",)):
+        """The run of a study that a person refused or revoked, and from which this one differs in numbers at most; None
+        if a person has approved this very study, whatever its seed."""
+        decided = [(self._last(other.run), other) for other in self.requests()]
+        for last, other in decided:
+            by_person = last and last.decision == "approve" and not last.by.startswith(BY_RULE)
+            if by_person and not changed_settings(other.study, request.study, but=("seed",)):
+                return None
+        for last, other in decided:
+            if last and last.decision != "approve" and differ_in_numbers_only(other.study, request.study):
                 return other.run
         return None
 

@@ -18,6 +18,8 @@ from polyclinic.json_types import JsonObject
 from polyclinic.messages import sentences
 from polyclinic.settings import Settings
 
+#: how the name of a rule begins where it approves, instead of a person's
+BY_RULE = "the rule "
 #: the table of policy.toml that holds the rules
 TABLE = "approve"
 #: tables of a study that decide neither what is computed from images nor what leaves
@@ -47,11 +49,11 @@ class ApprovalRules(Settings):
         """The rule that approves this study, in words; None if a person must. `last` is the study that was approved
         last. Studies are given as their tables, every default written out."""
         if self.every:
-            return "the rule approve.every"
+            return f"{BY_RULE}approve.every"
         if self.same_as_last and last is not None and not changed_settings(last, study, but=("seed",)):
-            return "the rule approve.same_as_last"
+            return f"{BY_RULE}approve.same_as_last"
         if method_of(study) in self.methods and self._within_limits(study):
-            return "the rule approve.methods"
+            return f"{BY_RULE}approve.methods"
         return None
 
     def _within_limits(self, study: JsonObject) -> bool:
@@ -91,6 +93,24 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], but: tup
         names = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
         found += [_change(f"{table}.{name}", old.get(name), new.get(name)) for name in names]
     return found
+
+
+def differ_in_numbers_only(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two studies are the same but for numbers: a learning rate, a count, one that is given or is not."""
+    before, now = (
+        {name: _without_numbers(table) for name, table in one.items() if name not in NOT_ABOUT_IMAGES} for one in (a, b)
+    )
+    return {n: t for n, t in before.items() if t is not None} == {n: t for n, t in now.items() if t is not None}
+
+
+def _without_numbers(value: Any) -> Any:
+    """A plain value, in which every number is None, and nothing is left of what is None."""
+    if isinstance(value, Mapping):
+        found = {name: _without_numbers(one) for name, one in value.items()}
+        return {name: one for name, one in found.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [one for one in map(_without_numbers, value) if one is not None]
+    return None if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _change(setting: str, old: Any, new: Any) -> str:

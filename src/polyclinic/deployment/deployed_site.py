@@ -23,7 +23,7 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import PreparedSites
-from polyclinic.deployment.approval import TOLD, Approvals, NameTaken, NotApproved, State
+from polyclinic.deployment.approval import TOLD, Approvals, NameTaken, NotApproved, Request, State
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
@@ -66,8 +66,8 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
     approvals = Approvals(kit, site)
     with only_site_plugins(kit / "runs" / run):
         study = parse_study(job_spec["study"])
-    approvals.request(run, study, job_spec["version"])
-    threads = study.engine.threads
+    request = approvals.request(run, study, job_spec["version"])
+    threads = own_threads(request)
     worker_spec = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
     command = python_command("polyclinic.deployment.worker")
     start_worker = lambda: WorkerProcess(command, threads=threads, spec=worker_spec)  # noqa: E731
@@ -150,7 +150,6 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     refuse_unsafe_name(run)
     load_site_plugins(kit / "local" / "site.toml")
     study = parse_study(worker_spec["study"])
-    torch.set_num_threads(study.engine.threads)
     if not isinstance(study.data, AtSites):
         raise BadInput("data.source: a deployed study has no data of its own; it must be 'at-sites'")
     names = study.sites.site_names()
@@ -160,7 +159,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     refuse_unbounded_scores(study.task, policy)
     refuse_other_study(kit / "runs" / run, study)
     approvals = Approvals(kit, site)
-    approvals.request(run, study, __version__)
+    torch.set_num_threads(own_threads(approvals.request(run, study, __version__)))
     approvals.require(run)
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
     parts = PreparedSites(kit, names, study.data.info(names))
@@ -176,9 +175,16 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
         "require_approval": lambda: approvals.require(run),
         "keys": KitKeys(kit / "local"),
         "anchors": kit / "anchors" / "runs",
+        "cache": kit / "cache",
         "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
     }
     return SiteHost(replace(assembly.host_spec(), **own))
+
+
+def own_threads(request: Request) -> int:
+    """Threads that the site computes with: as the study had them when it first came, which is what was shown and
+    approved, and no more than the machine has cores. They are part of a result's last bits."""
+    return min(int(request.study["engine"]["threads"]), os.cpu_count() or 1)
 
 
 def refuse_unbounded_scores(task: Task, policy: Policy) -> None:

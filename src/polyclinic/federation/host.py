@@ -20,7 +20,13 @@ from polyclinic.federation.leaving.signing import Anchor, is_countersigned, sign
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.release_checks import check_private, coarse_scores, count_patients, without_loss
+from polyclinic.federation.release_checks import (
+    check_drawn_patients,
+    check_private,
+    coarse_scores,
+    count_patients,
+    without_loss,
+)
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition
 from polyclinic.federation.turn import Turn, undone_on_error
@@ -201,6 +207,7 @@ class SiteHost:
             if parcel.kind not in declared.releases:
                 raise LookupError(f"'{call.operation}' did not declare that it releases {parcel.kind}")
         if policy.deployed:
+            check_drawn_patients(policy, turn)
             put_back = call.site in self.sites.put_back
             check_scores(call, parcels, self.sites.gates[call.site].ledger, self._rounds, put_back=put_back)
         leaving = self.sites.gates[call.site].release(

@@ -52,6 +52,8 @@ class HostSpec:
     only: str | None = None
     #: the sealing and signing keys of a deployed site; those of simulated sites follow from the seed
     keys: KeyRing | None = None
+    #: where a deployed site keeps what it may need again, such as trained generators; the user's cache if not given
+    cache: Path | None = None
     #: where a deployed site keeps the heads of its ledgers in a second place, a file for each run
     anchors: Path | None = None
     #: where a deployed site's studies are stopped until a person there has looked

@@ -169,6 +169,7 @@ class OpenSites:
             keys=self.key_ring,
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
             keep_model=spec.keep_model,
+            cache_folder=spec.cache,
         )
 
     def _target(self, name: str, price: Price) -> Target | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import torch
+
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.budget import SCORES, tells_something
 from polyclinic.federation.leaving.cohort import (
@@ -16,7 +18,7 @@ from polyclinic.federation.leaving.cohort import (
     images_in_private_step,
     patients_in,
 )
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.privacy_coverage import PUBLIC
@@ -83,6 +85,16 @@ def count_patients(spec: HostSpec, turn: Turn, splits: tuple[str, ...], parcels:
     if splits == ("train",):
         counts += [patients_behind(spec, turn, parcel) for parcel in parcels if tells_something(parcel)]
     return min(counts)
+
+
+def check_drawn_patients(policy: Policy, turn: Turn) -> None:
+    """GateRefusedData if the batches that were drawn have enough images, and too few patients.
+
+    How many images a study takes is public, and a refusal for it may be told. Whose images they were is not.
+    """
+    images = len(torch.cat([batch.flatten() for batch in turn.used]).unique()) if turn.used else 0
+    if turn.used and images >= policy.min_cohort > patients_in(turn.site.data.train, turn.used):
+        raise GateRefusedData(f"'{turn.call.operation}': {images} images were drawn, of fewer than min_cohort patients")
 
 
 def patients_behind(spec: HostSpec, turn: Turn, parcel: Parcel) -> int:

@@ -31,6 +31,7 @@ class Site:
     draw it; a simulated site has none, and its noise is the same in every run. `own_draws` says that it goes into all
     other draws of the site, too. `keep_model` puts a finished model where
     the site's people find it; nobody is there at a simulated site. `keys` are the sealing keys that it has and knows.
+    `cache_folder` is where a deployed site keeps trained generators; None is the user's cache.
     `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
     """
 
@@ -52,6 +53,7 @@ class Site:
     keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
     max_delta: float = 1.0
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
+    cache_folder: Path | None = None
 
     def address(self, *purpose: str | int) -> tuple[str | int, ...]:
         """Where a draw of this site comes from: the study's seed, the site's secret if that is to count, its name."""

@@ -66,7 +66,7 @@ def training_images(site: Site) -> np.ndarray:
 
 def cache_file(site: Site) -> Path:
     """The file of the site's generator in the cache, there once it has been trained."""
-    file = cache_folder(None) / "generators" / f"{fingerprint(site)}.safetensors"
+    file = cache_folder(site.cache_folder) / "generators" / f"{fingerprint(site)}.safetensors"
     make_folder(file.parent)
     return file
 
@@ -94,7 +94,7 @@ def fingerprint(site: Site) -> str:
             "generator": generator_settings(site).model_dump(mode="json"),
             "tuning": tuning.model_dump(mode="json") if tuning else None,
             "images": images.hexdigest(),
-            "draws": [site.seed, site.name, site.round],
+            "draws": [site.seed, site.name, site.round, *(["own"] if site.own_draws else [])],
             "device": [trainer.device.type, trainer.precision, torch.__version__, torch.get_num_threads()],
             "code": code_digest(Path(private_tuning.__file__).parent.glob("*.py")),
         }
