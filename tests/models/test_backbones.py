@@ -91,7 +91,7 @@ def test_deep_resnets_have_as_many_layers_as_their_name_says(backbone):
     assert model.cuts == models.cuts("resnet18")
 
 
-@pytest.mark.parametrize("norm", models.NORMS)
+@pytest.mark.parametrize("norm", ["batch", "group"])
 def test_unet_is_monais_where_nothing_needs_padding(norm):
     ours = models.build("unet", channels=1, outputs=1, size=32, norm=norm)
     theirs = nets.BasicUNet(

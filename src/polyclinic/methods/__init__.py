@@ -4,6 +4,7 @@ Methods know federation, training, tasks and models; they know no engine, no stu
 except where one states its difference from another by inheriting from it.
 """
 
+from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.cwt_replay import CwtReplay
@@ -44,6 +45,7 @@ METHODS: Registry[type[Method]] = Registry(
         "feder-a": FedERA,
         "feder-b": FedERB,
         "felicia": Felicia,
+        "analytic": Analytic,
     },
     base=Method,
 )

@@ -3,6 +3,9 @@
 The encoder is the network up to the cut, trained at one site with the whole network on the task. Every site sends
 the latents of its training images and their labels, once; the rest of the network is trained on them by the
 coordinator. The released model is encoder and rest joined.
+
+Beyond the paper: with `front = "public"` no site trains an encoder; the network up to the cut keeps its public weights.
+With `flips` the latents of mirrored images are sent as well.
 """
 
 from __future__ import annotations
@@ -26,9 +29,17 @@ from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private, private_latents
 
+#: begins the names of tensors that are about mirrored images
+FLIPPED = "flipped_"
+
 
 class FedReplay(Method):
     name: Literal["fedreplay"] = "fedreplay"
+    front: Literal["site", "public"] = Field(
+        "site",
+        description="the encoder up to the cut: trained by one site, or public (model.weights) and trained by nobody",
+    )
+    flips: bool = Field(False, description="send the latents of each image mirrored left to right, too")
     encoder_site: str = Field("largest", description="who trains the encoder: a site's name, 'largest' or 'random'")
     encoder_passes: int | None = Field(
         None,
@@ -70,7 +81,10 @@ class FedReplay(Method):
         return state.weights
 
     def encoder(self, federation: Federation) -> Weights:
-        """The network up to the cut, trained at the chosen site."""
+        """The network up to the cut: as it is, where it is public, else trained at the chosen site."""
+        if self.front == "public":
+            trainer = federation.trainer
+            return trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
         site = self.choose(federation)
         federation.report("encoder", {"site": site})
         reply = federation.ask(site, "train_encoder", weights=federation.initial_weights())
@@ -131,17 +145,37 @@ class FedReplay(Method):
         front = trainer.split(trainer.load(weights))[0].eval()
         pairs = [(trainer.forward(x, front).float().cpu(), y.cpu()) for x, y in trainer.in_order(site.data.train)]
         latents, targets = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        kind = "masks" if trainer.task.dense else "labels"
-        return Parcel("latents", shrink(latents, self.latents)), Parcel(kind, {"targets": targets})
+        sent = shrink(latents, self.latents)
+        if self.flips:
+            batches = trainer.in_order(site.data.train)
+            mirrored = torch.cat([trainer.forward(x.flip(-1), front).float().cpu() for x, _ in batches])
+            sent |= {FLIPPED + name: tensor for name, tensor in shrink(mirrored, self.latents).items()}
+        return Parcel("latents", sent), Parcel("masks" if trainer.task.dense else "labels", {"targets": targets})
+
+    def needs_first_weights(self) -> bool:
+        return self.front == "public"
+
+    def privacy_obstacle(self) -> str | None:
+        if not self.flips:
+            return None
+        return "method.flips: two latents of one image would count as two images; set it to false under privacy"
 
 
 def _pooled(sent: Weights) -> tuple[Tensor, Tensor]:
-    """All sites' latents and targets together."""
+    """All sites' latents and targets together, those of mirrored images last."""
     sites = dict.fromkeys(name.rsplit("/", 1)[0] for name in sent)
     of_site = [{n.rsplit("/", 1)[1]: t for n, t in sent.items() if n.rsplit("/", 1)[0] == site} for site in sites]
+    targets = [one["targets"] for one in of_site]
+    mirrored = [{n.removeprefix(FLIPPED): t for n, t in one.items() if n.startswith(FLIPPED)} for one in of_site]
+    latents = [_latents(one) for one in of_site] + [_latents(one) for one in mirrored if one]
+    if any(mirrored):  # a mask is mirrored with its image
+        targets += [one.flip(-1) if one.dim() > 1 else one for one in targets]
+    return torch.cat(latents), torch.cat(targets)
+
+
+def _latents(sent: Weights) -> Tensor:
     # half precision stays half in memory: hundreds of thousands of latents must fit
-    latents = [one["latents"] if one["latents"].is_floating_point() else restore(one).half() for one in of_site]
-    return torch.cat(latents), torch.cat([one["targets"] for one in of_site])
+    return sent["latents"] if sent["latents"].is_floating_point() else restore(sent).half()
 
 
 def _counts(sent: Weights) -> dict[str, int]:

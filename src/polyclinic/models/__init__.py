@@ -1,6 +1,6 @@
 """Networks with named cuts: one file a backbone, and the line in `BACKBONES` that makes it known.
 
-They know torch, MONAI, `errors` and `randomness`, and nothing of tasks, methods or sites.
+They know torch, MONAI, encoders, `errors` and `randomness`, and nothing of tasks, methods or sites.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput
 from polyclinic.models.backbone import Backbone, join, split
+from polyclinic.models.efficientnet import EfficientNetLite0
+from polyclinic.models.encoded import Encoded, encoded
 from polyclinic.models.felicia_cnns import CNN32x64x128, CNN64x128x64x32
 from polyclinic.models.imported import imported, is_importable
 from polyclinic.models.lenet import LeNet5
@@ -21,7 +24,8 @@ from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, Re
 from polyclinic.models.small_cnn import SmallCNN
 from polyclinic.models.unet import UNet
 from polyclinic.models.unet_512 import UNet512
-from polyclinic.models.weights_file import RANDOM, Fitted, WeightsFile, read_weights
+from polyclinic.models.unet_efficientnet import UNetEfficientNetLite0
+from polyclinic.models.weights_file import PUBLIC, RANDOM, Fitted, WeightsFile, read_weights
 from polyclinic.randomness import seeded
 from polyclinic.registry import Registry
 from polyclinic.settings import no_such_choice
@@ -39,8 +43,10 @@ BACKBONES: Registry[type[Backbone]] = Registry(
         "resnet50": ResNet50,
         "resnet101": ResNet101,
         "resnet152": ResNet152,
+        "efficientnet-lite0": EfficientNetLite0,
         "unet": UNet,
         "unet-512": UNet512,
+        "unet-efficientnet-lite0": UNetEfficientNetLite0,
     },
     base=Backbone,
 )
@@ -48,8 +54,10 @@ BACKBONES: Registry[type[Backbone]] = Registry(
 __all__ = [
     "BACKBONES",
     "NORMS",
+    "PUBLIC",
     "RANDOM",
     "Backbone",
+    "Encoded",
     "Fitted",
     "WeightsFile",
     "build",
@@ -61,7 +69,9 @@ __all__ = [
     "join",
     "norm_names",
     "parameter_count",
+    "public_weights",
     "read_weights",
+    "registry_of",
     "split",
     "statistics_names",
 ]
@@ -75,16 +85,27 @@ def build(
     size: int,
     norm: str = "batch",
     arguments: Mapping[str, Any] | None = None,
+    input_size: int | None = None,
+    freeze: str | None = None,
 ) -> Backbone:
-    """A new network for images [B, channels, size, size]; its weights are drawn from torch's global state."""
-    kind = find(backbone, size=size, arguments=arguments)
+    """A new network for images [B, channels, size, size]; its weights are drawn from torch's global state.
+
+    It resizes images to `input_size`, and does not train what lies up to the cut `freeze`.
+    """
+    kind = find(backbone, size=input_size or size, arguments=arguments)
     if norm not in NORMS:
         raise BadInput(f"model.norm: {no_such_choice(norm, list(NORMS))}")
-    return kind(channels, outputs, size, norm)
+    side = input_size or kind.input_side(size)
+    network = kind(channels, outputs, side, norm)
+    if side != size or (input_size is not None and issubclass(kind, Encoded)):
+        network.resize_to(side, size)
+    if freeze is not None:
+        network.freeze(freeze)
+    return network
 
 
 def find(backbone: str, *, size: int, arguments: Mapping[str, Any] | None = None) -> type[Backbone]:
-    """The class of a backbone: by its name, or by its place, `package.module:callable`, with arguments."""
+    """The class of a backbone: by its name, an encoder's name, or its place (`package.module:callable`, arguments)."""
     if is_importable(backbone):
         return imported(backbone, arguments or {}, size)
     if arguments:
@@ -116,7 +137,26 @@ def cuts(backbone: str) -> tuple[str, ...]:
     return tuple(_find(backbone).stages)[:-1]
 
 
+def registry_of(backbone: str) -> Registry[Any]:
+    """Where a backbone is looked up: among the backbones, or among the encoders, which get a linear head."""
+    return ENCODERS if backbone not in BACKBONES and backbone in ENCODERS else BACKBONES
+
+
+def public_weights(backbone: str) -> WeightsFile:
+    """The weights that `model.weights = "public"` means; BadInput where a backbone has none."""
+    found = None if is_importable(backbone) else _find(backbone).public_weights()
+    if found is None:
+        have = [name for name, kind in BACKBONES.working().items() if kind.public_weights.__func__ is not _NO_WEIGHTS]  # type: ignore[attr-defined]
+        raise BadInput(f"model.weights: '{backbone}' has no public weights; choose one of {', '.join(have)}, or a file")
+    return found
+
+
+_NO_WEIGHTS = Backbone.public_weights.__func__  # type: ignore[attr-defined]
+
+
 def _find(backbone: str) -> type[Backbone]:
+    if registry_of(backbone) is ENCODERS:
+        return encoded(backbone)
     if backbone not in BACKBONES:
-        raise BadInput(f"model.backbone: {no_such_choice(backbone, sorted(BACKBONES))}")
+        raise BadInput(f"model.backbone: {no_such_choice(backbone, sorted({*BACKBONES, *ENCODERS}))}")
     return BACKBONES[backbone]

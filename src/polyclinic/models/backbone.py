@@ -6,8 +6,27 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.models.weights_file import WeightsFile
+
+
+class Resize(nn.Module):
+    """Images or maps of any size as squares of `side`, on the device that they lie on."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2:] == (self.side, self.side):
+            return x
+        return F.interpolate(x.float(), (self.side, self.side), mode="bilinear", antialias=True)
+
+
+#: children that do not belong to a stage: they come before the first one and after the last one
+INPUT, OUTPUT = "resize_input", "resize_output"
 
 
 class Backbone(nn.Module):
@@ -26,16 +45,54 @@ class Backbone(nn.Module):
     dense: ClassVar[bool] = False  #: gives a map with a value per pixel (segmentation), not a vector per image
 
     present: tuple[str, ...]
+    frozen: tuple[str, ...]  #: stages that are not trained (`freeze`)
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__()
-        self.present = tuple(self.stages)
+        self.present, self.frozen = tuple(self.stages), ()
 
     @classmethod
     def without_weights(cls, size: int, norm: str) -> Self:
         """A network to look at, for one channel and two outputs: its weights have no memory and no values."""
         with torch.device("meta"):
             return cls(1, 2, size, norm)
+
+    @classmethod
+    def public_weights(cls) -> WeightsFile | None:
+        """The weights that `model.weights = "public"` means; None where there are none. Check their SHA-256 here."""
+        return None
+
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """The state-dict name of a tensor that published weights call `name`."""
+        return name
+
+    @classmethod
+    def input_side(cls, size: int) -> int:
+        """The side to which images of `size` are resized, unless the study says otherwise (`model.input_size`)."""
+        return size
+
+    def resize_to(self, side: int, size: int) -> None:
+        """Have images of `size` resized to `side` before the first layer, and maps back to `size` after the last."""
+        self.resize_input = Resize(side)
+        if self.dense:
+            self.resize_output = Resize(size)
+
+    def freeze(self, cut: str) -> None:
+        """Train nothing up to and including stage `cut`; its batch norm then takes the statistics that it has."""
+        after = _place_of(self, cut, "model.freeze") + 1
+        self.frozen = self.present[:after]
+        for stage in self.frozen:
+            for child in self.stages[stage]:
+                self.get_submodule(child).requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for stage in self.frozen:
+            for child in self.stages[stage]:
+                self.get_submodule(child).eval()
+        return self
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -48,9 +105,11 @@ class Backbone(nn.Module):
         return next(iter(cls.stages))
 
     def forward(self, x: Tensor) -> Tensor:
+        if INPUT in self._modules:
+            x = self.resize_input(x)
         for stage in self.present:
             x = self.run_stage(stage, x)
-        return x
+        return self.resize_output(x) if OUTPUT in self._modules else x
 
     def run_stage(self, stage: str, x: Tensor) -> Tensor:
         """What `stage` does to `x`: its children one after the other, unless a backbone says otherwise."""
@@ -64,9 +123,7 @@ B = TypeVar("B", bound=Backbone)
 
 def split(model: B, cut: str) -> tuple[B, B]:
     """The part up to and including stage `cut`, and the rest. Both share their parameters with `model`."""
-    if cut not in model.cuts:
-        raise BadInput(f"model.cut: {model.name} has no cut '{cut}'; choose one of {', '.join(model.cuts)}")
-    after = model.present.index(cut) + 1
+    after = _place_of(model, cut, "model.cut") + 1
     return _part(model, model.present[:after]), _part(model, model.present[after:])
 
 
@@ -79,19 +136,26 @@ def join(front: B, rest: B) -> B:
             "do not make one network; join the two parts of the same split"
         )
     whole = _part(front, front.present)
-    whole.present = present
+    whole.present, whole.frozen = present, front.frozen + rest.frozen
     for name, child in rest.named_children():
         whole.add_module(name, child)
     return whole
+
+
+def _place_of(model: Backbone, cut: str, setting: str) -> int:
+    if cut not in model.cuts:
+        raise BadInput(f"{setting}: {model.name} has no cut '{cut}'; choose one of {', '.join(model.cuts)}")
+    return model.present.index(cut)
 
 
 def _part(model: B, present: tuple[str, ...]) -> B:
     """The `present` stages of `model` as a network of their own, made without drawing new weights."""
     part = type(model).__new__(type(model))
     nn.Module.__init__(part)
-    part.present = present
-    for stage in present:
-        for child in model.stages[stage]:
-            part.add_module(child, model.get_submodule(child))
+    part.present, part.frozen = present, tuple(stage for stage in present if stage in model.frozen)
+    ends = {INPUT: present[0] == model.present[0], OUTPUT: present[-1] == model.present[-1]}
+    children = [child for stage in present for child in model.stages[stage]]
+    for child in [*children, *(name for name, here in ends.items() if here and name in model._modules)]:
+        part.add_module(child, model.get_submodule(child))
     part.training = model.training
     return part

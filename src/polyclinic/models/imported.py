@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import with_group_norm
+from polyclinic.models.norms import with_norm
 from polyclinic.registry import allows_module, reason
 
 #: names under which networks take what we know of the images and of the task
@@ -40,8 +40,7 @@ class Imported(Backbone):
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
         network = make_network(self.name, type(self).make, self.arguments, (channels, outputs, size))
-        if norm == "group":
-            network = with_group_norm(network)
+        network = with_norm(network, norm)
         for layer in network.modules():
             if getattr(layer, "inplace", False):  # the same numbers; gradients per image cannot follow the other way
                 layer.inplace = False  # type: ignore[assignment]

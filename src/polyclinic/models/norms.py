@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-NORMS = ("batch", "group")
+NORMS = ("batch", "group", "frozen")
 GROUPS = 16  # at most; a layer whose channels 16 does not divide gets the largest common divisor
 
 
-def norm_layer(norm: str, channels: int) -> nn.Module:
-    """Batch norm, or group norm: the latter mixes no patients, which differential privacy needs."""
-    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(math.gcd(GROUPS, channels), channels)
+class FrozenBatchNorm2d(nn.Module):
+    """Batch norm with the mean, variance, factor and offset that came with public weights; nobody trains it.
+
+    Its tensors have the names of `nn.BatchNorm2d`, so that published weights load. It mixes no patients.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        buffers = dict(self.named_buffers())
+        mean, variance = buffers["running_mean"], buffers["running_var"]
+        return F.batch_norm(x, mean, variance, buffers["weight"], buffers["bias"], eps=self.eps)
+
+
+def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
+    """Batch, frozen batch, or group norm. Only the first mixes patients, which differential privacy does not allow."""
+    if norm == "frozen":
+        return FrozenBatchNorm2d(channels, eps)
+    if norm == "batch":
+        return nn.BatchNorm2d(channels, eps)
+    return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
 
 
 def norm_names(model: nn.Module) -> set[str]:
@@ -31,10 +55,12 @@ def _batch_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"{path}." if path else "", layer) for path, layer in layers]
 
 
-def with_group_norm(network: nn.Module) -> nn.Module:
-    """The network with group norm in the place of every batch-norm layer."""
+def with_norm(network: nn.Module, norm: str) -> nn.Module:
+    """The network with this norm in the place of every batch-norm layer."""
+    if norm == "batch":
+        return network
     if isinstance(network, _BatchNorm):
-        return norm_layer("group", network.num_features)
+        return norm_layer(norm, network.num_features, network.eps)
     for name, child in network.named_children():
-        setattr(network, name, with_group_norm(child))
+        setattr(network, name, with_norm(child, norm))
     return network

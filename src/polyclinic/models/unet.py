@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import GROUPS
+from polyclinic.models.norms import GROUPS, with_norm
 
 FEATURES = (32, 32, 64, 128, 256, 32)
 DOWN = ("down_1", "down_2", "down_3", "down_4")
@@ -34,10 +34,10 @@ class UNet(Backbone):
             out_channels=outputs,
             features=FEATURES,
             act=("LeakyReLU", {"negative_slope": 0.1}),  # not in place: see resnet.py
-            norm="batch" if norm == "batch" else ("group", {"num_groups": GROUPS}),
+            norm=("group", {"num_groups": GROUPS}) if norm == "group" else "batch",
         )
         for name, child in basic.named_children():
-            self.add_module(name, child)
+            self.add_module(name, with_norm(child, norm))
 
     def run_stage(self, stage: str, x: Tensor) -> Tensor:
         return super().run_stage(stage, x) if stage == "block1" else self._encode_and_decode(x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from polyclinic.files import decode_tensors
 
 #: the setting that names no file: weights are drawn
 RANDOM = "random"
+#: the setting that names the public weights of the backbone, out of a package
+PUBLIC = "public"
 #: names under which training programs keep the weights beside other things, and what they put before every name
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PREFIX = "module."
@@ -32,6 +34,10 @@ class WeightsFile:
     path: Path
     sha256: str
     tensors: Mapping[str, Tensor]
+
+    def renamed(self, own_name: Callable[[str], str]) -> WeightsFile:
+        """The same tensors under a backbone's own names."""
+        return replace(self, tensors={own_name(name): tensor for name, tensor in self.tensors.items()})
 
     def fitted(self, drawn: Mapping[str, Tensor], backbone: str) -> Fitted:
         """The weights of a network: the file's where name, shape and kind of number agree, else as they were drawn.
@@ -95,7 +101,7 @@ def read_weights(path: Path) -> WeightsFile:
         content = path.expanduser().read_bytes()
     except OSError as error:
         cause = error.strerror or error
-        raise BadInput(f"model.weights: '{path}' cannot be read ({cause}); name a file, or 'random'") from None
+        raise BadInput(f"model.weights: '{path}' cannot be read ({cause}); name a file, 'random' or 'public'") from None
     try:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)

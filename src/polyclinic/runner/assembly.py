@@ -26,13 +26,17 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 from polyclinic.models import (
+    PUBLIC,
     RANDOM,
     Backbone,
+    Encoded,
     Fitted,
     WeightsFile,
     build,
+    find,
     initial_weights,
     is_importable,
+    public_weights,
     read_weights,
 )
 from polyclinic.randomness import seed_of
@@ -99,6 +103,8 @@ class Assembly:
             size=info["size"],
             norm=model.norm,
             arguments=model.arguments if backbone is None or is_importable(backbone) else None,
+            input_size=model.input_size,
+            freeze=model.freeze if backbone is None else None,
         )
 
     @cached_property
@@ -115,20 +121,30 @@ class Assembly:
 
     @cached_property
     def weights_file(self) -> WeightsFile | None:
-        """The file of `model.weights`, which must be the one that the run was begun with.
+        """The file or the public weights of `model.weights`, which must be those that the run was begun with.
 
         A deployed site has none: it reads no file that a study names, and the weights come from the coordinator.
         """
         is_deployed_site = self.policy is not None or self.open_data is not None
         if self.study.model.weights == RANDOM or is_deployed_site:
             return None
-        file, noted = read_weights(Path(self.study.model.weights)), self.folder / WEIGHTS
+        file, noted = self._read_weights(), self.folder / WEIGHTS
+        if file is None:
+            return None
         if noted.exists() and json.loads(noted.read_text(encoding="utf-8"))["sha256"] != file.sha256:
             raise BadInput(
                 f"model.weights: '{file.path}' is not the file that {self.folder} was begun with; bring that one "
                 "back, or name another folder"
             )
         return file
+
+    def _read_weights(self) -> WeightsFile | None:
+        """None for an encoder's public weights: they are no part of the model's."""
+        model = self.study.model
+        kind = find(model.backbone, size=model.input_size or self.prepared.info["size"], arguments=model.arguments)
+        if model.weights != PUBLIC:
+            return read_weights(Path(model.weights)).renamed(kind.own_name)
+        return None if issubclass(kind, Encoded) else public_weights(model.backbone)
 
     @cached_property
     def from_file(self) -> Fitted | None:
@@ -257,7 +273,7 @@ class Assembly:
         if self.study.plugins:  # found where they were found here, and refused if they have changed since
             spec["digests"] = plugins.load_from_study(self.study.plugins)
             spec["modules"] = plugins.folders(self.study.plugins)
-        if self.weights_file:
+        if self.weights_file and self.study.model.weights != PUBLIC:
             spec["study"]["model"]["weights"] = str(self.weights_file.path.expanduser().resolve())
         return json.dumps(spec)
 

@@ -28,7 +28,7 @@ from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
-from polyclinic.models import BACKBONES, Backbone, build, is_importable
+from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.settings import Settings
 from polyclinic.study import Study
@@ -50,6 +50,7 @@ class Card(Settings):
     installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
     networks: dict[str, str] = Field({}, description="importable networks, with the SHA-256 of their packages")
     norm: str
+    input_size: int | None = Field(None, description="side to which the network resizes images; None: its own choice")
     channels: Literal[1, 3]
     size: int
     task: dict[str, Any]
@@ -73,7 +74,7 @@ class Card(Settings):
 
 def _names(task: str, backbones: Mapping[str, str]) -> list[tuple[Registry[Any], str]]:
     """What a model is looked up by: its task and its networks. It needs nothing else to predict."""
-    return [(TASKS, task), *((BACKBONES, name) for name in backbones.values() if not is_importable(name))]
+    return [(TASKS, task), *((registry_of(name), name) for name in backbones.values() if not is_importable(name))]
 
 
 def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str]:
@@ -93,6 +94,7 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
         installed=packages_of(_names(study.task.name, backbones)),
         networks=networks_of(backbones.values()),
         norm=study.model.norm,
+        input_size=study.model.input_size,
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
         weights_sha256=weights_sha256,
@@ -110,7 +112,9 @@ def preparation_of(data: Source) -> dict[str, Any]:
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
-    empty = {name for name in ("arguments", "plugins", "installed", "networks") if not getattr(card, name)}
+    empty = {
+        name for name in ("arguments", "plugins", "installed", "networks", "input_size") if not getattr(card, name)
+    }
     return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 
 
@@ -302,6 +306,7 @@ def _model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> 
         outputs=outputs,
         size=card.size,
         norm=card.norm,
+        input_size=card.input_size,
         arguments=card.arguments if is_importable(backbone) else None,
     )
     start = f"{site}/" if site else ""

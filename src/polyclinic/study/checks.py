@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
-from polyclinic.models import BACKBONES, RANDOM, Backbone, find, is_importable, norm_names
+from polyclinic.models import (
+    BACKBONES,
+    PUBLIC,
+    RANDOM,
+    Backbone,
+    Encoded,
+    find,
+    is_importable,
+    norm_names,
+    public_weights,
+    registry_of,
+)
 from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, check_facts
@@ -45,7 +57,7 @@ def check_task(study: Study) -> None:
             raise BadInput(
                 f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
             )
-        known = is_importable(backbone) or backbone in BACKBONES
+        known = is_importable(backbone) or backbone in registry_of(backbone)
         if not known or find(backbone, size=study.data.size).dense != study.task.dense:
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")
     method.check_task(task)
@@ -55,7 +67,7 @@ def check_model(study: Study) -> None:
     """BadInput if the network lacks what the study wants of it."""
     model, method = study.model, study.method
     for name in dict.fromkeys((model.backbone, *model.backbones.values())):
-        if not is_importable(name) and name not in BACKBONES.builtin:
+        if not is_importable(name) and name in BACKBONES and name not in BACKBONES.builtin:
             _try_network(name, BACKBONES[name], study.data.size, model.norm)
     cuts = _cuts(study)
     if not cuts and (model.cut is not None or method.traits.needs_cut):
@@ -66,6 +78,7 @@ def check_model(study: Study) -> None:
         )
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
+    _check_first_weights(study, cuts)
     own = method.local_names(network_of(study), model.batch_norm) if model.weights != RANDOM else ()
     if own and isinstance(study.data, AtSites):
         raise BadInput(
@@ -111,6 +124,31 @@ def _check_private_batches(study: Study) -> None:
         raise BadInput(
             "optimizer.balanced_batches: how often an image is drawn would depend on the labels of others; set it to "
             "false under differential privacy"
+        )
+
+
+def _check_first_weights(study: Study, cuts: tuple[str, ...]) -> None:
+    """BadInput if the network cannot begin with the weights that the study or its method wants."""
+    model, method = study.model, study.method
+    if model.freeze is not None and model.freeze not in cuts:
+        raise BadInput(f"model.freeze: {model.backbone} has no cut '{model.freeze}'; choose one of {', '.join(cuts)}")
+    if model.norm == "frozen" and model.weights == RANDOM:
+        raise BadInput(
+            "model.norm: 'frozen' keeps the statistics of the first weights, and random weights have none; set "
+            "model.weights to 'public' or a file, or model.norm to 'batch'"
+        )
+    if method.needs_first_weights() and model.weights == RANDOM:
+        raise BadInput(
+            f"model.weights: '{method.name}' keeps the first weights up to the cut, as method.front is 'public', and "
+            "they are random; set model.weights to 'public' or a file"
+        )
+    if model.weights == PUBLIC and not issubclass(_backbone(study), Encoded):
+        public_weights(model.backbone)
+    if method.traits.needs_encoder and not issubclass(_backbone(study), Encoded):
+        can = ", ".join(name for name in ENCODERS.working() if name not in BACKBONES)
+        raise BadInput(
+            f"model.backbone: '{method.name}' fits a head on an encoder that nobody trains, and '{model.backbone}' is "
+            f"trained; choose one of {can}"
         )
 
 

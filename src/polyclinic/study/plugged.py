@@ -20,7 +20,7 @@ from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.operation import Operation
 from polyclinic.generators import GENERATORS
 from polyclinic.methods import METHODS, Method
-from polyclinic.models import BACKBONES, is_importable
+from polyclinic.models import is_importable, registry_of
 from polyclinic.registry import PLUGGED, Registry
 from polyclinic.settings import no_such_choice
 from polyclinic.tasks import TASKS
@@ -41,7 +41,7 @@ def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
     yield "generator.name", GENERATORS, study.generator.name
     for name in (study.model.backbone, *study.model.backbones.values()):
         if not is_importable(name):
-            yield "model.backbone", BACKBONES, name
+            yield "model.backbone", registry_of(name), name
     for name in study.policy.kinds:
         yield "policy.kinds", KINDS, name
 

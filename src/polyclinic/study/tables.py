@@ -13,6 +13,7 @@ from polyclinic import plugins
 from polyclinic.data.datasets import own_settings
 from polyclinic.data.partitions import Sites
 from polyclinic.data.source import Source
+from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
@@ -52,7 +53,9 @@ class Model(Settings):
 
     backbone: str = Field(
         "small-cnn",
-        description=f"the network: {', '.join(BACKBONES.builtin)}, or any importable one, package.module:callable",
+        description=f"the network: {', '.join(BACKBONES.builtin)}; an encoder, which gets a linear head "
+        f"({', '.join(name for name in ENCODERS.builtin if name not in BACKBONES.builtin)}); or any importable one, "
+        "package.module:callable",
     )
     backbones: dict[str, str] = Field(
         {}, description='networks of sites that have another one: { north = "resnet18" }; where models are not averaged'
@@ -63,10 +66,25 @@ class Model(Settings):
     weights: str = Field(
         RANDOM,
         min_length=1,
-        description="first weights: random, or a file of them (.safetensors, or torch's .pt), relative to where "
-        "polyclinic is started; what of it fits the network is taken over",
+        description="first weights: random, public (those that come with the backbone), or a file of them "
+        "(.safetensors, or torch's .pt), relative to where polyclinic is started; what of it fits the network is taken "
+        "over",
     )
-    norm: Literal[*NORMS] = Field("batch", description="batch or group normalisation")  # type: ignore[valid-type]
+    freeze: str | None = Field(
+        None, description="the layer up to which the network is not trained and keeps its first weights"
+    )
+    input_size: int | None = Field(
+        None,
+        ge=16,
+        le=1024,
+        description="side to which images are resized on the device before the first layer; if not given, the "
+        "backbone's own choice, which for most is the images' own size",
+    )
+    norm: Literal[*NORMS] = Field(  # type: ignore[valid-type]
+        "batch",
+        description="batch normalisation, group normalisation, or frozen: batch normalisation that keeps the "
+        "statistics, factors and offsets of the first weights",
+    )
     cut: str | None = Field(None, description="the layer after which a method may split the network")
     batch_norm: Literal["average", "local"] = Field(
         "average", description="batch-norm statistics travel and are averaged with the weights, or stay local"

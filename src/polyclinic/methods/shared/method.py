@@ -72,6 +72,10 @@ class Method(Settings):
         """Whether sites train the study's generator and hand out what it makes."""
         return False
 
+    def needs_first_weights(self) -> bool:
+        """Whether the method, as it is set, builds on first weights that are not random (`model.weights`)."""
+        return False
+
     def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
         """Test metrics that only this kind of method has, by name, from the released models of each site."""
         return {}

@@ -35,3 +35,5 @@ class Traits:
     takes_mixup: bool = True
     #: a share of the sites can take part in a round (`method.fraction`)
     samples_sites: bool = True
+    #: fits a head on features of an encoder, and so needs one as `model.backbone`
+    needs_encoder: bool = False

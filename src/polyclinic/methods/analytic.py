@@ -1,0 +1,124 @@
+"""Analytic: a ridge head on frozen features, in closed form, from sums that the sites send once.
+
+The head is the one that ridge regression finds on the images of all sites together, however they are spread: AFL (He
+et al., CVPR 2025) and Fed3R (Fani et al., ICML 2024) for classification with one column a class, and the same for
+regression. Their penalty is a setting; ours is found by generalised cross-validation (Golub et al. 1979), which needs
+nothing but the sums.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import moments
+from polyclinic.methods.shared.moments import RESOLUTION, Moments
+from polyclinic.methods.shared.one_round import OneRound, projection, scaled_targets, warn_of_small_sites
+from polyclinic.methods.shared.traits import Traits
+from polyclinic.models import Encoded
+
+#: penalties that are tried, as shares of the mean variance of a feature times the number of images
+PENALTIES = tuple(10.0 ** (step / 4) for step in range(-24, 9))
+#: more numbers than that are solved on the device: on a CPU it takes minutes
+ON_CPU = 2048
+
+
+class Analytic(OneRound):
+    name: Literal["analytic"] = "analytic"
+    penalty: float | None = Field(
+        None,
+        gt=0,
+        description="lambda of ridge regression on features of unit variance, as a share of the number of images; "
+        "found by generalised cross-validation if not given",
+    )
+
+    summary: ClassVar[str] = "one round: sites send sums of features of a public encoder, the head follows from them"
+    traits: ClassVar[Traits] = Traits(
+        tasks=("classification", "regression"), batch_norm="average", private_networks=(), needs_encoder=True
+    )
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            sums = self.collect(federation)
+            penalty, head = solve(sums, self.penalty, federation.trainer.device)
+            federation.report("analytic", {"penalty": penalty, "images": sums.count, "numbers": sums.width})
+            state.weights = self.weights(federation, head)
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def collect(self, federation: Federation) -> Moments:
+        """The sums of all sites together."""
+        features, outputs = _shape(federation)
+        replies = federation.ask_all("give_sums")
+        width = self.width(features)
+        sent = {r.site: moments.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
+        warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
+        return reduce(add, sent.values())
+
+    def weights(self, federation: Federation, head: Tensor) -> dict[str, Tensor]:
+        """The model with this head [k + 1, T], offset first, in terms of all features."""
+        features, _ = _shape(federation)
+        signs = projection(features, self.numbers)
+        slopes = head[1:] if signs is None else signs @ head[1:]
+        return {"fc.weight": slopes.T.float().contiguous(), "fc.bias": head[0].float()}
+
+    @operation("statistics")
+    def give_sums(self, site: Site) -> Parcel:
+        sums = moments.moments(self.features(site), scaled_targets(site), site.trainer.device)
+        return Parcel("statistics", sums.tensors(), {"samples": sums.count})
+
+    def privacy_obstacle(self) -> str | None:
+        return "method.name: 'analytic' sends exact sums; choose private-head, or fedsgd on an encoder, under privacy"
+
+
+def _shape(federation: Federation) -> tuple[int, int]:
+    """Features of the encoder, and outputs of the head."""
+    model = federation.trainer.model
+    assert isinstance(model, Encoded), "the study's checks want an encoder"
+    return model.fc.in_features, model.fc.out_features
+
+
+def solve(sums: Moments, penalty: float | None, device: torch.device | str = "cpu") -> tuple[float, Tensor]:
+    """The penalty, and the head float64 [k + 1, T]: offset, then slopes. Ridge on features of unit variance."""
+    count = sums.count
+    matrix, cross, squares = (part.to(device if sums.width > ON_CPU else "cpu") for part in sums.in_units())
+    mean, mean_target = matrix[0, 1:] / count, cross[0] / count
+    spread = (matrix[1:, 1:] - count * torch.outer(mean, mean)) / count
+    scale = spread.diag().clamp(min=0).sqrt()
+    inverse = torch.where(scale > 4 * RESOLUTION, 1 / scale, 0.0)  # below that a feature is mostly rounding
+    correlation = spread * torch.outer(inverse, inverse)
+    covariance = (cross[1:] / count - torch.outer(mean, mean_target)) * inverse[:, None]
+    variance = (squares / count - mean_target.square()).sum()
+    values, vectors = torch.linalg.eigh(correlation)
+    values = values.clamp(min=0)
+    turned = vectors.T @ covariance
+    chosen = penalty or best_penalty(values, turned, float(variance), count)
+    slopes = (vectors @ (turned / (values + chosen)[:, None])) * inverse[:, None]
+    offset = mean_target - mean @ slopes
+    return chosen, torch.cat([offset[None], slopes]).cpu()
+
+
+def best_penalty(values: Tensor, turned: Tensor, variance: float, count: int) -> float:
+    """The penalty with the lowest generalised cross-validation score, (RSS / n) / (1 - degrees of freedom / n)^2.
+
+    `values` [k] are the eigenvalues of the features' correlations, `turned` [k, T] the covariances of features and
+    targets along their eigenvectors, `variance` that of the targets.
+    """
+    scores = {}
+    for penalty in PENALTIES:
+        shrunk = turned / (values + penalty)[:, None]
+        residual = variance - 2 * float((shrunk * turned).sum()) + float((shrunk.square() * values[:, None]).sum())
+        freedom = (float((values / (values + penalty)).sum()) + 1) / count
+        if freedom < 0.99:  # beyond that the residual is rounding, and the quotient means nothing
+            scores[penalty] = residual / (1 - freedom) ** 2
+    return min(scores, key=lambda penalty: scores[penalty]) if scores else PENALTIES[-1]

@@ -1,0 +1,93 @@
+"""What methods of one round share: features of an encoder at each site, sums that leave, one head that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.encoders.kept_features import kept_features
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.moments import RESOLUTION, whole_features
+from polyclinic.models import Encoded
+from polyclinic.randomness import torch_rng
+from polyclinic.tasks.regression import scale
+
+TRAIN_PIECE = 4096
+
+
+class OneRound(Method):
+    """A method in which each site is asked once. Its model is a linear head on an encoder that nobody trains."""
+
+    rounds: int = Field(1, ge=1, description="one round, whatever is written here")
+    numbers: int | None = Field(
+        None,
+        ge=1,
+        description="project the features of an image to so many numbers, by fixed random signs that are the same in "
+        "every study; all features if not given",
+    )
+
+    @field_validator("rounds", mode="before")
+    @classmethod
+    def _one(cls, _: Any) -> int:
+        return 1
+
+    def width(self, features: int) -> int:
+        """How many numbers of an image the sums are about."""
+        return features if self.numbers is None else min(self.numbers, features)
+
+    def features(self, site: Site) -> np.ndarray:
+        """Features of the site's training images, projected where the study says so: float64 [N, k], whole numbers
+        times RESOLUTION."""
+        model = site.trainer.model
+        assert isinstance(model, Encoded), "the study's checks want an encoder"
+        found = kept_features(model.features.encoder(site.trainer.device), site.data.train.images)
+        signs = projection(found.shape[1], self.numbers)
+        return found if signs is None else project(found, signs)
+
+
+def projection(features: int, numbers: int | None) -> Tensor | None:
+    """Signs [D, k] over a power of two, near the square root of D; None where nothing is projected."""
+    if numbers is None or numbers >= features:
+        return None
+    drawn = torch.randint(2, (features, numbers), generator=torch_rng("projection", features, numbers))
+    return (2.0 * drawn.double() - 1) / 2 ** round(np.log2(features) / 2)
+
+
+def project(features: np.ndarray, signs: Tensor) -> np.ndarray:
+    """Features [N, D] times the signs, in whole numbers, so that no row depends on others: float32 [N, k]."""
+    pieces = [features[start : start + TRAIN_PIECE] for start in range(0, len(features), TRAIN_PIECE)]
+    found = [(whole_features(torch.from_numpy(np.array(piece))) @ signs).round() * RESOLUTION for piece in pieces]
+    return torch.cat(found).float().numpy() if found else np.zeros((0, signs.shape[1]), np.float32)
+
+
+def scaled_targets(site: Site) -> Tensor:
+    """What the head is fitted to, float64 [N, T]: one column a class, or the label scaled as the task scales it."""
+    trainer, labels = site.trainer, torch.from_numpy(np.array(site.data.train.labels))
+    if trainer.task.like == "classification":
+        return F.one_hot(labels.long(), len(trainer.target.classes)).double()
+    middle, half = scale(trainer.target)
+    return ((labels.double() - middle) / half)[:, None]
+
+
+def warn_of_small_sites(federation: Federation, counts: dict[str, int], width: int) -> None:
+    """Say which sites' sums give their images' features away: those with no more images than numbers."""
+    small = [site for site, count in counts.items() if count <= width]
+    if small:
+        federation.warn(
+            f"{_names(small)}: no more images than the {width:,} numbers of which sums are sent, so the sums give the "
+            "features of single images away, unless they are added up in secret (secure sum); take a smaller encoder "
+            "or method.numbers, or leave the site out"
+        )
+
+
+def _names(sites: Sequence[str]) -> str:
+    shown = ", ".join(f"'{site}'" for site in sites[:3]) + (", ..." if len(sites) > 3 else "")
+    return f"site {shown}" if len(sites) == 1 else f"sites {shown}"

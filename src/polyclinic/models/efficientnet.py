@@ -1,0 +1,85 @@
+"""EfficientNet-Lite0 (Google, 2020) as a backbone; `model.weights = "public"` are the ImageNet weights of a package."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyclinic.metrics.networks.efficientnet import (
+    EPS,
+    PACKAGE,
+    SHA256,
+    VECTOR_WIDTH,
+    SameConv2d,
+    make_blocks,
+    public_weights,
+)
+from polyclinic.models.backbone import Backbone
+from polyclinic.models.norms import norm_layer
+from polyclinic.models.weights_file import WeightsFile
+
+BLOCKS = 16
+#: smaller images are enlarged to this side: the public weights know larger ones, and below it they see little
+SMALLEST_SIDE = 128
+
+
+class PublicInput(nn.Module):
+    """Images in [0, 1] as the public weights know them: three channels (grey is repeated), from -1 to 1."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images.expand(-1, 3, -1, -1) * 255 - 127) / 128
+
+
+class EfficientNetLite0(Backbone):
+    """Cut `blockN` lies after the N-th block, `stem` before the first; block 1, 3, 5, 11 and 16 end a level."""
+
+    name: ClassVar[str] = "efficientnet-lite0"
+    summary: ClassVar[str] = "EfficientNet-Lite0, 3.4 million parameters: has public weights (ImageNet)"
+    stages: ClassVar[dict[str, tuple[str, ...]]] = {
+        "stem": ("public_input", "conv_stem", "bn0", "relu0"),
+        **{f"block{number}": (f"block{number}",) for number in range(1, BLOCKS + 1)},
+        "head": ("conv_head", "bn1", "relu1", "avgpool", "flatten", "fc"),
+    }
+
+    def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
+        super().__init__(channels, outputs, size, norm)
+        add_encoder(self, norm)
+        self.conv_head = nn.Conv2d(320, VECTOR_WIDTH, 1, bias=False)
+        self.bn1 = norm_layer(norm, VECTOR_WIDTH, EPS)
+        self.relu1 = nn.ReLU6()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(VECTOR_WIDTH, outputs)
+
+    @classmethod
+    def public_weights(cls) -> WeightsFile:
+        tensors = {cls.own_name(name): tensor for name, tensor in public_weights().items()}
+        return WeightsFile(Path(PACKAGE), SHA256, tensors)
+
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """`_blocks.0._bn1.weight` of the package is `block1._bn1.weight` here, `_bn0.weight` is `bn0.weight`."""
+        block = re.fullmatch(r"_blocks\.(\d+)\.(.*)", name)
+        return f"block{int(block[1]) + 1}.{block[2]}" if block else name.removeprefix("_")
+
+    @classmethod
+    def input_side(cls, size: int) -> int:
+        return max(size, SMALLEST_SIDE)
+
+    @classmethod
+    def default_cut(cls) -> str:
+        return "block5"
+
+
+def add_encoder(network: Backbone, norm: str) -> None:
+    """Give a network the stem and the sixteen blocks."""
+    network.public_input = PublicInput()
+    network.conv_stem = SameConv2d(3, 32, 3, 2, bias=False)
+    network.bn0 = norm_layer(norm, 32, EPS)
+    network.relu0 = nn.ReLU6()
+    for number, block in enumerate(make_blocks(partial(norm_layer, norm, eps=EPS)), start=1):
+        network.add_module(f"block{number}", block)
