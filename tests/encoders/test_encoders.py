@@ -25,7 +25,7 @@ def test_features_by_hand_over_several_batches():
 
 def test_efficientnet_lite0_gives_what_its_network_gives_at_its_own_size():
     images = torch.randint(0, 256, (2, 3, 224, 224), generator=torch_rng("encoder"), dtype=torch.uint8)
-    encoder = ENCODERS["efficientnet-lite0"]()
+    encoder = ENCODERS["efficientnet-lite0-1280"]()
     found = encoder.features(images)
     assert found.shape == (2, encoder.width)
     assert torch.allclose(found, efficientnet_lite0().vector(images / 255), atol=1e-5)

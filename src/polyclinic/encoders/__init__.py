@@ -16,7 +16,7 @@ from polyclinic.registry import Registry
 ENCODERS: Registry[type[Encoder]] = Registry(
     "polyclinic.encoders",
     {
-        "efficientnet-lite0": EfficientNetLite0Encoder,
+        "efficientnet-lite0-1280": EfficientNetLite0Encoder,
         "efficientnet-lite0-1024": EfficientNetLite0Pooled1024,
         "efficientnet-lite0-2048": EfficientNetLite0Pooled2048,
         "efficientnet-lite0-levels": EfficientNetLite0Levels,
