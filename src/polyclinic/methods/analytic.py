@@ -43,7 +43,12 @@ class Analytic(OneRound):
 
     summary: ClassVar[str] = "one round: sites send sums of features of a public encoder, the head follows from them"
     traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"), batch_norm="average", private_networks=(), needs_encoder=True
+        tasks=("classification", "regression"),
+        batch_norm="average",
+        private_networks=(),
+        takes_mixup=False,
+        samples_sites=False,
+        needs_encoder=True,
     )
 
     def run(self, federation: Federation) -> Weights:
