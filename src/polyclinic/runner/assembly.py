@@ -184,10 +184,21 @@ class Assembly:
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
             graphs=study.engine.graphs,
+            weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
         )
         return Trainer(model, spec)
+
+    @cached_property
+    def weights_device(self) -> str:
+        """Where weights lie between sites and coordinator: on the GPU, if all of them are simulated in this process and
+        the method takes weights from there; else on the CPU, from where they can go on as bytes."""
+        engine = self.study.engine
+        one_process = engine.name == "in-process" and engine.workers in (1, "auto") and engine.deadline is None
+        simulated = self.policy is None and self.open_data is None and self.study.defence is None
+        stay = one_process and simulated and self.study.method.traits.weights_stay
+        return device_of(engine.device) if stay else "cpu"
 
     @cached_property
     def expected(self) -> Mapping[str, Expected]:
@@ -206,7 +217,8 @@ class Assembly:
             sites=self.prepared.names,
             seed=study.seed,
             folder=self.folder,
-            initial_weights=self.initial_weights,
+            initial_weights=lambda: {name: t.to(self.weights_device) for name, t in self.initial_weights().items()},
+            device=self.weights_device,
             expected=self.expected,
             trainer=trainer,
             faults=Faults(study.engine.on_failure, study.engine.quorum),

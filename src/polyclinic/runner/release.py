@@ -20,7 +20,7 @@ Models = dict[str, dict[str, Tensor]]
 
 def released_models(federation: Federation, recorder: Recorder, last: Weights) -> Models:
     """The selected model: one for all sites, or where a part of it stays at the sites, one of each site."""
-    selected = recorder.best_weights if recorder.best_weights is not None else last
+    selected = {name: tensor.cpu() for name, tensor in (recorder.best_weights or last).items()}
     if not recorder.has_local or not federation.engine.simulation:  # what stays at a real site nobody else sees
         return {"": dict(selected)}
     group = "best" if recorder.best_round else "local"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.training.augmentation import augment, mix
+from polyclinic.training.device_images import DeviceImages
 from polyclinic.training.graphs import GraphedGradients
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class TrainerSpec:
     device: str = "cpu"
     precision: str = "fp32"
     privacy: Privacy | None = None
+    #: whether weights that a simulated site releases stay on the GPU
+    weights_stay: bool = False
     #: whether passes of a batch on a GPU are replayed as a CUDA graph (`GraphedGradients`)
     graphs: bool = False
     #: whether no image may have a larger share in a score than `Task.bounds` says, as at a site with coarse scores
@@ -74,6 +77,8 @@ class Trainer:
         self.local_names = spec.local_names
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
         self.bounded_scores = spec.bounded_scores
+        self.weights_stay = spec.weights_stay and self.device.type == "cuda"
+        self._images = DeviceImages.on(self.device) if self.device.type == "cuda" else None
         self._noted: list[Tensor] | None = None
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self.graphs = spec.graphs and self.device.type == "cuda"
@@ -99,6 +104,13 @@ class Trainer:
         """A copy, on the CPU, of all weights and buffers of the model."""
         state = (model or self.model).state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def released_weights(self) -> dict[str, Tensor]:
+        """The same for a parcel, which stays on the device where weights do."""
+        if not self.weights_stay:
+            return self.weights()
+        state = self.model.state_dict()
+        return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
 
     def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
         """The model in two at the study's cut; both parts share their parameters with it."""
@@ -157,15 +169,14 @@ class Trainer:
 
     def _fetch(self, part: ImageSet, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images in [0, 1], labels, and masks where the task needs them, on the device."""
-        images = self._to_device(part.images[index]).float().div_(255)
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        masks = self._to_device(part.masks[index]) if self.task.dense and part.masks is not None else None
-        return images, self._to_device(part.labels[index]), masks
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        # uint8 crosses to the device, a quarter of the bytes of float32
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        masks = part.masks if self.task.dense else None
+        if self._images is None:
+            images = torch.from_numpy(part.images[index]).float().div_(255)
+            found = None if masks is None else torch.from_numpy(masks[index])
+            return images, torch.from_numpy(part.labels[index]), found
+        images = self._images.images(part.images, index).float().div_(255)
+        found = None if masks is None else self._images.rows(masks, index)
+        return images, self._images.rows(part.labels, index), found
 
     # --- work -------------------------------------------------------------------------------------
 

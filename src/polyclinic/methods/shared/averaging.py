@@ -45,6 +45,7 @@ class WeightedMean:
             self._sums = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in tensors.items()}
         if tensors.keys() != self._sums.keys():
             raise WorkFailed(f"the sites sent different tensors: {sorted(tensors.keys() ^ self._sums.keys())[:3]}")
+        # a product of a float32 and a number of images is exact in float64: the same sums on a GPU as on a CPU
         for name, tensor in tensors.items():
             self._sums[name].add_(tensor.double(), alpha=weight)
         self._weight += weight
@@ -53,5 +54,6 @@ class WeightedMean:
         return {name: self._mean(name, dtype) for name, dtype in self._dtypes.items()}
 
     def _mean(self, name: str, dtype: torch.dtype) -> Tensor:
-        mean = self._sums[name] / self._weight
+        # by a tensor: a GPU divides by a plain number less exactly
+        mean = self._sums[name] / self._sums[name].new_full((), self._weight)
         return mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)

@@ -62,7 +62,7 @@ def train(
             mixing=site.rng("mixup"),
         )
     keep_optimizer(site, optimizer)
-    trained = trainer.weights()
+    trained = trainer.released_weights()
     if trainer.local_names:
         site.state.put("local", {name: trained.pop(name) for name in sorted(trainer.local_names)})
     metadata = {"samples": len(part), "steps": steps, **metadata}

@@ -29,6 +29,9 @@ class Traits:
     mixes_backbones: bool = False
     #: trains its generator in the phases of [tuning], where it trains one
     tunes_generator: bool = True
+    #: its coordinator and its sites take weights wherever they lie, so that those of sites that are simulated on a GPU
+    #: can stay there. Not one that mixes weights with tensors of a site's state, which may lie on the CPU
+    weights_stay: bool = False
     #: cuts the network, and so needs `model.cut`
     needs_cut: bool = False
     #: its sites can mix two training images (`optimizer.augment`, mixup)
