@@ -17,6 +17,8 @@ from torch import Tensor
 
 #: the share of a GPU's memory that sites' images may take
 SHARE = 0.25
+#: smaller copies CUDA stages itself, without waiting for the GPU
+STAGED = 2**16
 
 
 class DeviceImages:
@@ -63,7 +65,7 @@ class DeviceImages:
 
     def _copy(self, array: np.ndarray) -> Tensor:
         found = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and found.nbytes > STAGED:
             found = found.pin_memory()
         return found.to(self.device, non_blocking=True)
 
