@@ -1,9 +1,9 @@
 """What a round of FedAvg costs on a GPU beside a bare loop: bf16, channels last, fused Adam, images on the GPU.
 
-Both take the same number of steps on batches of the same shape, in blocks of rounds in turns; evaluation and checkpoints
-are off; gate, ledger and digests are on, and complete at the end of each block. `by bytes` is the way of engines with
-several processes: weights leave the GPU, are encoded and digested at once, and batches are copied from the CPU. On a
-machine without a GPU the same runs in fp32 on the CPU, for a try.
+Both take the same number of steps on batches of the same shape, in blocks of rounds in turns; evaluation and
+checkpoints are off; gate, ledger and digests are on, and complete at the end of each block. `by bytes` is the way of
+engines with several processes: weights leave the GPU, are encoded and digested at once, and batches are copied from
+the CPU. On a machine without a GPU the same runs in fp32 on the CPU, for a try.
 
 `--check` runs a small study both ways with deterministic kernels: ledgers and weights must be the same, byte for byte.
 `--profile` lists what takes longest in a round, both ways.
@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving import gate, parcel
 from polyclinic.federation.leaving.background import BACKGROUND
 from polyclinic.models import build
 from polyclinic.runner.assembly import Assembly
@@ -157,6 +158,13 @@ def by_bytes() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def all_soon() -> Iterator[None]:
+    """Inside it, small parcels are digested beside training like large ones."""
+    with mock.patch.object(gate, "PAYS_FROM", 0), mock.patch.object(parcel, "PAYS_FROM", 0):
+        yield
+
+
 WAYS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "by bytes": by_bytes,
     "by reference": contextlib.nullcontext,
@@ -226,13 +234,11 @@ def check(scratch: Path, engine: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
-    with mock.patch("polyclinic.federation.leaving.gate.PAYS_FROM", 0):
-        with mock.patch("polyclinic.federation.leaving.parcel.PAYS_FROM", 0):
-            for name, way in (("bytes", "by bytes"), ("reference", "by reference"), ("again", "by reference")):
-                with WAYS[way](), tempfile.TemporaryDirectory(dir=scratch) as folder:
-                    result = run(parse_study(tables(case, scratch, 3, engine)), folder, cache=scratch / "cache")
-                    ledgers = [path.read_text() for path in sorted(Path(folder, "ledger").iterdir())]
-                    found[name] = (result["weights_sha256"], result["communication"], ledgers)
+    for name, way in (("bytes", "by bytes"), ("reference", "by reference"), ("again", "by reference")):
+        with WAYS[way](), all_soon(), tempfile.TemporaryDirectory(dir=scratch) as folder:
+            result = run(parse_study(tables(case, scratch, 3, engine)), folder, cache=scratch / "cache")
+            ledgers = [path.read_text() for path in sorted(Path(folder, "ledger").iterdir())]
+            found[name] = (result["weights_sha256"], result["communication"], ledgers)
     torch.use_deterministic_algorithms(False)
     return {
         "deterministic": found["reference"] == found["again"],
