@@ -27,7 +27,7 @@ def test_what_earlier_runs_recorded_at_a_large_delta_is_counted_anew(kit):
     [parcel] = ask(host, "train", weights=first_weights(host)).parcels
     assert parcel.privacy["epsilon"] < 0.1
     kit.policy(max_epsilon=1.0)
-    with pytest.raises(GateRefused, match="would be spent"):
+    with pytest.raises(GateRefused, match="is spent by other runs"):
         ask(kit.host("second", privacy={**PRIVATE, "noise": 1000.0}), "train", weights=first_weights(host))
 
 

@@ -8,6 +8,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.budget import LOCK, Budget
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.reservation import EPSILON_LOCK, FOLDER
 from polyclinic.files import lock
 
 
@@ -67,3 +68,73 @@ def test_a_run_is_open_once(kit):
         held_run(spec, wait=0),
     ):
         pass
+
+
+def at_work(kit, monkeypatch, host, meanwhile):
+    """What another run of the site gets while this one trains; then this one fails."""
+    train = type(host.spec.method).train
+
+    def train_slowly(self, site, **given):
+        meanwhile()
+        raise OSError("the disk is full")
+
+    train_slowly.operation = train.operation
+    monkeypatch.setattr(type(host.spec.method), "train", train_slowly)
+    with pytest.raises(OSError, match="the disk is full"):
+        ask(host, "train", weights=first_weights(host))
+    monkeypatch.setattr(type(host.spec.method), "train", train)
+
+
+def test_what_a_run_works_on_is_set_aside_and_given_back_if_it_fails(kit, monkeypatch):
+    """Else both would do the work, and the second learn afterwards, from its images, that it was for nothing."""
+    size = len(ask(kit.host("measure"), "train", weights=first_weights(kit.host("measure2"))).parcels[0].encoded)
+    kit.policy(max_bytes=int(2.5 * size))
+    first, second = kit.host("first"), kit.host("second")
+    refused = []
+
+    def meanwhile():
+        monkeypatch.setattr(type(second.spec.method), "train", first_train)
+        with pytest.raises(GateRefused, match="bytes would have left"):
+            ask(second, "train", weights=first_weights(second))
+        refused.append(True)
+
+    first_train = type(first.spec.method).train
+    at_work(kit, monkeypatch, first, meanwhile)
+    assert refused
+    assert not list((kit.folder / "runs" / FOLDER).glob("*.json"))
+    assert ask(second, "train", weights=first_weights(second)).parcels  # the first one's share was given back
+
+
+def test_what_a_killed_process_had_set_aside_counts_no_longer(kit):
+    size = len(ask(kit.host("measure"), "train", weights=first_weights(kit.host("measure2"))).parcels[0].encoded)
+    kit.policy(max_bytes=int(2.5 * size))
+    folder = kit.folder / "runs" / FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / "killed.json").write_text(f"[{10 * size}, 0]")
+    host = kit.host("run")
+    assert ask(host, "train", weights=first_weights(host)).parcels
+
+
+def test_one_run_at_a_time_spends_epsilon(kit, monkeypatch):
+    """How much is known afterwards: all that is left is set aside for it."""
+    kit.policy(max_epsilon=1000.0)
+    host, seen = kit.host("run", privacy=PRIVATE), []
+
+    def meanwhile():
+        with pytest.raises(TimeoutError), lock(kit.folder / "runs" / EPSILON_LOCK, wait=0):
+            pass
+        seen.append(True)
+
+    at_work(kit, monkeypatch, host, meanwhile)
+    assert seen
+    with lock(kit.folder / "runs" / EPSILON_LOCK, wait=0):
+        pass
+
+
+def test_nothing_is_begun_once_epsilon_is_spent(kit, monkeypatch):
+    [parcel] = ask(kit.host("a", privacy=PRIVATE), "train", weights=first_weights(kit.host("b"))).parcels
+    kit.policy(max_epsilon=parcel.privacy["epsilon"])
+    host = kit.host("run", privacy=PRIVATE)
+    monkeypatch.setattr(type(host.spec.trainer), "load", lambda *a: pytest.fail("the site worked nevertheless"))
+    with pytest.raises(GateRefused, match=r"epsilon .* is spent"):
+        ask(host, "train", weights=first_weights(host))

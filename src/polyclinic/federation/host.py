@@ -12,10 +12,11 @@ from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.call_check import check_call
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving import key_exchange, transcript
+from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.cohort import scored_splits
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
-from polyclinic.federation.leaving.score_course import check_round, check_scores
+from polyclinic.federation.leaving.score_course import ScoredWeights, check_once, check_round, check_scores
 from polyclinic.federation.leaving.signing import Anchor, is_countersigned, signer_of_line
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
 from polyclinic.federation.open_sites import OpenSites
@@ -34,6 +35,9 @@ from polyclinic.randomness import seeded
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
+
+#: in a deployed site's folder: the digests of the weights that it scored
+SCORED = "scored.json"
 
 
 class SiteHost:
@@ -65,9 +69,14 @@ class SiteHost:
 
         An exception in the answers is one site's failure. Where the work itself fails, it fails for all of them.
         """
+        with contextlib.ExitStack() as held:
+            return self._handle_group(calls, held)
+
+    def _handle_group(self, calls: Sequence[Call], held: contextlib.ExitStack) -> list[Reply | Exception]:
+        """The same; what deployed sites set aside of their budgets is held until the end."""
         work, declared = self._operation(calls[0].operation)
         group = [call.site for call in calls]
-        answers: dict[str, Any] = {call.site: self._caught(self._begin, call, declared, group) for call in calls}
+        answers: dict[str, Any] = {call.site: self._caught(self._begin, call, declared, group, held) for call in calls}
         turns = [turn for turn in answers.values() if isinstance(turn, Turn)]
         released = self._caught(self._work, work, declared, turns) if turns else []
         for place, turn in enumerate(turns):
@@ -87,7 +96,7 @@ class SiteHost:
                 self.spec.suspensions.suspend(self.spec.folder.name, f"{type(error).__name__}: {error}")
             return error
 
-    def _begin(self, call: Call, declared: Operation, group: Sequence[str]) -> Turn:
+    def _begin(self, call: Call, declared: Operation, group: Sequence[str], held: contextlib.ExitStack) -> Turn:
         """Open the site, and what came for it."""
         self.sites.refuse_other_names([call.site])
         self._refuse_while_stopped()
@@ -98,8 +107,10 @@ class SiteHost:
         if call.anchor and self.spec.anchors:
             self._take_anchor(call.site, call.anchor)
         if self.spec.policy.deployed:
-            size = model_bytes(site.trainer)
-            self.sites.gates[call.site].check_before_work(call.round, call.operation, declared.releases, size)
+            self._check_course(site, call, declared)
+            kinds, size, private = declared.releases, model_bytes(site.trainer), site.trainer.privacy is not None
+            gate = self.sites.gates[call.site]
+            held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
         site.round = call.round
         turn = Turn(site, call)
         with undone_on_error([turn]):
@@ -107,6 +118,12 @@ class SiteHost:
         if self.spec.archive:
             self.spec.archive.begins(site, turn.parcels)
         return turn
+
+    def _check_course(self, site: Site, call: Call, declared: Operation) -> None:
+        """What came must be a step of the method's own course, whatever else the coordinator would like to know."""
+        check_once(call, declared, self.sites.ledgers[call.site], put_back=call.site in self.sites.put_back)
+        if declared.begins_round:
+            ScoredWeights(site.folder / SCORED).check(call)
 
     @property
     def _rounds(self) -> int:
@@ -222,6 +239,8 @@ class SiteHost:
             else None,
             by_reference=self.by_reference,
         )
+        if policy.deployed and any(parcel.kind == SCORES for parcel in parcels):
+            ScoredWeights(site.folder / SCORED).note(call)
         if self.spec.archive:
             self.spec.archive.released(site, call, parcels, turn.used, declared.address)
         return leaving

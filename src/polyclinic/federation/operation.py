@@ -16,6 +16,8 @@ class Operation(NamedTuple):
     scores: tuple[str, ...]
     grouped: bool
     address: str
+    repeats: bool
+    begins_round: bool
 
 
 def operation(
@@ -26,6 +28,8 @@ def operation(
     scores: tuple[str, ...] = (),
     grouped: bool = False,
     address: str | None = None,
+    repeats: bool = False,
+    begins_round: bool = False,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -37,11 +41,16 @@ def operation(
     with what each site releases. The list holds one site, or, where sites are simulated in one process
     (`engine.stacked`), all that were asked; it must not draw from global random state. `address`: what random draws are
     addressed by instead of the function's name, so that a function can be renamed and its draws stay the same.
+    `repeats`: it may be asked several times a round, as the steps of split learning are; a deployed site does any other
+    operation that releases something once a round. `begins_round`: the weights that it is given are those that
+    `evaluate` scored in the round before, which a deployed site checks.
     """
 
     def mark(function: Callable) -> Callable:
         named = address or function.__name__
-        function.operation = Operation(releases, simulation_only, sealed_only, for_sites_only, scores, grouped, named)  # type: ignore[attr-defined]
+        function.operation = Operation(  # type: ignore[attr-defined]
+            releases, simulation_only, sealed_only, for_sites_only, scores, grouped, named, repeats, begins_round
+        )
         return function
 
     return mark

@@ -39,6 +39,6 @@ class FedAvg(LocalWork, Method):
         """The next round's weights."""
         return averaging.average(replies, self.weighting)
 
-    @operation("weights")
+    @operation("weights", begins_round=True)
     def train(self, site: Site, weights: Weights) -> Parcel:
         return local_training.train(site, weights, steps=self.steps_at(site), replayed=self.replayed(site))

@@ -154,7 +154,7 @@ class FedER(LocalWork, PeerMethod):
         self.train(site, None)
         return synthetic_buffer.figures_parcel(figures)
 
-    @operation("weights", "synthetic-images", for_sites_only=True)
+    @operation("weights", "synthetic-images", for_sites_only=True, repeats=True)
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
         """The site's model and its own buffer; a buffer that was received is never relayed."""
         parcels = [Parcel("weights", site.state.group("local"))] if model and self.hands_over_models else []
@@ -167,7 +167,7 @@ class FedER(LocalWork, PeerMethod):
         site.state["arrived"] = arrived
         site.state.put(_place(arrived), _named("buffer", synthetic_images) | _named("weights", weights or {}))
 
-    @operation("statistics")
+    @operation("statistics", repeats=True)
     def adapt(self, site: Site, only_newest: bool = False) -> Parcel | None:
         """Fine-tune the oldest model in the queue on the site's own images and on the buffer that came with it.
 

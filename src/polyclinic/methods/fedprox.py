@@ -21,7 +21,7 @@ class FedProx(FedAvg):
 
     summary: ClassVar[str] = "FedAvg that holds each site near the round's common weights"
 
-    @operation("weights")
+    @operation("weights", begins_round=True)
     def train(self, site: Site, weights: Weights) -> Parcel:
         start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
 

@@ -49,7 +49,7 @@ class FedSGD(Method):
         optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
         return {name: parameter.detach() for name, parameter in parameters.items()}
 
-    @operation("gradients", "statistics")
+    @operation("gradients", "statistics", begins_round=True)
     def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
         trainer, part = site.trainer, site.data.train

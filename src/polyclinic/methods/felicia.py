@@ -195,7 +195,7 @@ class Felicia(FeliciaSettings):
             made += gans.start()
         return [self.parcel_of(site, own) for site, own in zip(sites, made, strict=True)]
 
-    @operation("synthetic-images", grouped=True, address="go_on")
+    @operation("synthetic-images", grouped=True, address="go_on", repeats=True)
     def generator_step(
         self, sites: Sequence[Site], last: Sequence[bool], gradients: Sequence[Tensors | None] | None = None
     ) -> list[Parcel | None]:
@@ -214,7 +214,7 @@ class Felicia(FeliciaSettings):
             released |= {site.name: self.parcel_of(site, made[site.name]) for site in group}
         return [released.get(site.name) for site in sites]
 
-    @operation("synthetic-images", grouped=True, address="train_apart")
+    @operation("synthetic-images", grouped=True, address="train_apart", repeats=True)
     def train_locally(
         self,
         sites: Sequence[Site],

@@ -92,7 +92,7 @@ class SplitNN(LocalWork, Method):
         )
         return Parcel("statistics", {}, {"steps": self.steps_at(site), "samples": len(part)})
 
-    @operation("activations", "labels", "masks")
+    @operation("activations", "labels", "masks", repeats=True)
     def forward(self, site: Site) -> tuple[Parcel, Parcel]:
         images, targets = next(site.memory["batches"])
         activations = site.trainer.forward(images, site.memory["front"])

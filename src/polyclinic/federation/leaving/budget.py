@@ -16,6 +16,7 @@ from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.reservation import Reservations, Reserved
 from polyclinic.federation.privacy_coverage import PUBLIC
 from polyclinic.files import lock
 from polyclinic.privacy.epsilon import Mechanism, group_epsilon
@@ -127,6 +128,7 @@ class Budget:
         #: whether there is a limit at all
         self.is_limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
         self._here = self._spent(ledger) if self.is_limited else Spent()
+        self._reservations = Reservations(runs, ledger.parent.parent.name) if runs is not None else None
         self._known: dict[Path, tuple[tuple[int, int], Spent]] = {}  # other runs' ledgers, by size and time
 
     @contextlib.contextmanager
@@ -138,6 +140,31 @@ class Budget:
         with lock(self._runs / LOCK):
             yield
 
+    @contextlib.contextmanager
+    def reserved(self, wanted: Reserved, *, private: bool) -> Iterator[None]:
+        """While a piece of work is done: what it will spend is set aside from what other runs may spend. OverBudget,
+        before the work, if there is not as much left. `private`: it spends epsilon, too."""
+        if self._reservations is None or not self.is_limited:
+            yield
+            return
+        with contextlib.ExitStack() as held:
+            if private and self._policy.max_epsilon is not None:
+                held.enter_context(self._reservations.alone_with_epsilon())
+            with self.locked():
+                self._check_left(wanted, private)
+                held.enter_context(self._reservations.hold(wanted))
+            yield
+
+    def _check_left(self, wanted: Reserved, private: bool) -> None:
+        if wanted.bytes:
+            self.check_bytes(wanted.bytes)
+        if wanted.scores:
+            self.check_scores(wanted.scores)
+        # what this run has spent may leave again, in another parcel
+        most, spent = self._policy.max_epsilon, sum(run.epsilon for run in self._other_runs())
+        if private and most is not None and spent >= most:
+            raise OverBudget(f"epsilon {spent:.4g} is spent by other runs, and the site's policy allows {most:g}")
+
     def check(self, parcels: Sequence[Parcel]) -> None:
         """OverBudget unless these parcels, none of which has left before, may leave together."""
         if not self.is_limited or not parcels:
@@ -145,24 +172,35 @@ class Budget:
         policy, after = self._policy, copy.copy(self._here)
         for parcel in parcels:
             after.add(parcel.kind, parcel.size, parcel.privacy, self._price(parcel.privacy))
-        others = self._other_runs()
-        if policy.max_bytes is not None and after.bytes + sum(run.bytes for run in others) > policy.max_bytes:
+        others, reserved = self._other_runs(), self._reserved()
+        if (
+            policy.max_bytes is not None
+            and after.bytes + sum(run.bytes for run in others) + reserved.bytes > policy.max_bytes
+        ):
             raise OverBytes(policy.max_bytes)
         if policy.max_epsilon is not None:
             self._check_epsilon(parcels, after.epsilon + sum(run.epsilon for run in others), policy.max_epsilon)
-        self._check_scores(after.scores + sum(run.scores for run in others))
+        self._check_scores(after.scores + sum(run.scores for run in others) + reserved.scores)
+
+    def _reserved(self) -> Reserved:
+        """What other runs have set aside for what they are doing now."""
+        return self._reservations.of_others() if self._reservations else Reserved()
 
     def check_bytes(self, more: int) -> None:
         """OverBytes if the site may not release so many bytes more: asked before the work, so that the answer does not
         depend on an image."""
         most = self._policy.max_bytes
-        if most is not None and self._here.bytes + sum(run.bytes for run in self._other_runs()) + more > most:
+        if most is None:
+            return
+        spent = self._here.bytes + sum(run.bytes for run in self._other_runs()) + self._reserved().bytes
+        if spent + more > most:
             raise OverBytes(most)
 
     def check_scores(self, more: int = 1) -> None:
         """OverBudget if the site may not release so many scores more: asked before the work, whose answer it is."""
         if self._policy.max_scores is not None:
-            self._check_scores(self._here.scores + sum(run.scores for run in self._other_runs()) + more)
+            spent = self._here.scores + sum(run.scores for run in self._other_runs()) + self._reserved().scores
+            self._check_scores(spent + more)
 
     def spend(self, kind: str, size: int, record: Mapping[str, Any] | None) -> None:
         """A parcel of this size is about to leave."""

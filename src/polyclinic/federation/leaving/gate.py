@@ -5,6 +5,7 @@ Order of what happens to a parcel: policy, cohort, finite numbers, no raw images
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.leaving.reservation import Reserved
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
 from polyclinic.federation.leaving.target import Target
 
@@ -107,20 +109,29 @@ class Gate:
             self.ledger.commit()
         return leaving
 
-    def check_before_work(self, round: int, operation: str, kinds: Sequence[str], model_bytes: int) -> None:
-        """GateRefused, before an image is looked at, if nothing that an operation releases may leave.
+    @contextlib.contextmanager
+    def reserved(
+        self, round: int, operation: str, kinds: Sequence[str], model_bytes: int, *, private: bool
+    ) -> Iterator[None]:
+        """While a deployed site does what an operation asks: its share of the budgets is set aside. GateRefused, before
+        an image is looked at, if nothing that the operation releases may leave.
 
         Weights and gradients take `model_bytes`. What an interrupted run has released before costs nothing.
         """
-        try:
-            if kinds and not set(kinds) & set(self.policy.kinds):
-                self._check_policy(kinds[0], simulation_only=False)
-            if SCORES in kinds:
-                self.budget.check_scores()
-            if kinds and not self.ledger.may_repeat(round, operation):
-                self.budget.check_bytes(model_bytes if set(kinds) <= UPDATES else 0)
-        except (GateRefused, OverBudget) as refusal:
-            raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
+        repeats = self.ledger.may_repeat(round, operation)
+        size = model_bytes if kinds and set(kinds) <= UPDATES and not repeats else 0
+        with contextlib.ExitStack() as held:
+            try:
+                if kinds and not set(kinds) & set(self.policy.kinds):
+                    self._check_policy(kinds[0], simulation_only=False)
+                if kinds and not repeats:
+                    self.budget.check_bytes(size)
+                wanted = Reserved(size, int(SCORES in kinds))
+                spends = private and not repeats and not set(kinds) <= {SCORES, "keys"}
+                held.enter_context(self.budget.reserved(wanted, private=spends))
+            except (GateRefused, OverBudget) as refusal:
+                raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
+            yield
 
     def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
         """Charge the budgets and write the line, before a byte leaves."""

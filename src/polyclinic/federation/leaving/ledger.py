@@ -51,6 +51,7 @@ class Ledger:
         self._signature: str = lines[-1].get("signature", "") if lines else ""
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
         self._on_record: Counter[tuple] = Counter()
+        self._times: Counter[tuple] = Counter(_address(line) for line in lines)
         self._due: list[tuple[Future[str], JsonObject]] = []  # lines of parcels whose digests are being computed
         if anchor:
             anchor.check(path, self._digests)
@@ -92,6 +93,12 @@ class Ledger:
     def may_repeat(self, round: int, operation: str) -> bool:
         """Whether an interrupted attempt has released something of this operation in this round."""
         return any(left > 0 and known[:2] == (round, operation) for known, left in self._on_record.items())
+
+    def times(self, round: int, operation: str, to: str) -> int:
+        """How often an operation has released something to somebody in a round; parcels of several kinds at once are
+        one time."""
+        found = [number for known, number in self._times.items() if known[:3] == (round, operation, to)]
+        return max(found, default=0)
 
     def append(
         self,
@@ -175,6 +182,7 @@ class Ledger:
             file.write(json.dumps(line) + "\n")
         self._position = Position(self._position.lines + 1, line["digest_of_line"])
         self._signature = line.get("signature", "")
+        self._times[_address(line)] += 1
         if self._anchor:
             self._digests.append(line["digest_of_line"])
 
@@ -240,6 +248,10 @@ def _digest_of(line: JsonObject) -> str:
     """SHA-256 of a line but for its digest and its signature."""
     content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _address(line: JsonObject) -> tuple:
+    return (line["round"], line["operation"], line["to"], line["kind"])
 
 
 def _identity(line: JsonObject) -> tuple:
