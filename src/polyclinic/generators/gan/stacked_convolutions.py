@@ -7,15 +7,13 @@ each other's derivative, and are written so: autograd's own would go view by vie
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: of all networks of a stack: images [M, B, C, H, W], weights [M, ...], biases [M, O]
-OfStack = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+from polyclinic.training.stacked_convolutions import AllAtOnce, in_autocast
 
 
 def convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,28 +82,14 @@ class _Overlaid(torch.autograd.Function):
         return _Patches.apply(gradient), None
 
 
-class _AllAtOnce(torch.autograd.Function):
-    """Under `vmap`: `compute(images [M, B, C, H, W], weight [M, ...], bias [M, O] or None)`, with its own gradients."""
+def _convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    images, weight = in_autocast(images, weight)
+    return convolve(images, weight, bias)
 
-    @staticmethod
-    def forward(images: Tensor, weight: Tensor, bias: Tensor | None, compute: OfStack) -> Tensor:
-        raise RuntimeError("a layer of stacked networks is computed for all of them at once, under vmap")
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, images: Tensor, weight: Tensor, bias: Tensor | None, compute: OfStack) -> Any:
-        images, weight = (
-            x.movedim(d, 0) if d is not None else x.expand(info.batch_size, *x.shape)
-            for x, d in ((images, in_dims[0]), (weight, in_dims[1]))
-        )
-        if bias is not None:
-            bias = bias.movedim(in_dims[2], 0) if in_dims[2] is not None else bias.expand(info.batch_size, -1)
-        if torch.is_autocast_enabled(images.device.type):  # before anything is moved in memory
-            images, weight = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (images, weight))
-        return compute(images, weight, bias), 0
+def _convolve_transposed(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    images, weight = in_autocast(images, weight)
+    return convolve_transposed(images, weight, bias)
 
 
 # --- layers -------------------------------------------------------------------------------------------
@@ -126,7 +110,7 @@ class Down(nn.Conv2d):
     def apply_weight(self, images: Tensor, weight: Tensor) -> Tensor:
         if not self.as_products:
             return F.conv2d(images, weight, self.bias, self.stride, self.padding)
-        found = _AllAtOnce.apply(images, weight, self.bias, convolve)
+        found = AllAtOnce.apply(_convolve, images, weight, self.bias)
         return found.contiguous() if self.in_order else found
 
 
@@ -142,7 +126,7 @@ class Up(nn.ConvTranspose2d):
     def forward(self, images: Tensor, output_size: list[int] | None = None) -> Tensor:
         if not self.as_products:
             return super().forward(images)
-        found = _AllAtOnce.apply(images, self.weight, self.bias, convolve_transposed)
+        found = AllAtOnce.apply(_convolve_transposed, images, self.weight, self.bias)
         return found.contiguous() if self.in_order else found
 
 

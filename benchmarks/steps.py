@@ -1,0 +1,207 @@
+"""Training steps on a GPU: eager, recorded as a CUDA graph, and with the networks of many sites stacked.
+
+The yardstick is a frozen plain loop: bfloat16, channels-last, fused Adam, images on the device, one network after the
+other. Each row has milliseconds of one step of all its networks, medians of interleaved repeats. These rows are what
+`engine.graphs = "auto"` and `engine.stacked = "auto"` were chosen by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyclinic.models import build
+from polyclinic.training.graphs import WARM_UP, GraphedGradients
+from polyclinic.training.stacking import StackedGradients, StackedModel
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+#: (backbone, side, images in a batch) of one network
+ALONE = (
+    ("small-cnn", 32, 32),
+    ("lenet5", 32, 8),
+    ("resnet18", 64, 32),
+    ("resnet18", 224, 32),
+    ("resnet34", 256, 32),
+    ("resnet50", 224, 32),
+    ("unet", 64, 16),
+)
+#: (backbone, side, images in a batch, networks)
+STACKED = (
+    ("small-cnn", 32, 32, 4),
+    ("small-cnn", 32, 32, 16),
+    ("small-cnn", 32, 32, 64),
+    ("lenet5", 32, 8, 16),
+    ("lenet5", 32, 8, 64),
+    ("resnet18", 64, 32, 4),
+    ("resnet18", 64, 32, 16),
+)
+Way = Callable[[], Any]
+
+
+def network(name: str, size: int) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = build(name, channels=1, outputs=1 if name == "unet" else 3, size=size).to(DEVICE).train()
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def batch(size: int, *shape: int) -> tuple[Tensor, Tensor]:
+    images = torch.rand(*shape, 1, size, size, device=DEVICE)
+    return images, torch.arange(images[..., 0, 0, 0].numel(), device=DEVICE).view(shape) % 3
+
+
+def autocast() -> contextlib.AbstractContextManager:
+    return torch.autocast(DEVICE.type, torch.bfloat16)
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    if output.dim() == 4:
+        return (output.mean((1, 2, 3)) - targets).square().mean()
+    return F.cross_entropy(output, targets)
+
+
+def adam(parameters: Any, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.Adam(list(parameters), 1e-4, fused=fused)
+
+
+def eager_step(name: str, size: int, rows: int) -> Way:
+    """One step of the frozen plain loop."""
+    model = network(name, size)
+    optimizer = adam(model.parameters(), fused=DEVICE.type == "cuda")
+    images, targets = batch(size, rows)
+    images = images.contiguous(memory_format=torch.channels_last)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast():
+            output = model(images)
+        loss(output.float(), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def recorded_step(name: str, size: int, rows: int, *, fused: bool) -> Way:
+    model = network(name, size)
+
+    def of_batch(images: Tensor, targets: Tensor) -> Tensor:
+        with autocast():
+            output = model(images)
+        return loss(output.float(), targets)
+
+    learn, optimizer = GraphedGradients(model, of_batch), adam(model.parameters(), fused=fused)
+    images, targets = batch(size, rows)
+    images = images.contiguous(memory_format=torch.channels_last)
+
+    def step() -> None:
+        learn(images, targets)
+        optimizer.step()
+
+    return step
+
+
+def stacked_step(name: str, size: int, rows: int, members: int, *, products: bool, graphs: bool) -> Way:
+    model = StackedModel(network(name, size), members, products=products)
+    learn = StackedGradients(model, loss, autocast, graphs=graphs)
+    optimizer = adam(model.parameters.values(), fused=DEVICE.type == "cuda")
+    images, targets = batch(size, members, rows)
+
+    def step() -> None:
+        learn(images, targets)
+        optimizer.step()
+
+    return step
+
+
+def in_turn(step: Way, members: int) -> Way:
+    """The plain loop over the networks of all sites: the same step again, as they all have the same shape."""
+
+    def steps() -> None:
+        for _ in range(members):
+            step()
+
+    return steps
+
+
+def measure_alone(name: str, size: int, rows: int, repeats: int) -> dict[str, Any]:
+    ways = {"eager": eager_step(name, size, rows)}
+    if DEVICE.type == "cuda":
+        ways["graph"] = recorded_step(name, size, rows, fused=False)
+        ways["graph, fused optimiser"] = recorded_step(name, size, rows, fused=True)
+    return {"backbone": name, "size": size, "batch": rows, "networks": 1, "milliseconds": medians(ways, repeats)}
+
+
+def measure_stacked(name: str, size: int, rows: int, members: int, repeats: int) -> dict[str, Any]:
+    def stacked(*, products: bool, graphs: bool) -> Way:
+        return stacked_step(name, size, rows, members, products=products, graphs=graphs)
+
+    ways = {"eager": in_turn(eager_step(name, size, rows), members)}
+    ways["stacked"] = stacked(products=False, graphs=False)
+    ways["stacked, products"] = stacked(products=True, graphs=False)
+    if DEVICE.type == "cuda":
+        ways["graph"] = in_turn(recorded_step(name, size, rows, fused=True), members)
+        ways["stacked, graph"] = stacked(products=False, graphs=True)
+        ways["stacked, products, graph"] = stacked(products=True, graphs=True)
+    return {"backbone": name, "size": size, "batch": rows, "networks": members, "milliseconds": medians(ways, repeats)}
+
+
+def medians(ways: dict[str, Way], repeats: int) -> dict[str, float]:
+    """Milliseconds of a step by way: the ways take turns, after a warm-up of each, some 50 ms at a time."""
+    counts = {}
+    for way, work in ways.items():
+        for _ in range(WARM_UP + 2):
+            work()
+        counts[way] = max(1, min(20, int(0.05 / max(timed(work, 1), 1e-6))))
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(repeats):
+        for way, work in ways.items():
+            taken[way].append(timed(work, counts[way]) / counts[way] * 1000)
+    return {way: round(statistics.median(some), 3) for way, some in taken.items()}
+
+
+def timed(work: Way, count: int) -> float:
+    _wait()
+    started = time.perf_counter()
+    for _ in range(count):
+        work()
+    _wait()
+    return time.perf_counter() - started
+
+
+def _wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the small networks only, and two repeats")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    repeats = 2 if options.quick else 5
+    cases: list[tuple[Any, ...]] = [*ALONE[:2], STACKED[0]] if options.quick else [*STACKED, *ALONE]
+    rows = []
+    for case in cases:
+        try:
+            rows.append(measure_stacked(*case, repeats) if len(case) == 4 else measure_alone(*case, repeats))
+        except RuntimeError as error:  # no memory, or no kernel: the other rows are worth having
+            rows.append({"case": list(case), "failed": str(error)[:200]})
+        print(rows[-1], flush=True)
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+    figures = {"benchmark": "steps", "device": device, "torch": torch.__version__, "rows": rows}
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
