@@ -104,7 +104,20 @@ def test_opening_a_site_touches_no_file_outside_its_folder(tmp_path, sites, monk
     assert len(opened) == 15
     for file, options in opened:
         assert file.resolve().is_relative_to((parts.folder / parts.names[0]).resolve())
-        assert options == {"mmap_mode": "r", "allow_pickle": False}
+        assert options["allow_pickle"] is False
+
+
+def test_small_files_are_read_at_once_and_large_ones_mapped(tmp_path, sites, monkeypatch):
+    parts = prepare(Drawn(), sites, cache=tmp_path)
+    small = open_site(parts.folder, parts.names[0])
+    monkeypatch.setattr("polyclinic.data.parts.READ_AT_ONCE", 0)
+    mapped = open_site(parts.folder, parts.names[0])
+    assert (small.mapped_files, mapped.mapped_files) == (0, 15)
+    for one, other in ((small.train, mapped.train), (small.test, mapped.test)):
+        assert np.array_equal(one.images, other.images)
+        assert np.array_equal(one.labels, other.labels)
+    with pytest.raises(ValueError, match="read-only"):
+        small.train.images[0] = 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +148,8 @@ def test_whatever_an_institution_is_called_its_name_is_safe(text):
     check_site_names(safe_names([text]))
 
 
-def test_parts_are_read_only_memory_maps(tmp_path, sites):
+def test_parts_are_read_only_memory_maps(tmp_path, sites, monkeypatch):
+    monkeypatch.setattr("polyclinic.data.parts.READ_AT_ONCE", 0)
     parts = prepare(Drawn(), sites, cache=tmp_path)
     images = open_site(parts.folder, parts.names[0]).train.images
     assert isinstance(images, np.memmap)

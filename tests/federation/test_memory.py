@@ -220,7 +220,9 @@ def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
 
     host = host_in(tmp_path, kilobytes=1000)
     host.sites.spec = replace(host.spec, open_data=mapped)
+    host.sites.FILES = 30
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for number in range(3 * host.sites.RESIDENT):
+    for number in range(3 * 10):
         host.handle(Call(f"s{number}", "keep", 1))
-    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * (host.sites.RESIDENT + 1)
+    assert [site.name for site in host.resident()] == [f"s{number}" for number in range(20, 30)]
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= host.sites.FILES + 3

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -39,6 +40,9 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder, cache_folder, digest_of
 from polyclinic.plugins import code_of, foreign_modules
 from polyclinic.registry import reason
+
+#: files up to this size are read at once, and not mapped into memory
+READ_AT_ONCE = 2**17
 
 #: the images of each split of each site, as indices into the dataset
 Spread = dict[str, dict[str, np.ndarray]]
@@ -72,6 +76,12 @@ class SiteData:
     train: ImageSet
     validation: ImageSet
     test: ImageSet
+
+    @property
+    def mapped_files(self) -> int:
+        """How many files are open because their arrays are mapped into memory."""
+        parts = (self.train, self.validation, self.test)
+        return sum(isinstance(array, np.memmap) for part in parts for array in vars(part).values())
 
     def without_test(self) -> SiteData:
         """The same, but for the test images: none."""
@@ -113,10 +123,19 @@ def open_site(folder: Path, site: str) -> SiteData:
 
 
 def _open_part(folder: Path) -> ImageSet:
-    files = {field.name: folder / f"{field.name}.npy" for field in fields(ImageSet)}
-    return ImageSet(
-        **{name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items() if file.exists()}
-    )
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    files = {field.name: f"{field.name}.npy" for field in fields(ImageSet)}
+    return ImageSet(**{name: _open(folder / file, sizes[file]) for name, file in files.items() if file in sizes})
+
+
+def _open(file: Path, size: int) -> np.ndarray:
+    """An array, read-only: mapped into memory, or read at once if it is small, which is faster and leaves no file
+    open."""
+    if size > READ_AT_ONCE:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    array = np.load(file, allow_pickle=False)
+    array.flags.writeable = False
+    return array
 
 
 def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from polyclinic.federation.call import COORDINATOR, Call
 from polyclinic.federation.leaving.cohort import scored_splits
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.operation import Operation
+from polyclinic.federation.operation import Operation, signature_of
 
 
 def check_call(call: Call, declared: Operation, work: Callable[..., Any], *, deployed: bool) -> None:
@@ -23,13 +22,13 @@ def check_call(call: Call, declared: Operation, work: Callable[..., Any], *, dep
         raise GateRefused(f"'{call.operation}': this exists in simulation only")
     if declared.for_sites_only and call.to == COORDINATOR:
         raise ParcelRejected(f"'{call.operation}' releases to another site only, sealed, and the coordinator asked")
-    parameters, scored = inspect.signature(work).parameters, scored_splits(call, declared, work)
+    signature, scored = signature_of(work), scored_splits(call, declared, work)
     unknown = set(scored) - set(SPLITS)
     if unknown:
         raise ParcelRejected(f"'{call.operation}': there is no split '{unknown.pop()}'; use {', '.join(SPLITS)}")
-    if deployed and "split" in parameters and "train" in scored:
+    if deployed and "split" in signature.parameters and "train" in scored:
         raise GateRefused("scores of training images never leave a deployed site")
     try:
-        inspect.signature(work).bind(None, **{**call.parcels, **call.arguments})
+        signature.bind(None, **{**call.parcels, **call.arguments})
     except TypeError as error:
         raise ParcelRejected(f"'{call.operation}' does not take what came with it: {error}") from None

@@ -41,8 +41,10 @@ def room_for_states() -> int:
 class OpenSites:
     """Opens sites with their gates and ledgers, keeps those used last, and writes the states of others to disk."""
 
-    #: sites kept open: opening one takes a millisecond, but each holds about ten files, and often only 1024 are allowed
-    RESIDENT = 32
+    #: sites kept open: opening one takes a millisecond
+    RESIDENT = 256
+    #: files that open sites may hold open; often only 1024 are allowed
+    FILES = 320
     #: bytes of state that open sites keep in memory; sites beyond that, the longest idle first, go to disk
     RESIDENT_BYTES = room_for_states()
     #: sites whose cache is kept; nobody knows its size
@@ -56,6 +58,7 @@ class OpenSites:
         self.put_back: set[str] = set()  # sites that go on from an earlier checkpoint than their ledger has seen
         self._sites: OrderedDict[str, Site] = OrderedDict()
         self._positions: dict[str, SitePosition] = {}
+        self._files: dict[str, int] = {}  # open files of the sites in memory
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
@@ -123,11 +126,13 @@ class OpenSites:
         for site in others[: -self.CACHED]:
             site.cache.clear()
         states = sum(site.state.bytes for site in self._sites.values())
+        files = sum(self._files[name] for name in self._sites)
         for site in others:
-            if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES:
+            if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES and files <= self.FILES:
                 return
             if not site.memory and site.name not in group:
                 states -= site.state.bytes
+                files -= self._files[site.name]
                 self._save(site)
                 del self._sites[site.name], self.gates[site.name]
 
@@ -137,6 +142,7 @@ class OpenSites:
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)
+        self._files[name] = data.mapped_files
         if name not in self.ledgers:
             anchor = AnchorFile(spec.anchors / f"{spec.folder.name}.json") if spec.anchors else None
             path = spec.folder / "ledger" / f"{name}.jsonl"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +20,17 @@ class Operation(NamedTuple):
     address: str
     repeats: bool
     begins_round: bool
+
+
+def signature_of(work: Callable) -> inspect.Signature:
+    """What an operation takes; looked up once, since every call asks for it."""
+    return _signature(getattr(work, "__func__", work), hasattr(work, "__self__"))
+
+
+@functools.cache
+def _signature(function: Callable, is_bound: bool) -> inspect.Signature:
+    found = inspect.signature(function)
+    return found.replace(parameters=list(found.parameters.values())[1:]) if is_bound else found
 
 
 def operation(

@@ -7,6 +7,7 @@ use it: there the line is on disk before a byte leaves.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -63,6 +64,11 @@ def _on_own_stream(work: Callable[[], T], tensors: list[Tensor], ready: torch.cu
     if ready is None:
         return work()
     device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-    with torch.cuda.stream(torch.cuda.Stream(device)) as _:
+    with torch.cuda.stream(_stream(device)):
         torch.cuda.current_stream(device).wait_event(ready)
         return work()
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.federation.operation import signature_of
 from polyclinic.json_types import JsonMapping
 from polyclinic.settings import Settings
 
@@ -57,7 +57,7 @@ def images_in_generator_step(generator: Settings | None) -> int:
 
 def scored_splits(call: Call, declared: Operation, work: Callable[..., Any]) -> tuple[str, ...]:
     """The splits of a site's images that an operation's release is computed from."""
-    asked = inspect.signature(work).parameters.get("split")
+    asked = signature_of(work).parameters.get("split")
     if asked is not None:
         return (str(call.arguments.get("split", asked.default)),)
     return declared.scores or ("train",)
