@@ -8,18 +8,26 @@ from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.cwt_replay import CwtReplay
+from polyclinic.methods.ditto import Ditto
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedavg_replay import FedAvgReplay
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedavgm import FedAvgM
 from polyclinic.methods.fedbn import FedBN
+from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.feder_a import FedERA
 from polyclinic.methods.feder_b import FedERB
+from polyclinic.methods.fedopt import FedOpt
+from polyclinic.methods.fedper import FedPer
 from polyclinic.methods.fedprox import FedProx
+from polyclinic.methods.fedrep import FedRep
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
 from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.finetune import FineTune
+from polyclinic.methods.moon import Moon
+from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.splitnn import SplitNN
 from polyclinic.methods.standalone import Standalone
@@ -35,6 +43,14 @@ METHODS: Registry[type[Method]] = Registry(
         "fedprox": FedProx,
         "fedavgm": FedAvgM,
         "fedbn": FedBN,
+        "scaffold": Scaffold,
+        "fedopt": FedOpt,
+        "moon": Moon,
+        "feddyn": FedDyn,
+        "ditto": Ditto,
+        "fedrep": FedRep,
+        "fedper": FedPer,
+        "finetune": FineTune,
         "fedavg-share": FedAvgShare,
         "cwt": CyclicWeightTransfer,
         "splitnn": SplitNN,

@@ -11,7 +11,7 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, optimizer_state
+from polyclinic.methods.shared import averaging, local_training, optimizer_state
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.privacy.epsilon import sampling_rate_for
@@ -56,14 +56,9 @@ class FedSGD(Method):
         model = trainer.load(weights).train()
         if private.is_private(site, "classifier"):
             return self._private_gradient(site)
-        model.zero_grad(set_to_none=True)
         rng = site.rng("batches")
         batches = trainer.one_pass(part, rng) if self.batch == "full" else [next(trainer.batches(part, rng))]
-        seen = 0
-        for images, targets in batches:
-            (trainer.loss(trainer.forward(images), targets) * len(images)).backward()
-            seen += len(images)
-        gradients = {n: p.grad.cpu() / seen for n, p in model.named_parameters() if p.grad is not None}
+        gradients = local_training.mean_gradient(trainer, batches)
         buffers = {n: b.detach().cpu().clone() for n, b in model.named_buffers()}
         counted = {"samples": len(part)}
         return Parcel("gradients", gradients, counted), Parcel("statistics", buffers, counted)

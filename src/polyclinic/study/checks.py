@@ -79,8 +79,9 @@ def check_model(study: Study) -> None:
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
     _check_first_weights(study, cuts)
-    own = method.local_names(network_of(study), model.batch_norm) if model.weights != RANDOM else ()
-    if own and isinstance(study.data, AtSites):
+    looked_at = model.weights != RANDOM or method.traits.needs_cut
+    own = method.local_names(network_of(study), model.batch_norm) if looked_at else ()
+    if own and model.weights != RANDOM and isinstance(study.data, AtSites):
         raise BadInput(
             f"model.weights: sites of '{method.name}' keep a part of the network, which at a deployed site would not "
             "begin with the file's weights; choose a method that sends all of it, and model.batch_norm = 'average'"

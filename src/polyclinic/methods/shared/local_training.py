@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,14 @@ from polyclinic.training import private
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.collaborators import Batch, TrainerLike
     from polyclinic.training.replayed import ReplayedBatches
+
+
+#: changes a network's gradients before a step
+Correct = Callable[[nn.Module], None]
+#: the loss of images and targets
+Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Tensor]:
@@ -34,25 +41,65 @@ def train(
     steps: int | None = None,
     part: ImageSet | None = None,
     class_weights: Tensor | None = None,
-    correct: Callable[[nn.Module], None] | None = None,
+    correct: Correct | None = None,
     replayed: ReplayedBatches | None = None,
+    objective: Objective | None = None,
 ) -> Parcel:
     """Train from `weights` on the site's images (or on `part`) for floor(|D| / b) steps, or as many as given.
 
-    `replayed` images join each mini-batch. `correct` may change gradients before a step. What stays at the
-    site goes into its state; the rest is the parcel of weights.
+    `replayed` images join each mini-batch. `correct` may change gradients before a step; `objective` is another loss
+    than the task's. What stays at the site goes into its state; the rest is the parcel of weights.
+    """
+    trained, metadata = fit(
+        site,
+        assemble(site, weights),
+        steps=steps,
+        part=part,
+        class_weights=class_weights,
+        correct=correct,
+        replayed=replayed,
+        objective=objective,
+    )
+    return release(site, trained, metadata)
+
+
+def release(site: Site, trained: dict[str, Tensor], metadata: Mapping[str, float]) -> Parcel:
+    """The parcel of what may leave of trained weights; the rest goes into the site's state."""
+    shared = dict(trained)
+    if site.trainer.local_names:
+        site.state.put("local", {name: shared.pop(name) for name in sorted(site.trainer.local_names)})
+    return Parcel("weights", shared, dict(metadata), private.record_of(site, "classifier"))
+
+
+def fit(
+    site: Site,
+    weights: Weights,
+    *,
+    steps: int | None = None,
+    part: ImageSet | None = None,
+    class_weights: Tensor | None = None,
+    correct: Correct | None = None,
+    replayed: ReplayedBatches | None = None,
+    objective: Objective | None = None,
+    optimizer_group: str = "optimizer",
+    purpose: str = "batches",
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """All weights after training from `weights`, and what may be said about it: images, steps, perhaps the loss.
+
+    Nothing but the optimiser is put into the site's state. `purpose` addresses the order of the batches.
     """
     trainer = site.trainer
     part = part or site.data.train
     steps = steps or trainer.steps_in(part)
-    model = trainer.load(assemble(site, weights))
-    optimizer = start_optimizer(site, model)
+    model = trainer.load(weights)
+    optimizer = start_optimizer(site, model, optimizer_group)
     metadata: dict[str, float] = {}
     if private.is_private(site, "classifier"):
+        assert objective is None, "a loss of one's own has no private form: refuse it in `privacy_obstacle`"
         # its loss would tell about the images
         steps = private.train(site, steps, optimizer, correct=correct, replayed=replayed)
     else:
-        real = trainer.batches(part, site.rng("batches"))
+        real = trainer.batches(part, site.rng(purpose))
         metadata["loss"] = trainer.train(
             replayed.join(real) if replayed else real,
             steps,
@@ -60,13 +107,20 @@ def train(
             class_weights=class_weights,
             correct=correct,
             mixing=site.rng("mixup"),
+            objective=objective,
         )
-    keep_optimizer(site, optimizer)
-    trained = trainer.released_weights()
-    if trainer.local_names:
-        site.state.put("local", {name: trained.pop(name) for name in sorted(trainer.local_names)})
-    metadata = {"samples": len(part), "steps": steps, **metadata}
-    return Parcel("weights", trained, metadata, private.record_of(site, "classifier"))
+    keep_optimizer(site, optimizer, optimizer_group)
+    return trainer.released_weights(), {"samples": len(part), "steps": steps, **metadata}
+
+
+def mean_gradient(trainer: TrainerLike, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """The mean gradient of the trainer's network over all images of some batches, by parameter, on the CPU."""
+    model, seen = trainer.model.train(), 0
+    model.zero_grad(set_to_none=True)
+    for images, targets in batches:
+        (trainer.loss(trainer.forward(images), targets) * len(images)).backward()
+        seen += len(images)
+    return {name: one.grad.cpu() / seen for name, one in model.named_parameters() if one.grad is not None}
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

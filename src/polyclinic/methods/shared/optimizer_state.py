@@ -11,17 +11,20 @@ from polyclinic.federation.federation import Federation, State
 from polyclinic.federation.site import Site
 
 
-def start_optimizer(site: Site, model: nn.Module) -> torch.optim.Optimizer:
-    """A fresh optimiser for the site's round, with the state of its last one where that is kept."""
+def start_optimizer(site: Site, model: nn.Module, group: str = "optimizer") -> torch.optim.Optimizer:
+    """A fresh optimiser for the site's round, with the state of its last one where that is kept.
+
+    `group` is the name it is kept under: a site that trains two models has two.
+    """
     optimizer = site.trainer.optimizer.make(model.parameters(), site.round)
     if site.trainer.optimizer.keep_state:
-        restore_optimizer(optimizer, site.state.group("optimizer"))
+        restore_optimizer(optimizer, site.state.group(group))
     return optimizer
 
 
-def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer) -> None:
+def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer, group: str = "optimizer") -> None:
     if site.trainer.optimizer.keep_state:
-        site.state.put("optimizer", optimizer_tensors(optimizer))
+        site.state.put(group, optimizer_tensors(optimizer))
 
 
 def coordinator_optimizer(

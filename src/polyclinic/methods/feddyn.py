@@ -1,0 +1,63 @@
+"""FedDyn (Acar et al. 2021, Algorithm 1): each site's loss gets a linear and a quadratic term that follow the rounds.
+
+A site steps along g - h_k + alpha (w - w_round), then h_k = h_k - alpha (w_k - w_round). The coordinator moves the mean
+of the sites by -h / alpha, with h = h - alpha / K times the sum of all changes. Sites count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared import averaging, local_training
+
+
+class FedDyn(FedAvg):
+    name: Literal["feddyn"] = "feddyn"  # type: ignore[assignment]
+    weighting: Literal["uniform"] = Field("uniform", description="sites count alike in the mean, as in the paper")
+    alpha: float = Field(0.01, ge=0, description="strength of the terms; 0 is FedAvg of equal weights")
+
+    summary: ClassVar[str] = "FedAvg with a dynamic regulariser at each site"
+
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
+        answers = list(replies)
+        mean = averaging.average(answers, self.weighting)
+        if self.alpha == 0:
+            return mean
+        learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
+        before = getattr(state, "h", None) or {name: torch.zeros_like(mean[name]) for name in learned}
+        share = len(answers) / len(federation.sites)
+        state.h = {n: before[n] - self.alpha * share * (mean[n] - state.weights[n]) for n in learned}
+        return mean | {name: mean[name] - state.h[name] / self.alpha for name in learned}
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
+        linear = {name: tensor.to(site.trainer.device) for name, tensor in site.state.group("linear").items()}
+
+        def regularise(model: nn.Module) -> None:
+            for name, parameter in model.named_parameters():
+                if self.alpha > 0 and parameter.grad is not None and name in start:
+                    parameter.grad.add_(parameter.detach() - start[name], alpha=self.alpha)
+                    if name in linear:
+                        parameter.grad.sub_(linear[name])
+
+        parcel = local_training.train(
+            site, weights, steps=self.steps_at(site), correct=regularise, replayed=self.replayed(site)
+        )
+        learned = [name for name, _ in site.trainer.model.named_parameters() if name in parcel.tensors]
+        zero = torch.zeros(())
+        kept = site.state.group("linear")
+        moved = {name: parcel.tensors[name] - weights[name] for name in learned}
+        site.state.put("linear", {name: kept.get(name, zero) - self.alpha * moved[name] for name in learned})
+        return parcel

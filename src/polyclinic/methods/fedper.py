@@ -1,0 +1,39 @@
+"""FedPer (Arivazhagan et al. 2019): FedAvg of the first layers; the last ones stay at each site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from polyclinic.errors import BadInput
+from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared.traits import Traits
+from polyclinic.models import split
+
+if TYPE_CHECKING:
+    from polyclinic.models import Backbone
+
+
+class FedPer(FedAvg):
+    name: Literal["fedper"] = "fedper"  # type: ignore[assignment]
+    personal_after: str | None = Field(
+        None, description="the cut after which layers stay at the sites; the network's last cut if not given"
+    )
+
+    summary: ClassVar[str] = "FedAvg of the first layers; the head stays at each site"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_cut=True)
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        return super().local_names(model, batch_norm) | self.head_names(model)
+
+    def head_names(self, model: Backbone) -> frozenset[str]:
+        """Names of the weights behind the cut."""
+        if not model.cuts:  # a study with such a network is refused
+            return frozenset()
+        cut = self.personal_after or model.cuts[-1]
+        if cut not in model.cuts:
+            choices = ", ".join(model.cuts)
+            raise BadInput(f"method.personal_after: {model.name} has no cut '{cut}'; choose one of {choices}")
+        return frozenset(split(model, cut)[1].state_dict())

@@ -1,0 +1,48 @@
+"""Fine-tuning: a common model by FedAvg; at the end each site trains the selected one a few steps for itself.
+
+The fine-tuned models are released, one of each site; they never leave it. With no steps they are FedAvg's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.personal import PersonalFedAvg
+from polyclinic.methods.shared.traits import Traits
+
+
+class FineTune(PersonalFedAvg):
+    name: Literal["finetune"] = "finetune"  # type: ignore[assignment]
+    tuning_steps: int = Field(20, ge=0, description="steps of each site from the common model; 0 is FedAvg")
+
+    summary: ClassVar[str] = "FedAvg, then a few steps of each site for itself"
+    traits: ClassVar[Traits] = replace(PersonalFedAvg.traits)
+
+    def run(self, federation: Federation) -> Weights:
+        last = super().run(federation)
+        best = federation.observer.best_weights
+        federation.ask_all("tune", weights=last if best is None else best)
+        return last
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        return self.train_common(site, weights)
+
+    @operation()
+    def tune(self, site: Site, weights: Weights) -> None:
+        """Train the common model for the site alone; it is the site's best, whatever round the common one is of."""
+        own = dict(weights)
+        if self.tuning_steps:
+            own, _ = local_training.fit(
+                site, weights, steps=self.tuning_steps, optimizer_group="own optimizer", purpose="tuning batches"
+            )
+        for group in ("local", "best"):
+            site.state.put(group, own)

@@ -1,0 +1,97 @@
+"""MOON (Li, He and Song 2021): FedAvg with a loss that keeps a site's representation near the common model's.
+
+To the task's loss it adds mu times -log(e^(a / t) / (e^(a / t) + e^(b / t))), where a and b are cosine similarities of
+an image's representation with that of the round's common model, and of the site's own model of its last round. The
+representation is what comes before the network's last stage (the paper's networks have a projection head there). In a
+site's first round its last model is the common one, and the added loss has no gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.federation.federation import Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.traits import Traits
+from polyclinic.models import Backbone, split
+
+Represent = Callable[[Tensor], Tensor]
+
+
+class Moon(FedAvg):
+    name: Literal["moon"] = "moon"  # type: ignore[assignment]
+    mu: float = Field(1.0, ge=0, description="strength of the added loss; 0 is FedAvg")
+    temperature: float = Field(0.5, gt=0, description="temperature of the added loss")
+
+    summary: ClassVar[str] = "FedAvg that holds each site's representation near the common model's"
+    traits: ClassVar[Traits] = replace(
+        FedAvg.traits, tasks=("classification", "regression"), needs_cut=True, private_networks=()
+    )
+
+    def privacy_obstacle(self) -> str | None:
+        return (
+            "method.name: 'moon' adds a loss of three networks, for which there are no private steps; choose fedprox, "
+            "scaffold or fedavg under differential privacy"
+        )
+
+    @operation("weights")
+    def train(self, site: Site, weights: Weights) -> Parcel:
+        trainer = site.trainer
+        common = local_training.assemble(site, weights)
+        last = site.state.group("last") or common
+        references = [self._representation(site, one) for one in (common, last)]
+        front, rest = split(trainer.load(common).train(), _last_cut(trainer.model))
+
+        def objective(images: Tensor, targets: Tensor) -> Tensor:
+            with trainer.autocast():
+                representation = front(images)
+                output = rest(representation)
+            loss = trainer.loss(output, targets)
+            if self.mu == 0:
+                return loss
+            to_common, to_last = (self._similarity(representation, refer(images)) for refer in references)
+            return loss + self.mu * contrastive_loss(to_common, to_last, self.temperature)
+
+        parcel = local_training.train(
+            site, weights, steps=self.steps_at(site), objective=objective, replayed=self.replayed(site)
+        )
+        site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
+        return parcel
+
+    @staticmethod
+    def _representation(site: Site, weights: Weights) -> Represent:
+        """What a network with these weights, which stay as they are, makes of images; batch norm as in evaluation."""
+        network = copy.deepcopy(site.trainer.load(weights)).eval()
+        front, _ = split(network, _last_cut(network))
+
+        @torch.no_grad()
+        def represent(images: Tensor) -> Tensor:
+            with site.trainer.autocast():
+                return front(images)
+
+        return represent
+
+    @staticmethod
+    def _similarity(first: Tensor, second: Tensor) -> Tensor:
+        return F.cosine_similarity(first.flatten(1).float(), second.flatten(1).float())
+
+
+def contrastive_loss(to_common: Tensor, to_last: Tensor, temperature: float) -> Tensor:
+    """The mean over images of -log of the share that the similarity to the common model has, from both [B]."""
+    return F.softplus((to_last - to_common) / temperature).mean()
+
+
+def _last_cut(model: Backbone) -> str:
+    return model.cuts[-1]

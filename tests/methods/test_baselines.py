@@ -1,0 +1,305 @@
+"""SCAFFOLD, FedOpt, MOON, FedDyn, Ditto, FedRep, FedPer and fine-tuning: arithmetic by hand, and what they equal."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_equivalences import assert_not_same, assert_same
+from test_methods import kinds_of, reply
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.federation import State
+from polyclinic.methods import METHODS
+from polyclinic.methods.moon import contrastive_loss
+from polyclinic.randomness import torch_rng
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import parse_study
+
+PLAIN = {"optimizer": {"momentum": 0.0, "augment": [], "batch_size": 8, "lr": 0.05}, "model": {"backbone": "lenet5"}}
+PERSONAL = ("ditto", "fedrep", "fedper", "finetune")
+NEW = ("scaffold", "fedopt", "moon", "feddyn", *PERSONAL)
+
+
+def coordinator(sites: int = 2) -> SimpleNamespace:
+    """What `combine` looks at: a network with the parameter `weight`, and the sites."""
+    network = torch.nn.BatchNorm1d(1)
+    return SimpleNamespace(trainer=SimpleNamespace(model=network), sites=tuple("ab"[:sites]))
+
+
+# --- FedOpt -------------------------------------------------------------------------------------------
+
+
+def two_rounds(method, changes=(1.0, -0.5)):
+    """The weight after each round; it begins at 0, and the mean of the sites is `change` further."""
+    state = State({"weights": {"weight": torch.tensor([0.0]), "running_var": torch.tensor([1.0])}})
+    found = []
+    for change in changes:
+        sent = [reply("a", 1, weight=[float(state.weights["weight"]) + change], running_var=[0.25])]
+        state.weights = method.combine(coordinator(), state, sent)
+        found.append(float(state.weights["weight"]))
+    assert float(state.weights["running_var"]) == 0.25  # statistics are averaged
+    return found
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
+def test_fedopt_by_hand(name):
+    method = METHODS["fedopt"](server_optimizer=name, server_lr=0.1, beta1=0.5, beta2=0.75, tau=0.01)
+    x, m, v, by_hand = 0.0, 0.0, 0.0001, []
+    for d in (1.0, -0.5):
+        m = 0.5 * m + 0.5 * d
+        if name == "adam":
+            v = 0.75 * v + 0.25 * d * d
+        elif name == "yogi":
+            v = v - 0.25 * d * d * math.copysign(1, v - d * d)
+        else:
+            v = v + d * d
+        x += 0.1 * m / (math.sqrt(v) + 0.01)
+        by_hand.append(x)
+    assert two_rounds(method) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_fedopt_of_plain_steps_is_fedavg(tiny_run):
+    average = tiny_run({"name": "fedavg"})
+    assert_same(tiny_run({"name": "fedopt", "server_optimizer": "sgd", "server_lr": 1.0, "beta1": 0.0}), average)
+    assert_not_same(tiny_run({"name": "fedopt"}), average)
+
+
+def test_fedopt_with_momentum_alone_is_fedavgm():
+    """(1 - beta) d instead of d: with lr / (1 - beta) the steps are those of FedAvgM."""
+    ours = two_rounds(METHODS["fedopt"](server_optimizer="sgd", server_lr=2.0, beta1=0.5))
+    assert ours == pytest.approx(two_rounds(METHODS["fedavgm"](beta=0.5, server_lr=1.0)))
+
+
+# --- FedDyn -------------------------------------------------------------------------------------------
+
+
+def test_feddyn_without_its_terms_is_fedavg_of_equal_weights(tiny_run):
+    average = tiny_run({"name": "fedavg", "weighting": "uniform"})
+    assert_same(tiny_run({"name": "feddyn", "alpha": 0.0}), average)
+    assert_not_same(tiny_run({"name": "feddyn", "alpha": 0.1}), average)
+
+
+def test_the_coordinator_of_feddyn_by_hand():
+    """h = -alpha / K * sum of changes; w = mean - h / alpha. Two sites move by 1 and 3, one of them in round 2."""
+    method, state = METHODS["feddyn"](alpha=0.5), State({"weights": {"weight": torch.tensor([0.0])}})
+    state.weights = method.combine(coordinator(), state, [reply("a", 1, weight=[1.0]), reply("b", 9, weight=[3.0])])
+    assert float(state.h["weight"]) == -0.5 / 2 * (1 + 3)
+    assert float(state.weights["weight"]) == 2.0 + 2.0
+    state.weights = method.combine(coordinator(), state, [reply("a", 1, weight=[5.0])])
+    assert float(state.h["weight"]) == -1.0 - 0.5 / 2 * (5 - 4)
+    assert float(state.weights["weight"]) == 5.0 + 2.5
+
+
+def test_a_site_of_feddyn_by_hand(tiny_run, tmp_path, cache):
+    """One site, plain SGD, two rounds: the bare loop with the two terms written out."""
+    alone = {"sites": {"partition": "iid", "count": 1}, **PLAIN}
+    alpha, result = 0.2, tiny_run({"name": "feddyn", "alpha": 0.2}, **alone)
+    model, step = bare_loop(result, tmp_path, cache)
+    names = [name for name, _ in model.named_parameters()]
+    linear = {name: torch.zeros(()) for name in names}
+    h = {name: torch.zeros(()) for name in names}
+    for number in (1, 2):
+        start = {name: one.detach().clone() for name, one in model.named_parameters()}
+
+        def correct(start=start):
+            for name, one in model.named_parameters():
+                one.grad += alpha * (one.detach() - start[name]) - linear[name]
+
+        step(number, correct)
+        with torch.no_grad():
+            for name, one in model.named_parameters():
+                moved = one - start[name]
+                linear[name] = linear[name] - alpha * moved
+                h[name] = h[name] - alpha * moved
+                one.copy_(one - h[name] / alpha)
+    assert_close(result, model)
+
+
+def bare_loop(result, folder, cache):
+    """The network of a run's only site, and a function that takes a round's plain steps with it."""
+    import tomllib
+
+    study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
+    assembly = Assembly(study, prepare(study.data, study.sites, cache=cache), folder)
+    trainer = assembly.trainer()
+    model = trainer.load(assembly.initial_weights()).train()
+    part = open_site(assembly.prepared.folder, "site-1").train
+
+    def step(number, correct):
+        batches = trainer.batches(part, torch_rng(study.seed, "site-1", "batches", number))
+        for _ in range(len(part) // study.optimizer.batch_size):
+            images, labels = next(batches)
+            model.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            correct()
+            with torch.no_grad():
+                for one in model.parameters():
+                    one -= study.optimizer.lr * one.grad
+
+    return model, step
+
+
+def assert_close(result, model):
+    for name, tensor in result.weights().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+# --- SCAFFOLD -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_begins_as_fedavg_of_equal_weights(tiny_run, option):
+    """All controls are zero in the first round."""
+    average = tiny_run({"name": "fedavg", "weighting": "uniform", "rounds": 1}, **PLAIN)
+    assert_same(tiny_run({"name": "scaffold", "option": option, "rounds": 1}, **PLAIN), average)
+    more = tiny_run({"name": "fedavg", "weighting": "uniform"}, **PLAIN)
+    assert_not_same(tiny_run({"name": "scaffold", "option": option}, **PLAIN), more)
+
+
+def test_scaffold_of_one_full_batch_step_is_fedsgd_of_equal_weights(tiny_run):
+    """Each step is along g_k - c_k + c, and the mean of c_k is c: what remains of the mean is that of the gradients."""
+    full = {**PLAIN, "optimizer": {**PLAIN["optimizer"], "batch_size": 1000}}
+    ours = tiny_run({"name": "scaffold", "rounds": 3, "local_steps": 1}, **full).weights()
+    theirs = tiny_run({"name": "fedsgd", "rounds": 3, "weighting": "uniform"}, **full).weights()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
+
+
+def test_option_two_is_the_papers_formula_for_plain_steps(tiny_run, tmp_path, cache):
+    """One site, one round: its control is c_k - c + (x - y) / (K lr), with x before and y after K = 3 steps."""
+    alone = {"sites": {"partition": "iid", "count": 1}, **PLAIN}
+    result = tiny_run({"name": "scaffold", "rounds": 1, "local_steps": 3}, **alone)
+    [state] = (result.folder / "sites" / "site-1").glob("state-*.safetensors")
+    kept, last = load_file(state), result.weights()
+    network, _ = bare_loop(result, tmp_path, cache)
+    for name, first in network.named_parameters():
+        by_formula = (first.detach() - last[name]) / (3 * 0.05)
+        torch.testing.assert_close(kept[f"control/{name}"], by_formula, rtol=1e-2, atol=1e-4)
+
+
+def test_scaffold_releases_weights_and_gradients(tiny_run):
+    assert kinds_of(tiny_run({"name": "scaffold", "rounds": 1})) == {"weights", "gradients", "metrics"}
+
+
+# --- MOON ---------------------------------------------------------------------------------------------
+
+
+def test_moon_without_its_loss_is_fedavg(tiny_run):
+    average = tiny_run({"name": "fedavg"})
+    assert_same(tiny_run({"name": "moon", "mu": 0.0}), average)
+    assert_not_same(tiny_run({"name": "moon", "mu": 5.0}), average)
+
+
+def test_the_contrastive_loss_by_hand():
+    a, b, t = 0.8, 0.3, 0.5
+    by_hand = -math.log(math.exp(a / t) / (math.exp(a / t) + math.exp(b / t)))
+    assert float(contrastive_loss(torch.tensor([a]), torch.tensor([b]), t)) == pytest.approx(by_hand)
+
+
+def test_in_a_first_round_the_last_model_is_the_common_one(tiny_run):
+    """Both similarities are alike, and their difference has no gradient; what is left is rounding."""
+    ours = tiny_run({"name": "moon", "mu": 5.0, "rounds": 1}, model={"norm": "group"}).weights()
+    average = tiny_run({"name": "fedavg", "rounds": 1}, model={"norm": "group"}).weights()
+    for name in ours:
+        torch.testing.assert_close(ours[name], average[name], rtol=1e-4, atol=1e-6)
+
+
+# --- personal models ----------------------------------------------------------------------------------
+
+
+def of_sites(result, name):
+    return [tensor for key, tensor in result.weights().items() if key.endswith(f"/{name}")]
+
+
+def test_ditto_without_pull_is_standalone_beside_fedavg(tiny_run):
+    ours = tiny_run({"name": "ditto", "strength": 0.0})
+    alone = tiny_run({"name": "standalone"})
+    assert ours.weights().keys() == alone.weights().keys()
+    assert all(torch.equal(tensor, alone.weights()[name]) for name, tensor in ours.weights().items())
+    common = tiny_run({"name": "fedavg"})
+    assert digests_of_weights(ours) == digests_of_weights(common)  # what left is what leaves in FedAvg
+    held = tiny_run({"name": "ditto", "strength": 1.0})
+    assert held["weights_sha256"] != ours["weights_sha256"]
+    assert digests_of_weights(held) == digests_of_weights(common)
+
+
+def digests_of_weights(result):
+    lines = [json.loads(text) for text in (result.folder / "ledger" / "site-2.jsonl").read_text().splitlines()]
+    return [line["digest"] for line in lines if line["kind"] == "weights"]
+
+
+def test_fine_tuning_of_no_steps_is_fedavg(tiny_run):
+    selected = {"evaluation": {"every": 1, "select": "best"}}
+    common = tiny_run({"name": "fedavg", "rounds": 3}, **selected).weights()
+    ours = tiny_run({"name": "finetune", "tuning_steps": 0, "rounds": 3}, **selected)
+    for name, tensor in common.items():
+        assert all(torch.equal(one, tensor) for one in of_sites(ours, name))
+        assert len(of_sites(ours, name)) == 3
+    tuned = tiny_run({"name": "finetune", "tuning_steps": 2, "rounds": 3}, **selected)
+    assert not torch.equal(*of_sites(tuned, "fc.bias")[:2])
+    assert kinds_of(tuned) == {"weights", "metrics"}
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_the_head_stays_at_each_site(tiny_run, method):
+    result = tiny_run({"name": method})
+    first, second, _ = of_sites(result, "fc.weight")
+    assert not torch.equal(first, second)
+    name = next(key.split("/", 1)[1] for key in result.weights() if "conv" in key and key.endswith("weight"))
+    assert torch.equal(*of_sites(result, name)[:2])
+
+
+def test_fedper_with_one_site_is_fedavg(tiny_run):
+    one = {"sites": {"partition": "iid", "count": 1}}
+    assert_same(tiny_run({"name": "fedper"}, **one), tiny_run({"name": "fedavg"}, **one))
+
+
+def test_fedper_of_earlier_layers_keeps_more_at_the_sites(tiny_run):
+    last = tiny_run({"name": "fedper"})["communication"]["total_bytes"]
+    early = tiny_run({"name": "fedper", "personal_after": "conv1"})["communication"]["total_bytes"]
+    assert early < last
+    with pytest.raises(BadInput, match=r"method\.personal_after: small-cnn has no cut 'nose'; choose one of conv1"):
+        tiny_run({"name": "fedper", "personal_after": "nose"})
+
+
+def test_fedrep_trains_the_head_first_and_then_the_rest_alone(tiny_run):
+    """With the head at its first weights, no passes for it: it stays there. With passes, only they change it."""
+    group = {"model": {"norm": "group"}}
+    never = tiny_run({"name": "fedrep", "head_epochs": 0, "rounds": 1}, **group)
+    heads = of_sites(never, "fc.weight")
+    assert torch.equal(heads[0], heads[1])
+    some = tiny_run({"name": "fedrep", "head_epochs": 1, "rounds": 1}, **group)
+    assert not torch.equal(of_sites(some, "fc.weight")[0], heads[0])
+
+
+# --- all of them --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [name for name in NEW if name != "moon"])
+def test_they_go_with_differential_privacy(tiny_run, method):
+    private = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise": 1.0}}
+    quick = {"head_epochs": 1} if method == "fedrep" else {"tuning_steps": 1} if method == "finetune" else {}
+    result = tiny_run({"name": method, "rounds": 1, "local_steps": 1, **quick}, **private)
+    assert result["privacy"]["epsilon"] > 0
+    assert "weights" not in result["privacy"]["does_not_cover"]
+
+
+def test_what_has_no_private_form_is_refused_with_the_cure(tiny_run):
+    private = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise": 1.0}}
+    with pytest.raises(BadInput, match=r"'moon' adds a loss of three networks.*choose fedprox"):
+        tiny_run({"name": "moon"}, **private)
+    with pytest.raises(BadInput, match=r"method\.option: 'I' needs a gradient.*set method\.option = 'II'"):
+        tiny_run({"name": "scaffold", "option": "I"}, **private)
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_a_share_of_the_sites_can_take_part(tiny_run, method):
+    quick = {"head_epochs": 1} if method == "fedrep" else {}
+    result = tiny_run({"name": method, "fraction": 0.4, **quick}, model={"backbone": "lenet5"})
+    assert set(result.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
