@@ -141,7 +141,7 @@ def study(method: dict, privacy: dict, **tables: dict):
     return parse_study({**STUDY, **tables, "method": method, "privacy": privacy})
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavgm", "cwt", "fedsgd", "standalone"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavgm", "scaffold", "ditto", "cwt", "fedsgd", "standalone"])
 def test_methods_whose_sites_train_the_classifier_can(name):
     made = study({"name": name}, {"noise": 1.1})
     assert made.privacy.on == ("classifier",)

@@ -1,7 +1,8 @@
 """FedDyn (Acar et al. 2021, Algorithm 1): each site's loss gets a linear and a quadratic term that follow the rounds.
 
 A site steps along g - h_k + alpha (w - w_round), then h_k = h_k - alpha (w_k - w_round). The coordinator moves the mean
-of the sites by -h / alpha, with h = h - alpha / K times the sum of all changes. Sites count alike.
+of the sites by -h / alpha, with h = h - alpha / K times the sum of all changes. Sites count alike. The paper assumes that
+a round ends near a minimum of the site's loss: with few steps at a high learning rate the method diverges.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from polyclinic.methods.shared import averaging, local_training
 class FedDyn(FedAvg):
     name: Literal["feddyn"] = "feddyn"  # type: ignore[assignment]
     weighting: Literal["uniform"] = Field("uniform", description="sites count alike in the mean, as in the paper")
-    alpha: float = Field(0.01, ge=0, description="strength of the terms; 0 is FedAvg of equal weights")
+    alpha: float = Field(0.1, ge=0, description="strength of the terms; 0 is FedAvg of equal weights")
 
     summary: ClassVar[str] = "FedAvg with a dynamic regulariser at each site"
 
