@@ -7,7 +7,6 @@ those of `standalone`, to the last bit.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -19,7 +18,6 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.personal import PersonalFedAvg
-from polyclinic.methods.shared.traits import Traits
 
 
 class Ditto(PersonalFedAvg):
@@ -27,9 +25,8 @@ class Ditto(PersonalFedAvg):
     strength: float = Field(0.1, ge=0, description="lambda: how strongly own models are held near the common one")
 
     summary: ClassVar[str] = "FedAvg, and beside it a model of each site's own, held near the common one"
-    traits: ClassVar[Traits] = replace(PersonalFedAvg.traits)
 
-    @operation("weights")
+    @operation("weights", begins_round=True)
     def train(self, site: Site, weights: Weights) -> Parcel:
         parcel = self.train_common(site, weights)
         common = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}

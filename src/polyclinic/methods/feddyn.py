@@ -1,13 +1,14 @@
 """FedDyn (Acar et al. 2021, Algorithm 1): each site's loss gets a linear and a quadratic term that follow the rounds.
 
 A site steps along g - h_k + alpha (w - w_round), then h_k = h_k - alpha (w_k - w_round). The coordinator moves the mean
-of the sites by -h / alpha, with h = h - alpha / K times the sum of all changes. Sites count alike. The paper assumes that
-a round ends near a minimum of the site's loss: with few steps at a high learning rate the method diverges.
+of the sites by -h / alpha, with h = h - alpha / K times the sum of all changes. Sites count alike. The paper assumes
+that a round ends near a minimum of the site's loss: with few steps at a high learning rate the method diverges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -21,6 +22,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared.traits import Traits
 
 
 class FedDyn(FedAvg):
@@ -29,6 +31,7 @@ class FedDyn(FedAvg):
     alpha: float = Field(0.1, ge=0, description="strength of the terms; 0 is FedAvg of equal weights")
 
     summary: ClassVar[str] = "FedAvg with a dynamic regulariser at each site"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         answers = list(replies)
@@ -41,7 +44,7 @@ class FedDyn(FedAvg):
         state.h = {n: before[n] - self.alpha * share * (mean[n] - state.weights[n]) for n in learned}
         return mean | {name: mean[name] - state.h[name] / self.alpha for name in learned}
 
-    @operation("weights")
+    @operation("weights", begins_round=True)
     def train(self, site: Site, weights: Weights) -> Parcel:
         start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
         linear = {name: tensor.to(site.trainer.device) for name, tensor in site.state.group("linear").items()}

@@ -8,6 +8,7 @@ are FedAvg. Batch-norm statistics are averaged.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -18,6 +19,7 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import averaging
+from polyclinic.methods.shared.traits import Traits
 
 
 class FedOpt(FedAvg):
@@ -31,6 +33,7 @@ class FedOpt(FedAvg):
     tau: float = Field(0.001, gt=0, description="how little adaptive a step is; added to the root of the squares")
 
     summary: ClassVar[str] = "FedAvg whose coordinator takes adaptive steps (Adam, Yogi, Adagrad)"
+    traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         mean = averaging.average(replies, self.weighting)

@@ -23,7 +23,7 @@ class FedPer(FedAvg):
     )
 
     summary: ClassVar[str] = "FedAvg of the first layers; the head stays at each site"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_cut=True)
+    traits: ClassVar[Traits] = replace(FedAvg.traits, needs_cut=True, weights_stay=False)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         return super().local_names(model, batch_norm) | self.head_names(model)

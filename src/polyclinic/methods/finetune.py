@@ -5,7 +5,6 @@ The fine-tuned models are released, one of each site; they never leave it. With 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +15,6 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.personal import PersonalFedAvg
-from polyclinic.methods.shared.traits import Traits
 
 
 class FineTune(PersonalFedAvg):
@@ -24,7 +22,6 @@ class FineTune(PersonalFedAvg):
     tuning_steps: int = Field(20, ge=0, description="steps of each site from the common model; 0 is FedAvg")
 
     summary: ClassVar[str] = "FedAvg, then a few steps of each site for itself"
-    traits: ClassVar[Traits] = replace(PersonalFedAvg.traits)
 
     def run(self, federation: Federation) -> Weights:
         last = super().run(federation)
@@ -32,7 +29,7 @@ class FineTune(PersonalFedAvg):
         federation.ask_all("tune", weights=last if best is None else best)
         return last
 
-    @operation("weights")
+    @operation("weights", begins_round=True)
     def train(self, site: Site, weights: Weights) -> Parcel:
         return self.train_common(site, weights)
 

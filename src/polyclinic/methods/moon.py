@@ -37,7 +37,11 @@ class Moon(FedAvg):
 
     summary: ClassVar[str] = "FedAvg that holds each site's representation near the common model's"
     traits: ClassVar[Traits] = replace(
-        FedAvg.traits, tasks=("classification", "regression"), needs_cut=True, private_networks=()
+        FedAvg.traits,
+        tasks=("classification", "regression"),
+        needs_cut=True,
+        private_networks=(),
+        weights_stay=False,
     )
 
     def privacy_obstacle(self) -> str | None:
@@ -46,7 +50,7 @@ class Moon(FedAvg):
             "scaffold or fedavg under differential privacy"
         )
 
-    @operation("weights")
+    @operation("weights", begins_round=True)
     def train(self, site: Site, weights: Weights) -> Parcel:
         trainer = site.trainer
         common = local_training.assemble(site, weights)

@@ -38,7 +38,7 @@ class Scaffold(FedAvg):
     server_lr: float = Field(1.0, gt=0, description="learning rate of the coordinator")
 
     summary: ClassVar[str] = "FedAvg whose sites correct their drift with control variates"
-    traits: ClassVar[Traits] = replace(FedAvg.traits)
+    traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
 
     def privacy_obstacle(self) -> str | None:
         if self.option == "II":
@@ -69,7 +69,7 @@ class Scaffold(FedAvg):
         """x + lr (mean - x), written around the mean: with lr = 1 FedAvg's to the last bit."""
         return mean + (self.server_lr - 1) * (mean - before)
 
-    @operation("weights", "gradients")
+    @operation("weights", "gradients", begins_round=True)
     def train(self, site: Site, weights: Weights, gradients: Weights) -> tuple[Parcel, Parcel]:
         """Trained weights, and how much the site's control variate has changed."""
         own = site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}

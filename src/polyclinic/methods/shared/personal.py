@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class PersonalFedAvg(FedAvg):
     #: the common model's batch-norm statistics are averaged; each own model has its own
-    traits: ClassVar[Traits] = replace(FedAvg.traits, batch_norm="average")
+    traits: ClassVar[Traits] = replace(FedAvg.traits, batch_norm="average", weights_stay=False)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """All of them: each site has a model of its own, beside the common one."""
