@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from polyclinic.cli import run_app
+from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.models import build
 from polyclinic.runner import files_check
 from polyclinic.runner.files_check import check_files
+
+TASK = {"hand-phantom": {"task": {"name": "regression"}}}
 
 
 def weights_of(backbone, file, **more):
@@ -28,8 +31,41 @@ def test_images_are_counted_where_they_decide_and_only_there(tiny, monkeypatch):
         check_files(tiny("fedavg", {"data.test_per_class": 50}))
     with pytest.raises(BadInput, match=r"data\.test_total_per_class: there are \d+ test images"):
         check_files(tiny("fedavg", {"data.test_total_per_class": 50}))
-    monkeypatch.setattr(files_check, "prepare", None)
+    monkeypatch.setattr(files_check, "spread", None)
     assert check_files(tiny("fedavg")) == []
+
+
+SOURCES = ("fundus-phantom", "hand-phantom", "chest-phantom", "brain-phantom", "skin-phantom")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_counting_without_drawing_counts_what_is_drawn(tiny, source):
+    """The fast path against the slow one."""
+    data = tiny("fedavg", {"data.source": source, "data.fold": "2/3"} | TASK.get(source, {})).data
+    counted, drawn = data.without_pixels(), data.load()
+    assert counted.images.shape == drawn.images.shape
+    assert not counted.images.any()
+    assert np.array_equal(counted.labels, drawn.labels)
+    assert counted.classes == drawn.classes
+    assert all(np.array_equal(getattr(counted, name), getattr(drawn, name)) for name in ("site", "patient", "subgroup"))
+
+
+def test_files_are_counted_without_being_prepared(tiny, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (60, 28, 28), dtype=np.uint8), rng.integers(0, 2, 60)
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, site=np.array(["a", "b", "c"] * 20))
+    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "size": 28, "test_per_class": 1, "per_class": 20}
+    study = tiny("fedavg", {"data": data, "sites": {"partition": "column"}})
+    counts = prepare(study.data, study.sites).info["counts"].values()
+    sums = [f"{name} images: {sum(own[name] for own in counts)}" for name in ("train", "validation", "test")]
+    monkeypatch.setattr(files_check, "prepare", None)
+    assert check_files(study) == [", ".join(sums)]
+
+
+def test_sites_that_differ_by_their_images_need_the_pixels(tiny):
+    study = tiny("fedavg", {"data.fold": "1/4", "sites": {"partition": "clusters", "count": 2}})
+    counts = prepare(study.data, study.sites).info["counts"].values()
+    assert check_files(study)[0].startswith(f"train images: {sum(own['train'] for own in counts)},")
 
 
 def test_a_file_of_weights_is_compared_with_the_network_of_these_images(tiny, tmp_path):

@@ -23,7 +23,7 @@ from polyclinic.data.labels import balanced
 from polyclinic.data.listing import PER_IMAGE, Listing
 from polyclinic.data.preprocessing.fit import Fit, Shape
 from polyclinic.data.preprocessing.prepare import prepare_images
-from polyclinic.data.source import Source
+from polyclinic.data.source import Source, black_images
 from polyclinic.errors import BadInput
 from polyclinic.files import cache_folder, digest_of
 from polyclinic.plugins import code_of
@@ -97,6 +97,16 @@ class FileSource(Source):
 
     def load(self) -> Dataset:
         return self.prepared()
+
+    def without_pixels(self) -> Dataset:
+        listing = self._chosen(self.listing())
+        return Dataset(
+            images=black_images(len(listing), 1, self.size),
+            **listing.arrays(),
+            classes=listing.classes,
+            unit=listing.unit,
+            label_range=listing.label_range,
+        )
 
     def prepared(self, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
         """The images at `size`, memory-mapped from the cache, prepared first where they are not there yet."""

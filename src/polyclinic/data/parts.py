@@ -165,13 +165,7 @@ def _name_of(data: Source, sites: Sites) -> str:
 
 def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progress: Progress | None) -> None:
     dataset = load(data, cache, progress)
-    fold = Fold.parse(data.fold) if data.fold else None
-    splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed, fold=fold)
-    if data.test_total_per_class is not None:
-        splits = {**splits, "test": balanced_total(dataset, splits["test"], data.test_total_per_class, data.seed)}
-    where = assign_to_sites(sites, dataset, splits, data.seed)
-    if data.test_per_class is not None:
-        where = balanced(dataset, where, data.test_per_class, data.seed)
+    where = spread(dataset, data, sites)
     check_site_names(where)
     with atomic_folder(folder) as scratch:
         for done, (site, parts) in enumerate(where.items(), start=1):
@@ -182,6 +176,16 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
                 progress("writing the sites' parts", done, len(where))
         facts = describe(data.source, dataset, where)
         (scratch / "info.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def spread(dataset: Dataset, data: Source, sites: Sites) -> Spread:
+    """The images of each split of each site, as a study's `[data]` and `[sites]` want them."""
+    fold = Fold.parse(data.fold) if data.fold else None
+    splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed, fold=fold)
+    if data.test_total_per_class is not None:
+        splits = {**splits, "test": balanced_total(dataset, splits["test"], data.test_total_per_class, data.seed)}
+    where = assign_to_sites(sites, dataset, splits, data.seed)
+    return where if data.test_per_class is None else balanced(dataset, where, data.test_per_class, data.seed)
 
 
 @dataclass(frozen=True)

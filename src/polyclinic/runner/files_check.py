@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.parts import PreparedSites, prepare
+from polyclinic.data.partitions import PARTITIONS
+from polyclinic.data.partitions.clusters import Clusters
+from polyclinic.data.parts import PreparedSites, prepare, spread
+from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS
 from polyclinic.errors import BadInput
 from polyclinic.models import RANDOM, WeightsFile, read_weights
@@ -18,14 +22,20 @@ from polyclinic.study.checks import network_of
 def check_files(study: Study) -> list[str]:
     """What was found, a sentence each; BadInput where the study cannot run with these images or these weights.
 
-    Images are prepared and counted, as a run does it, only where the study asks for a fold, for so many test images of
-    each class, or for a network with the weights of a file.
+    Images are counted only where the study asks for a fold or for so many test images of each class. They are prepared,
+    as a run does it, only where their pixels decide: for a file of weights, and for sites that differ by their images.
     """
     file = read_weights(Path(study.model.weights)) if study.model.weights != RANDOM else None
     if file is None and not _counts_images(study):
         return []
-    parts = _prepared(study)
-    found = [_counted(parts)] if parts else ["the images are not here, and were not counted"]
+    if not _are_here(study.data):
+        away = ["the images are not here, and were not counted"]
+        return [*away, _weights_sentence(study, file, None)] if file else away
+    if file is None and study.sites.partition in PARTITIONS.builtin and not isinstance(study.sites, Clusters):
+        where = spread(study.data.without_pixels(), study.data, study.sites)
+        return [_counted({site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()})]
+    parts = prepare(study.data, study.sites)
+    found = [_counted(parts.info["counts"])]
     return [*found, _weights_sentence(study, file, parts)] if file else found
 
 
@@ -34,21 +44,18 @@ def _counts_images(study: Study) -> bool:
     return any(setting is not None for setting in (data.fold, data.test_per_class, data.test_total_per_class))
 
 
-def _prepared(study: Study) -> PreparedSites | None:
-    """The sites' images; None where they are not on this machine."""
-    if isinstance(study.data, AtSites):
-        return None
-    if isinstance(study.data, FileSource):
+def _are_here(data: Source) -> bool:
+    """Whether the images are on this machine."""
+    if isinstance(data, FileSource):
         try:
-            study.data.refuse_missing_path()
+            data.refuse_missing_path()
         except BadInput:
-            return None
-    return prepare(study.data, study.sites)
+            return False
+    return not isinstance(data, AtSites)
 
 
-def _counted(parts: PreparedSites) -> str:
-    counts = parts.info["counts"].values()
-    return ", ".join(f"{name} images: {sum(own[name] for own in counts)}" for name in SPLITS)
+def _counted(counts: Mapping[str, Mapping[str, int]]) -> str:
+    return ", ".join(f"{name} images: {sum(own[name] for own in counts.values())}" for name in SPLITS)
 
 
 def _weights_sentence(study: Study, file: WeightsFile, parts: PreparedSites | None) -> str:

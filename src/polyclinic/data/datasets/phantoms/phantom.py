@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -9,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from polyclinic.data.dataset import Dataset
 from polyclinic.data.datasets.phantoms.canvas import Canvas
 from polyclinic.data.pixels import to_uint8
-from polyclinic.data.source import Source
+from polyclinic.data.source import Source, black_images
 from polyclinic.randomness import numpy_rng
 
 
@@ -37,6 +39,9 @@ class Phantom(Source):
             images[i] = to_uint8(image + self.grain() * grain)
         return images
 
+    def without_pixels(self) -> Dataset:
+        return _undrawn(type(self)).model_validate(self.model_dump()).load()
+
     def grain(self) -> float:
         """Standard deviation of the sensor's noise, of intensities in [0, 1]."""
         return 0.02
@@ -44,3 +49,19 @@ class Phantom(Source):
     @abstractmethod
     def draw(self, canvas: Canvas, case: Any, rng: np.random.Generator) -> np.ndarray:
         """One image of intensities in [0, 1], float32 [channels, size, size], before the sensor's noise."""
+
+
+class Undrawn:
+    """Comes before a phantom's class: labels and all else are drawn, and no image."""
+
+    samples: int
+    size: int
+    channels: ClassVar[int]
+
+    def draw_all(self, cases: Iterable) -> np.ndarray:
+        return black_images(self.samples, self.channels, self.size)
+
+
+@functools.cache
+def _undrawn(kind: type[Phantom]) -> type[Phantom]:
+    return type(kind.__name__, (Undrawn, kind), {"__module__": kind.__module__})
