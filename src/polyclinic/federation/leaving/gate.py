@@ -215,7 +215,7 @@ def _is_finite(tensor: Tensor) -> bool:
     # torch tells NaN from numbers in no float of one byte
     values = tensor.float() if tensor.element_size() == 1 else tensor
     # a finite sum has finite terms, and is faster; one that is not may have overflowed
-    return bool(values.sum().isfinite()) or bool(torch.isfinite(values).all())
+    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
 
 
 def _floats(value: Any) -> Iterator[float]:

@@ -77,7 +77,8 @@ def _pieces(tensors: list[Tensor]) -> Iterator[Tensor]:
         torch.cuda.current_stream(device).synchronize()
         yield copy
     else:
-        yield from (_bytes(tensor) for tensor in tensors)
+        # NumPy knows float32 and takes it as it is; it does not know every type
+        yield from (t.detach().contiguous() if t.dtype == torch.float32 else _bytes(t) for t in tensors)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
