@@ -11,16 +11,20 @@ import argparse
 import contextlib
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import polyclinic
 from polyclinic.models import build
+from polyclinic.study import parse_study
 from polyclinic.training.graphs import WARM_UP, GraphedGradients
 from polyclinic.training.stacking import StackedGradients, StackedModel
 
@@ -182,6 +186,32 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def check_engine(graphs: bool) -> dict[str, Any]:
+    """Weights of a run whose sites train as a stack, beside those of sites one by one, in float32."""
+
+    def weights(stacked: str, seed: int = 0) -> Tensor:
+        tables: dict[str, Any] = {
+            "seed": seed,
+            "data": {"source": "skin-phantom", "size": 32, "samples": 400},
+            "sites": {"partition": "dirichlet", "count": 6, "alpha": 1.0, "min_size": 20},
+            "model": {"backbone": "small-cnn"},
+            "optimizer": {"lr": 0.01, "batch_size": 16},
+            "method": {"name": "fedavg", "rounds": 3, "local_epochs": 2},
+            "evaluation": {"every": 0, "select": "last", "final": "none"},
+            "engine": {"workers": 1, "precision": "fp32", "stacked": stacked, "graphs": graphs},
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            result = polyclinic.run(parse_study(tables), Path(folder) / "run")
+            found = load_file(result.folder / "model.safetensors")
+        return torch.cat([one.double().flatten() for one in found.values()])
+
+    alone = weights("never")
+    stacked, again, other = weights("always"), weights("never"), weights("never", 1)
+    figures = {"stacked": stacked, "one by one, again": again, "another seed": other}
+    away = {name: float((one - alone).norm() / alone.norm()) for name, one in figures.items()}
+    return {"check": "relative distance of the weights from those of sites one by one", "graphs": graphs, **away}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the small networks only, and two repeats")
@@ -190,6 +220,9 @@ def main() -> None:
     repeats = 2 if options.quick else 5
     cases: list[tuple[Any, ...]] = [*ALONE[:2], STACKED[0]] if options.quick else [*STACKED, *ALONE]
     rows = []
+    for graphs in (False, True):
+        rows.append(check_engine(graphs))
+        print(rows[-1], flush=True)
     for case in cases:
         try:
             rows.append(measure_stacked(*case, repeats) if len(case) == 4 else measure_alone(*case, repeats))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 import torch
 from pretended_gpu import pretend_gpu
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
+import polyclinic
+from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.models import build
+from polyclinic.training import stacking
 from polyclinic.training.graphs import WARM_UP
 from polyclinic.training.stacked_convolutions import convolve
 from polyclinic.training.stacking import StackedGradients, StackedModel
@@ -47,7 +52,6 @@ CASES = [
     ("small-cnn", True, False),
     ("small-cnn", True, True),
     ("lenet5", True, False),
-    ("resnet18", True, False),
 ]
 
 
@@ -56,11 +60,10 @@ def test_stacked_networks_learn_what_they_learn_one_by_one(name, products, graph
     """Networks with weights of their own and batch norm take some steps of SGD with momentum."""
     if graphs:
         pretend_gpu(monkeypatch)
-    members, size = (2, 16) if name == "resnet18" else (3, 32)
+    members, size = 3, 32
     alone = [build(name, channels=1, outputs=3, size=size).double().train() for _ in range(members)]
     stacked = StackedModel(alone[0], members, products=products)
-    for place, network in enumerate(alone):
-        stacked.load(place, network.state_dict())
+    stacked.load([network.state_dict() for network in alone])
     learn = StackedGradients(stacked, loss, contextlib.nullcontext, graphs=graphs)
     together = torch.optim.SGD(stacked.parameters.values(), 0.01, 0.9)
     each = [torch.optim.SGD(network.parameters(), 0.01, 0.9) for network in alone]
@@ -75,5 +78,76 @@ def test_stacked_networks_learn_what_they_learn_one_by_one(name, products, graph
             optimizer.step()
             assert float(losses[place]) == pytest.approx(own.item(), rel=1e-8)
     for place, network in enumerate(alone):
-        for key, value in stacked.state(place).items():
+        for key, value in stacked.states()[place].items():
             assert torch.allclose(value, network.state_dict()[key], atol=1e-7), (place, key)
+
+
+# --- through the engine -------------------------------------------------------------------------------
+
+
+def run(tiny, tmp_path, method, stacked, **overrides):
+    settings = {
+        "sites.count": 3,
+        "sites.partition": "dirichlet",
+        "sites.min_size": 4,
+        "engine.workers": 1,
+        "engine.stacked": stacked,
+        "optimizer.batch_size": 8,
+        "method.rounds": 2,
+        **overrides,
+    }
+    return polyclinic.run(tiny(method, settings), tmp_path / f"{method} {stacked}")
+
+
+def weights_of(folder):
+    manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
+    states = [read_state(folder, site, SitePosition(*at)) for site, at in manifest["sites"].items()]
+    found = {f"{place}/{n}": t for place, one in enumerate(states) for n, t in one.group("local").items()}
+    return {**found, **load_file(folder / "model.safetensors")}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "standalone"])
+def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
+    """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches."""
+    used = []
+    monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, used))
+    options = {
+        "fedavg": {"optimizer.augment": ["flip"]},
+        "fedbn": {"model.backbone": "small-cnn"},
+        "standalone": {"method.local_steps": 2},
+    }.get(method, {})
+    alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
+    assert used
+    a, b = weights_of(alone.folder), weights_of(stacked.folder)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.allclose(a[name].double(), b[name].double(), atol=2e-5), name
+
+
+def noting(function, calls):
+    def noted(*args, **kwargs):
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+ALONE = [{"optimizer.keep_state": True}, {"audit.keep_parcels": 1}, {"optimizer.augment": ["mixup"]}]
+
+
+@pytest.mark.parametrize("overrides", ALONE)
+def test_what_a_stack_cannot_do_is_done_one_by_one(overrides, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(stacking.StackedTrainer, "train", None)
+    run(tiny, tmp_path, "fedavg", "always", **overrides)
+
+
+def test_sites_train_one_by_one_where_a_stack_fails(tiny, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no kernel for this")
+
+    alone = run(tiny, tmp_path, "fedavg", "never")
+    monkeypatch.setattr(stacking.StackedTrainer, "train", fail)
+    with pytest.warns(UserWarning, match="engine.stacked: sites train one after the other, more slowly: no kernel"):
+        failed = run(tiny, tmp_path, "fedavg", "always")
+    a, b = weights_of(failed.folder), weights_of(alone.folder)
+    assert all(torch.equal(a[name], b[name]) for name in b)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ class MethodLike(Protocol):
 
     @property
     def name(self) -> str: ...
+    def may_stack(self, trainer: TrainerLike) -> bool: ...
 
 
 class OptimizerLike(Protocol):
@@ -50,6 +51,8 @@ class TrainerLike(Protocol):
     privacy: Privacy | None
     cut: str | None
     graphs: bool
+    weights_stay: bool
+    stacked: Literal["auto", "always", "never"]
     metric: str | None
     kept: dict[str, Any]
     local_names: frozenset[str]
@@ -63,6 +66,7 @@ class TrainerLike(Protocol):
     def split(self, model: Backbone) -> tuple[Backbone, Backbone]: ...
     def steps_in(self, part: ImageSet) -> int: ...
     def batches(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]: ...
+    def indices(self, part: ImageSet, rng: torch.Generator) -> Iterator[Tensor]: ...
     def one_pass(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]: ...
     def batch(self, part: ImageSet, index: Tensor, draws: torch.Generator | Tensor) -> Batch: ...
     def in_order(self, part: ImageSet) -> Iterator[Batch]: ...

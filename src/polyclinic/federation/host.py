@@ -61,8 +61,14 @@ class SiteHost:
         return answer
 
     def is_grouped(self, operation: str) -> bool:
-        """Whether a method can work at several sites at once in this operation."""
-        return self._operation(operation)[1].grouped
+        """Whether a method can work at several sites at once in this operation.
+
+        An archive, and a smallest cohort, want to know which images each site used.
+        """
+        declared, spec = self._operation(operation)[1], self.spec
+        if declared.together is None or spec.archive or spec.policy.min_cohort or spec.trainers:
+            return declared.grouped
+        return spec.method.may_stack(spec.trainer)
 
     def handle_group(self, calls: Sequence[Call]) -> list[Reply | Exception]:
         """Run an operation at several sites at once; every site's parcels pass its own gate.
@@ -159,6 +165,8 @@ class SiteHost:
             # dropout draws from global state
             gpus = range(torch.cuda.device_count())
             with seeded(*turns[0].site.address(declared.address, call.round), gpus=gpus):
+                if declared.together is not None and len(turns) > 1:
+                    return self._work_together(getattr(self.spec.method, declared.together), turns)
                 if not declared.grouped:
                     return [self._work_alone(work, turn) for turn in turns]
                 return self._work_together(work, turns)

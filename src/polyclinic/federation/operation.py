@@ -20,6 +20,7 @@ class Operation(NamedTuple):
     address: str
     repeats: bool
     begins_round: bool
+    together: str | None
 
 
 def signature_of(work: Callable) -> inspect.Signature:
@@ -43,6 +44,7 @@ def operation(
     address: str | None = None,
     repeats: bool = False,
     begins_round: bool = False,
+    together: str | None = None,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -56,13 +58,24 @@ def operation(
     addressed by instead of the function's name, so that a function can be renamed and its draws stay the same.
     `repeats`: it may be asked several times a round, as the steps of split learning are; a deployed site does any other
     operation that releases something once a round. `begins_round`: the weights that it is given are those that
-    `evaluate` scored in the round before, which a deployed site checks.
+    `evaluate` scored in the round before, which a deployed site checks. `together`: the name of a function that does
+    the same work at several simulated sites at once, up to rounding; it is like a `grouped` one, and is called where
+    the method's `may_stack` says so.
     """
 
     def mark(function: Callable) -> Callable:
         named = address or function.__name__
         function.operation = Operation(  # type: ignore[attr-defined]
-            releases, simulation_only, sealed_only, for_sites_only, scores, grouped, named, repeats, begins_round
+            releases,
+            simulation_only,
+            sealed_only,
+            for_sites_only,
+            scores,
+            grouped,
+            named,
+            repeats,
+            begins_round,
+            together,
         )
         return function
 

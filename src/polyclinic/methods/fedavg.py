@@ -39,6 +39,9 @@ class FedAvg(LocalWork, Method):
         """The next round's weights."""
         return averaging.average(replies, self.weighting)
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, together="train_together")
     def train(self, site: Site, weights: Weights) -> Parcel:
         return local_training.train(site, weights, steps=self.steps_at(site), replayed=self.replayed(site))
+
+    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        return local_training.train_together(sites, weights, [self.steps_at(site) for site in sites])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -21,8 +22,17 @@ class FedProx(FedAvg):
 
     summary: ClassVar[str] = "FedAvg that holds each site near the round's common weights"
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, together="train_together")
     def train(self, site: Site, weights: Weights) -> Parcel:
+        pull_back, replayed = self._pull_back(site, weights), self.replayed(site)
+        return local_training.train(site, weights, steps=self.steps_at(site), correct=pull_back, replayed=replayed)
+
+    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        pull_back = self._pull_back(sites[0], weights[0])  # all sites have the round's weights
+        steps = [self.steps_at(site) for site in sites]
+        return local_training.train_together(sites, weights, steps, correct=pull_back)
+
+    def _pull_back(self, site: Site, weights: Weights) -> Callable[[nn.Module], None]:
         start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
 
         def pull_back(model: nn.Module) -> None:
@@ -31,5 +41,4 @@ class FedProx(FedAvg):
                 if parameter.grad is not None and name in start:
                     parameter.grad.add_(parameter.detach() - start[name], alpha=self.mu)
 
-        replayed = self.replayed(site)
-        return local_training.train(site, weights, steps=self.steps_at(site), correct=pull_back, replayed=replayed)
+        return pull_back

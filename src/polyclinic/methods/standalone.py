@@ -37,9 +37,13 @@ class Standalone(LocalWork, Method):
         """All of them: each site has a model of its own."""
         return frozenset(model.state_dict())
 
-    @operation()
+    @operation(together="train_together")
     def train(self, site: Site) -> None:
         local_training.train(site, {}, steps=self.steps_at(site))
+
+    def train_together(self, sites: list[Site]) -> list[None]:
+        local_training.train_together(sites, [{} for _ in sites], [self.steps_at(site) for site in sites])
+        return [None for _ in sites]
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; a site alone also selects its best round alone, by its validation images."""

@@ -184,6 +184,7 @@ class Assembly:
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
             graphs=study.engine.graphs,
+            stacked=study.engine.stacked,
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
             metric=study.evaluation.metric,

@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class TrainerSpec:
     weights_stay: bool = False
     #: whether passes of a batch on a GPU are replayed as a CUDA graph (`GraphedGradients`)
     graphs: bool = False
+    #: whether simulated sites' networks train as a stack (`stacking`)
+    stacked: Literal["auto", "always", "never"] = "never"
     #: whether no image may have a larger share in a score than `Task.bounds` says, as at a site with coarse scores
     bounded_scores: bool = False
     #: the metric that chooses a round (`evaluation.metric`), the task's own if None
@@ -81,6 +83,7 @@ class Trainer:
         self._images = DeviceImages.on(self.device) if self.device.type == "cuda" else None
         self._noted: list[Tensor] | None = None
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
+        self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
         self._graphed = self._graphed_gradients() if self.graphs else None
 
@@ -123,7 +126,12 @@ class Trainer:
         return max(1, len(part) // self.optimizer.batch_size)
 
     def batches(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
-        """Endless shuffled mini-batches, on the device.
+        """Endless shuffled mini-batches, on the device."""
+        for index in self.indices(part, rng):
+            yield self.batch(part, index, rng)
+
+    def indices(self, part: ImageSet, rng: torch.Generator) -> Iterator[Tensor]:
+        """Endless shuffled mini-batches as indices of images, int64 [B].
 
         Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it. With
         `balanced_batches` a pass draws as many images with replacement, the classes alike.
@@ -135,8 +143,7 @@ class Trainer:
                 order = torch.randperm(len(part), generator=rng)
             else:
                 order = torch.multinomial(shares, len(part), replacement=True, generator=rng)
-            for index in order[: len(part) // size * size].split(size):
-                yield self.batch(part, index, rng)
+            yield from order[: len(part) // size * size].split(size)
 
     def one_pass(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Every image once, shuffled, in floor(|D| / b) batches of nearly the same size."""

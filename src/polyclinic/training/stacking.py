@@ -7,16 +7,27 @@ to rounding: batch norm has each network's own statistics, and an optimiser work
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.dropout import _DropoutNd
 
+from polyclinic.federation.collaborators import Batch
+from polyclinic.tasks import Classification, Regression
 from polyclinic.training.graphs import GraphedFunction
 from polyclinic.training.stacked_convolutions import all_at_once
 
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.collaborators import TrainerLike as Trainer
+
+#: bytes of images that are put together for stacked sites at a time
+AHEAD_BYTES = 2**28
 #: output and targets of one network's batch to its mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,16 +63,20 @@ class StackedModel:
         return iter(self.parameters.items())
 
     @torch.no_grad()
-    def load(self, member: int, weights: Mapping[str, Tensor]) -> None:
+    def load(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Each network's weights; the same names for all, and names that are left out keep their values."""
         own = {**self.parameters, **self.buffers}
-        for name, value in weights.items():
-            own[name][member].copy_(value, non_blocking=True)
+        for name in weights[0]:
+            values = [one[name] for one in weights]
+            same = all(value is values[0] for value in values)
+            own[name].copy_(values[0] if same else torch.stack(values), non_blocking=True)
 
-    def state(self, member: int) -> dict[str, Tensor]:
-        """The state dict of one network, copied."""
-        names = self.layout.state_dict()
+    def states(self, device: torch.device | str | None = None) -> list[dict[str, Tensor]]:
+        """A copy of each network's state dict, on the device if none is named."""
         own = {**self.parameters, **self.buffers}
-        return {name: own[name][member].detach().clone() for name in names}
+        names = self.layout.state_dict()
+        copied = {name: own[name].detach().clone().to(device or own[name].device) for name in names}
+        return [{name: value[member] for name, value in copied.items()} for member in range(self.members)]
 
 
 def _repeated(one: Tensor, members: int) -> Tensor:
@@ -91,3 +106,96 @@ class StackedGradients:
         losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
         gradients = torch.autograd.grad(losses.sum(), self.trained)
         return losses.detach(), gradients
+
+
+class StackedTrainer:
+    """Trains the networks of several sites, of one shape and one batch size, as one."""
+
+    def __init__(self, trainer: Trainer, members: int) -> None:
+        on_gpu = trainer.device.type == "cuda"
+        self.model = StackedModel(trainer.model, members, products=on_gpu)
+        self.gradients = StackedGradients(
+            self.model,
+            lambda output, targets: trainer.task.loss(output, targets, trainer.target),
+            trainer.autocast,
+            graphs=trainer.graphs,
+        )
+
+    def train(
+        self,
+        batches: Iterator[Batch],
+        steps: Sequence[int],
+        optimizer: torch.optim.Optimizer,
+        *,
+        correct: Callable[[Any], None] | None = None,
+        device: torch.device | str | None = None,
+    ) -> tuple[list[float], list[dict[str, Tensor]]]:
+        """Each network takes its own number of steps; the mean loss and the state dict of each, on `device`.
+
+        A network that is through goes on with the others, and what it learns then is not used.
+        """
+        most, totals = max(steps), torch.zeros(len(steps), device=self.gradients.trained[0].device)
+        taking_part = torch.tensor([[step < own for own in steps] for step in range(most)]).to(totals)
+        found: dict[int, dict[str, Tensor]] = {}
+        for step, (images, targets) in enumerate(itertools.islice(batches, most)):
+            losses = self.gradients(images, targets)
+            if correct is not None:
+                correct(self.model)
+            optimizer.step()
+            totals += losses * taking_part[step]
+            through = [place for place, own in enumerate(steps) if own == step + 1]
+            if through:
+                states = self.model.states(device)
+                found |= {place: states[place] for place in through}
+        means = [total / own for total, own in zip(totals.tolist(), steps, strict=True)]
+        return means, [found[place] for place in range(len(steps))]
+
+
+def stacked_trainer(trainer: Trainer, members: int) -> StackedTrainer:
+    """The stack of so many networks of a trainer's: made once, with its graphs."""
+    key = f"stack of {members}"
+    if key not in trainer.kept:
+        trainer.kept[key] = StackedTrainer(trainer, members)
+    return trainer.kept[key]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site's part of a stack: what it trains with, on which images, by which draws."""
+
+    trainer: Trainer
+    part: ImageSet
+    rng: torch.Generator
+
+
+def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
+    """Endless mini-batches of all sites, [M, B, ...]: those that each site would draw alone."""
+    indices = [one.trainer.indices(one.part, one.rng) for one in members]
+    trainer, part = members[0].trainer, members[0].part
+    size = min(trainer.optimizer.batch_size, len(part)) * len(members) * part.images[0].size * 4
+    # augmentation draws between the batches
+    ahead = 1 if trainer.optimizer.augment else max(1, AHEAD_BYTES // size)
+    while True:
+        drawn = [
+            one.trainer.batch(one.part, torch.cat(list(itertools.islice(index, ahead))), one.rng)
+            for one, index in zip(members, indices, strict=True)
+        ]
+        images, targets = (
+            torch.stack([one.unflatten(0, (ahead, -1)) for one in some], 1) for some in zip(*drawn, strict=True)
+        )
+        yield from zip(images, targets, strict=True)
+
+
+def can_stack(trainer: Trainer) -> bool:
+    """Whether the study wants it, and networks learn in a stack what they learn alone, up to rounding."""
+    if trainer.stacked == "never" or (trainer.stacked == "auto" and not pays(trainer)):
+        return False
+    drops = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in trainer.model.modules())
+    known = type(trainer.task) in (Classification, Regression)
+    plain = trainer.privacy is None and not trainer.optimizer.keep_state and "mixup" not in trainer.optimizer.augment
+    return known and plain and not drops
+
+
+def pays(trainer: Trainer) -> bool:
+    """Whether a stack is faster than networks one after the other, by what was measured on a GPU: not yet."""
+    return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from polyclinic.federation.federation import Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
-from polyclinic.training import private
+from polyclinic.training import private, stacking
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -121,6 +122,51 @@ def mean_gradient(trainer: TrainerLike, batches: Iterable[Batch]) -> dict[str, T
         (trainer.loss(trainer.forward(images), targets) * len(images)).backward()
         seen += len(images)
     return {name: one.grad.cpu() / seen for name, one in model.named_parameters() if one.grad is not None}
+
+
+def train_together(
+    sites: Sequence[Site],
+    weights: Sequence[Weights],
+    steps: Sequence[int],
+    *,
+    correct: Callable[[Any], None] | None = None,
+) -> list[Parcel]:
+    """What `train` gives for each of several simulated sites, up to rounding: sites with batches of one size train as
+    one stacked network. `correct` may change gradients by name, those of all sites at once."""
+    sizes = [min(site.trainer.optimizer.batch_size, len(site.data.train)) for site in sites]
+    found: dict[int, Parcel] = {}
+    for size in dict.fromkeys(sizes):
+        places = [place for place, own in enumerate(sizes) if own == size]
+        group = [sites[place] for place in places]
+        given, counts = [weights[place] for place in places], [steps[place] for place in places]
+        try:
+            parcels = _train_stack(group, given, counts, correct)
+        except RuntimeError as error:  # no memory, or no kernel
+            warnings.warn(f"engine.stacked: sites train one after the other, more slowly: {error}", stacklevel=2)
+            each = zip(group, given, counts, strict=True)
+            parcels = [train(site, own, steps=count, correct=correct) for site, own, count in each]
+        found |= dict(zip(places, parcels, strict=True))
+    return [found[place] for place in range(len(sites))]
+
+
+def _train_stack(
+    sites: Sequence[Site],
+    weights: Sequence[Weights],
+    steps: Sequence[int],
+    correct: Callable[[Any], None] | None,
+) -> list[Parcel]:
+    trainer = sites[0].trainer
+    stack = stacking.stacked_trainer(trainer, len(sites))
+    stack.model.load([assemble(site, own) for site, own in zip(sites, weights, strict=True)])
+    optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), sites[0].round)
+    members = [stacking.Member(site.trainer, site.data.train, site.rng("batches")) for site in sites]
+    device = None if trainer.weights_stay else "cpu"
+    batches = stacking.stacked_batches(members)
+    losses, states = stack.train(batches, steps, optimizer, correct=correct, device=device)
+    return [
+        release(site, state, {"samples": len(site.data.train), "steps": count, "loss": loss})
+        for site, state, count, loss in zip(sites, states, steps, losses, strict=True)
+    ]
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

@@ -18,9 +18,11 @@ from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import statistics_names
 from polyclinic.settings import Settings
 from polyclinic.training import private
+from polyclinic.training.stacking import can_stack
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.collaborators import TrainerLike
     from polyclinic.generators import Generator
     from polyclinic.models import Backbone
     from polyclinic.training.replayed import ReplayedBatches
@@ -54,6 +56,10 @@ class Method(Settings):
     def replayed(self, site: Site) -> ReplayedBatches | None:
         """Replayed images that join a site's mini-batches; None here, see `generative_replay.GenerativeReplay`."""
         return None
+
+    def may_stack(self, trainer: TrainerLike) -> bool:
+        """Whether operations with a `together` may work at several simulated sites at once."""
+        return type(self).replayed is Method.replayed and can_stack(trainer)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """Names of the weights that stay at each site: batch-norm statistics where the study says so."""
