@@ -46,11 +46,12 @@ class Kit:
         (folder / "local" / "site.toml").write_text('[datasets.scans]\nsource = "folder"\npath = "../../scans"\n')
         self.policy()
 
-    def policy(self, approve: str = "every = true", **settings: Any) -> None:
-        """What the site's people write into policy.toml; `approve` is its table of rules."""
+    def policy(self, approve: str = "every = true", incoming: str = "on = false", **settings: Any) -> None:
+        """What the site's people write into policy.toml; `approve` is its table of rules. The incoming check is off, so
+        that each other defence is tried by itself."""
         settings = {"kinds": KINDS, "min_cohort": 1, "scores": "fine", **settings}
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
-        lines += ["[approve]", approve]
+        lines += ["[incoming]", incoming, "[approve]", approve]
         (self.folder / "local" / "policy.toml").write_text("\n".join(lines) + "\n")
 
     def host(self, run: str = "run", **changes: Any) -> SiteHost:

@@ -137,7 +137,17 @@ def widened(before: Mapping[str, Any], now: Policy) -> list[str]:
     return found
 
 
+def _inspects_more(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> bool:
+    """Whether a table [incoming] stops all that the one before stopped; None: there was none."""
+    if old is None or not old["on"]:
+        return bool(new["on"])
+    limits = [name for name in new if name not in ("on", "images")]
+    return new["on"] and new["images"] >= old["images"] and all(new[name] <= old[name] for name in limits)
+
+
 def _is_narrower(name: str, old: Any, new: Any) -> bool:
+    if name == "incoming":
+        return _inspects_more(old, new)
     if name in LISTS:
         return old is not None and set(new) <= set(old)
     if name in MORE_IS_WIDER:

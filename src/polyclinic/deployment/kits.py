@@ -218,6 +218,8 @@ path = "/data/{dataset}"
 POLICY_HEAD = (
     """# What this site lets out, whatever the coordinator asks. The gate reads this file when a run starts."""
 )
+INCOMING_HEAD = """
+# What the coordinator sends is inspected before your site works with it (docs/incoming.md)."""
 APPROVE_HEAD = """
 # A study waits until a person at this site has approved it (`polyclinic site pending`), unless a rule here does."""
 
@@ -232,5 +234,7 @@ def _policy_text(rehearsed: bool) -> str:
     cohort = 1 if rehearsed else 10
     chosen = Policy(kinds=kinds, min_cohort=cohort, max_scores=MAX_SCORES, scores=scores, draws=draws)
     rules = settings_with_comments(ApprovalRules(every=rehearsed))
-    settings = settings_with_comments(chosen, without=("deployed",))
-    return "\n".join([POLICY_HEAD, *settings, APPROVE_HEAD, f"[{TABLE}]", *rules, ""])
+    settings = settings_with_comments(chosen, without=("deployed", "incoming"))
+    incoming = settings_with_comments(chosen.incoming)
+    tables = [INCOMING_HEAD, "[incoming]", *incoming, APPROVE_HEAD, f"[{TABLE}]", *rules]
+    return "\n".join([POLICY_HEAD, *settings, *tables, ""])

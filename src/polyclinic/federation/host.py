@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polyclinic.federation.arriving.inspection import Inspection
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.call_check import check_call
 from polyclinic.federation.host_spec import HostSpec
@@ -49,6 +50,7 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
+        self.inspection = Inspection(spec.policy.incoming, spec.first_weights)
         self.sites = OpenSites(spec)
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False
@@ -121,6 +123,7 @@ class SiteHost:
         turn = Turn(site, call)
         with undone_on_error([turn]):
             turn.parcels = {name: self._received(site, one, call, declared) for name, one in call.parcels.items()}
+            self.inspection.arrived(site, call, turn.parcels)
         if self.spec.archive:
             self.spec.archive.begins(site, turn.parcels)
         return turn
@@ -192,6 +195,7 @@ class SiteHost:
         """Pass what a site releases through its gate; where that refuses it, nothing has happened at the site."""
         with undone_on_error([turn]):
             check_private(turn.site, turn.call.operation, released)
+            self.inspection.left(turn.site, released)
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
             if self.spec.policy.deployed:

@@ -36,6 +36,8 @@ class HostSpec:
     policy: Policy
     #: what parcels of each kind must look like
     expected: Mapping[str, Expected]
+    #: the weights that a site's network begins with; None where they follow from more than the study's seed
+    first_weights: Callable[[str], Mapping[str, Tensor] | None] = lambda _: None
     #: keeps parcels for an audit, where the study says so
     archive: ParcelArchive | None = None
     #: what leaves instead of a parcel, given what the site had received

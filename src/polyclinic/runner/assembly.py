@@ -16,6 +16,7 @@ from torch import Tensor
 from polyclinic import plugins
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.federation import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
@@ -157,6 +158,13 @@ class Assembly:
         weights = self._initial if backbone is None else self._initial_of(backbone)
         return {name: tensor.clone() for name, tensor in weights.items()}
 
+    def first_weights(self, site: str) -> dict[str, Tensor] | None:
+        """The weights that a site's network begins with; None where a file gives them, which a deployed site lacks."""
+        backbone = self.backbones.get(site)
+        if backbone is None and self.study.model.weights != RANDOM:
+            return None
+        return self.initial_weights(backbone)
+
     def note_weights(self) -> str | None:
         """Write into the run folder which file the weights are from, and what the network took over.
 
@@ -253,8 +261,9 @@ class Assembly:
             trainer=usual,
             folder=self.folder,
             open_data=self.open_images,
-            policy=self.policy or Policy(kinds=self.study.policy.kinds),
+            policy=self.policy or self._simulated_policy(),
             expected=self.expected,
+            first_weights=self.first_weights,
             archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             defend=self.study.defence,
             generator=self.study.generator,
@@ -263,6 +272,10 @@ class Assembly:
             trainers=trainers,
             result_settings_json=self.result_settings_json,
         )
+
+    def _simulated_policy(self) -> Policy:
+        chosen = self.study.policy
+        return Policy(kinds=chosen.kinds, incoming=chosen.incoming or Incoming(on=False))
 
     @property
     def result_settings_json(self) -> str:

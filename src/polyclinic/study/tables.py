@@ -15,6 +15,7 @@ from polyclinic.data.partitions import Sites
 from polyclinic.data.source import Source
 from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.formats import STUDY_FORMAT, check_format
@@ -170,6 +171,9 @@ class PolicySettings(Settings):
 
     kinds: KindNames = Field(
         tuple(KINDS.builtin), description="kinds of parcel that may leave a site; those of plug-ins must be named"
+    )
+    incoming: Incoming | None = Field(
+        None, description="have simulated sites inspect what arrives, as deployed ones do: { on = true }"
     )
 
 

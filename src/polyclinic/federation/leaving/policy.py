@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.privacy.epsilon import Accountant
 from polyclinic.settings import Settings
@@ -56,4 +57,7 @@ class Policy(Settings):
         """The delta at which a site with so many training images counts epsilon."""
         return self.max_delta if self.max_delta is not None else 1 / max(images, 2)
 
+    incoming: Incoming = Field(
+        default_factory=lambda: Incoming(on=True), description="how what arrives is inspected before any work"
+    )
     deployed: bool = Field(False, description="true at a real institution, where pooling images is never allowed")

@@ -1,0 +1,185 @@
+"""Honest rounds through the incoming check: studies drawn at random over methods, tasks, networks and settings.
+
+Large learning rates, few images, small sites beside large ones, batch norm or group norm, weights from a file and
+private training are among them. Every alarm of a site's check is counted, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polyclinic
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.arriving import inspection
+from polyclinic.federation.arriving.settings import Figure
+from polyclinic.methods import METHODS
+from polyclinic.randomness import numpy_rng
+from polyclinic.runner.recorder import Display
+
+ROUNDS = 12
+VQVAE2 = {
+    **{"name": "vqvae2", "epochs": 1, "batch_size": 4, "width": 8, "blocks": 1, "top_codes": 8, "bottom_codes": 8},
+    **{"prior_epochs": 1, "prior_batch_size": 4, "prior_width": 8, "prior_layers": 1},
+}
+DCGAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 4}
+#: settings that a method needs to be quick
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"buffer": 16} for name in ("feder", "feder-a", "feder-b")},
+    "felicia": {"steps": 2, "learner_steps": 3, "rounds": 2},
+}
+TASKS = {
+    "classification": (("fundus-phantom", "chest-phantom", "skin-phantom"), ("lenet5", "small-cnn", "cnn-32-64-128")),
+    "regression": (("hand-phantom",), ("lenet5", "small-cnn", "cnn-64-128-64-32")),
+    "segmentation": (("brain-phantom",), ("unet",)),
+}
+OPTIMIZERS = (
+    {"name": "sgd", "lr": 0.01},
+    {"name": "sgd", "lr": 0.05},
+    {"name": "adam", "lr": 0.001},
+    {"name": "adamw", "lr": 0.001, "keep_state": True},
+    {"name": "sgd", "lr": 0.2, "momentum": 0.0},  # large
+    {"name": "adam", "lr": 0.01},  # large
+)
+SITES = (
+    {"partition": "iid", "count": 2},
+    {"partition": "iid", "count": 4},
+    {"partition": "dirichlet", "count": 3, "alpha": 0.5, "min_size": 4},
+    {"partition": "quantity", "count": 3},
+)
+
+
+@dataclass
+class Seen:
+    """What the checks of all sites said: figures by check, the largest beside its limit, and alarms by check."""
+
+    figures: Counter[str] = field(default_factory=Counter)
+    nearest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    alarms: list[Figure] = field(default_factory=list)
+
+    def take(self, figures: Any, error: type[Exception]) -> None:
+        for figure in figures:
+            self.figures[figure.check] += 1
+            self.nearest[figure.check] = max(self.nearest[figure.check], figure.value / figure.limit)
+            if figure.is_alarm:
+                self.alarms.append(figure)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Seen]:
+    """Until the block ends, alarms are counted and refuse nothing."""
+    seen, refuse = Seen(), inspection.refuse
+    inspection.refuse = seen.take  # type: ignore[assignment]
+    try:
+        yield seen
+    finally:
+        inspection.refuse = refuse
+
+
+def tables(number: int) -> dict[str, Any]:
+    """The study of this number: methods in turn, all else drawn."""
+    rng = numpy_rng(number, "honest study")
+    pick = lambda choices: choices[int(rng.integers(len(choices)))]  # noqa: E731
+    method = list(METHODS.builtin)[number % len(METHODS.builtin)]
+    possible = METHODS[method].traits.tasks
+    task = pick([name for name in TASKS if name in possible])
+    backbone = "small-cnn" if method == "fedbn" and task != "segmentation" else pick(TASKS[task][1])
+    if task == "classification" and rng.random() < 0.04:
+        backbone = "resnet18"
+    study: dict[str, Any] = {
+        "seed": number,
+        "data": {
+            "source": pick(TASKS[task][0]),
+            "size": 28,
+            "samples": pick((30, 48, 96)),
+            "validation": 0.2,
+            "test": 0.1,
+        },
+        "sites": dict(pick(SITES)),
+        "task": {"name": task},
+        "model": {"backbone": backbone, "norm": "batch" if method == "fedbn" else pick(("batch", "group"))},
+        "optimizer": {**pick(OPTIMIZERS), "batch_size": pick((4, 8, 16))},
+        "method": {"name": method, "rounds": ROUNDS, **SETTINGS.get(method, {})},
+        "evaluation": {"every": pick((0, 1, 2)), "select": pick(("last", "best"))},
+        "engine": {"workers": 1, "device": "cpu"},
+        "policy": {"incoming": {"on": True}},
+    }
+    if method in ("cwt-replay", "fedavg-replay"):
+        study["replay"] = {"probe": False}
+    if METHODS[method].model_fields.get("buffer") or method == "felicia":
+        study["generator"] = DCGAN
+        study["tuning"] = {"on": False}
+    elif method in ("cwt-replay", "fedavg-replay"):
+        study["generator"] = VQVAE2
+    if method in ("fedavg", "fedprox", "cwt", "fedsgd") and study["model"]["norm"] == "group" and rng.random() < 0.2:
+        study["privacy"] = {"noise": 1.0}
+    return study
+
+
+class Interrupt(Display):
+    """Stops a run in the middle, as Ctrl-C would."""
+
+    def round_done(self, line: Any, rounds: int) -> None:
+        if line["round"] == rounds // 2:
+            raise KeyboardInterrupt
+
+
+def run_one(number: int, scratch: str) -> dict[str, Any]:
+    """Rounds, figures and alarms of one study. One in seven has weights from a file, one in five is resumed."""
+    chosen = tables(number)
+    row: dict[str, Any] = {"number": number, "method": chosen["method"]["name"], "rounds": 0}
+    try:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen:
+            if number % 7 == 0:
+                chosen["model"]["weights"] = _file_of_weights(chosen, Path(folder), Path(scratch))
+            study, places = polyclinic.Study(**chosen), {"out": Path(folder) / "run", "cache": Path(scratch) / "cache"}
+            if number % 5 == 1:
+                with contextlib.suppress(KeyboardInterrupt):
+                    polyclinic.run(study, display=Interrupt(), **places)
+            polyclinic.run(study, resume=number % 5 == 1, **places)
+        row["rounds"] = chosen["method"]["rounds"]
+    except (BadInput, WorkFailed) as error:
+        row["failed"] = str(error)[:200]
+    row["figures"] = sum(seen.figures.values())
+    row["nearest"] = {name: round(value, 3) for name, value in seen.nearest.items()}
+    row["alarms"] = [str(figure) for figure in seen.alarms]
+    if seen.alarms:
+        row["study"] = {name: chosen[name] for name in ("data", "sites", "model", "optimizer", "task")}
+    return row
+
+
+def _file_of_weights(chosen: dict[str, Any], folder: Path, scratch: Path) -> str:
+    """A model that another study trained, for the same network."""
+    method = {"name": "fedavg", "rounds": 3}
+    kept = {name: chosen[name] for name in ("data", "sites", "task", "model", "engine")}
+    optimizer = {"name": "adam", "lr": 0.001, "batch_size": 8}
+    study = polyclinic.Study(**kept, seed=chosen["seed"] + 1, optimizer=optimizer, method=method)
+    polyclinic.run(study, folder / "before", cache=scratch / "cache")
+    return str(folder / "before" / "model.safetensors")
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    nearest: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for name, value in row["nearest"].items():
+            nearest[name] = max(nearest[name], value)
+    alarmed = [row for row in rows if row["alarms"] and row["rounds"]]
+    rounds: Counter[str] = Counter()
+    for row in rows:
+        rounds[row["method"]] += row["rounds"]
+    return {
+        "rounds": sum(rounds.values()),
+        "rounds_by_method": dict(rounds),
+        "figures": sum(row["figures"] for row in rows),
+        "alarms": sum(len(row["alarms"]) for row in rows if row["rounds"]),
+        "runs": sum(row["rounds"] > 0 for row in rows),
+        "runs_with_alarms": len(alarmed),
+        "runs_that_failed": sum(not row["rounds"] for row in rows),
+        "largest_share_of_a_limit": {name: round(value, 3) for name, value in sorted(nearest.items())},
+        "alarmed": [{k: row[k] for k in ("number", "method", "alarms", "study")} for row in alarmed],
+    }

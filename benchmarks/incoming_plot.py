@@ -1,0 +1,53 @@
+"""Recovery against alarms of the incoming check: a panel for each backbone, a mark for each attack and strength."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """`rows` of incoming_attacks; each mark is the mean over sites with the same attack and strength."""
+    backbones = list(dict.fromkeys(row["backbone"] for row in rows))
+    figure, panels = plt.subplots(1, len(backbones), figsize=(3.4 * len(backbones), 4.6), sharey=True, squeeze=False)
+    names = list(dict.fromkeys(_family(row["attack"]) for row in rows))
+    colours = {name: f"C{place % 10}" for place, name in enumerate(names)}
+    for panel, backbone in zip(panels[0], backbones, strict=True):
+        for (family, _, _), (alarms, share) in _means([r for r in rows if r["backbone"] == backbone]).items():
+            marker = "s" if family == "honest" else "o"
+            panel.scatter(100 * alarms, 100 * share, color=colours[family], marker=marker, alpha=0.7, s=36)
+        panel.set_title(backbone)
+        panel.set_xlabel("sites that give alarm (%)")
+        panel.set_xlim(-6, 106)
+        panel.set_ylim(-4, 104)
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("images identified, less by chance (%)")
+    marks = [
+        plt.Line2D([], [], ls="", marker="s" if name == "honest" else "o", color=colours[name], label=name)
+        for name in names
+    ]
+    figure.legend(handles=marks, loc="lower center", ncol=4, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.06 + 0.035 * ((len(names) + 3) // 4), 1, 1))
+    figure.savefig(file, dpi=110)
+
+
+def _family(attack: str) -> str:
+    return attack.split(",")[0].lstrip("0123456789 ")
+
+
+def _means(rows: list[dict[str, Any]]) -> dict[tuple[str, str, float], tuple[float, float]]:
+    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((_family(row["attack"]), row["attack"], row["strength"]), []).append(row)
+    return {
+        key: (
+            sum(bool(row["alarms"]) for row in group) / len(group),
+            sum(max(0, row["identified"] - row["by_chance"]) / row["of"] for row in group) / len(group),
+        )
+        for key, group in groups.items()
+    }

@@ -1,0 +1,68 @@
+"""The course of a study as a site sees it: how far each row of a layer has moved since weights last arrived.
+
+The first weights follow from the study's seed, so that a site knows them by itself. Later ones are compared with those
+that arrived before. What is usual depends on the study: so a site also knows how far its own training moves a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.arriving.orders import Weights, floating
+from polyclinic.federation.arriving.settings import Figure, Incoming
+
+#: ends of the names of batch-norm statistics, which follow the images and not a gradient
+STATISTICS = ("running_mean", "running_var")
+#: the length of a vector that stands alone counts as no less than this for each of its numbers
+LEAST = 0.1
+
+
+def layers(weights: Weights) -> dict[str, Tensor]:
+    """Rows [R, n] of every layer by its name: a unit's weights and its bias together; a lone vector is one row."""
+    tensors = {name: t.float() for name, t in floating(weights).items() if not name.endswith(STATISTICS)}
+    found = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        bias = tensors.get(f"{layer}.bias") if kind == "weight" else None
+        if kind == "bias" and _belongs(tensor, tensors.get(f"{layer}.weight")):
+            continue
+        own = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None] if kind == "weight" else tensor.reshape(1, -1)
+        if bias is not None and _belongs(bias, own):
+            own = torch.cat([own, bias[:, None]], 1)
+        found[layer if kind == "weight" else name] = own
+    return found
+
+
+def _belongs(bias: Tensor, weight: Tensor | None) -> bool:
+    return weight is not None and bias.dim() == 1 and len(bias) == len(weight)
+
+
+def movement(weights: Weights, reference: Weights) -> dict[str, float]:
+    """How far the row of each layer moved that moved farthest, in units of its length (or of the layer's mean one)."""
+    common = {name: tensor for name, tensor in weights.items() if name in reference}
+    before = layers({name: reference[name] for name in common})
+    found = {}
+    for layer, now in layers(common).items():
+        length = before[layer].norm(dim=1)
+        least = length.mean() if len(length) > 1 else LEAST * before[layer].shape[1] ** 0.5
+        found[layer] = float(((now - before[layer]).norm(dim=1) / length.clamp(min=float(least))).max())
+    return found
+
+
+def moved(found: Mapping[str, float], own: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
+    """The movement of each layer and what is allowed, by `own` movement in the site's training so far."""
+    for layer, value in found.items():
+        yield Figure("moved", layer, value, max(limits.moved, limits.times_own * own.get(layer, 0.0)))
+
+
+def steps_of_gradients(gradients: Weights, weights: Weights, lr: float, *, by_sign: bool) -> dict[str, float]:
+    """The movement of one step along a site's own gradients; `by_sign`: every number moves by about lr, as in Adam."""
+    steps = {
+        name: weights[name] + (gradient.sign() if by_sign else gradient) * lr
+        for name, gradient in gradients.items()
+        if name in weights and weights[name].shape == gradient.shape
+    }
+    return movement(steps, weights)

@@ -1,0 +1,55 @@
+"""What the incoming check remembers of a study: in the site's state, so that a resumed run goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.arriving.orders import floating
+from polyclinic.federation.state import SiteState
+
+#: where it lies in a site's state
+GROUP = "incoming"
+
+
+class History:
+    """Views of a site's state: weights that arrived last, figures by name, and digests of what has passed."""
+
+    def __init__(self, state: SiteState) -> None:
+        self.state = state
+
+    def last(self) -> dict[str, Tensor]:
+        """The weights that arrived last; names that never arrived are missing."""
+        return self.state.group(f"{GROUP}/last")
+
+    def take(self, weights: Mapping[str, Tensor]) -> None:
+        """Remember weights that passed. Half of the digits are enough to see how far others are away."""
+        for name, tensor in floating(weights).items():
+            self.state[f"{GROUP}/last/{name}"] = tensor.detach().cpu().bfloat16()
+
+    def quiet(self) -> dict[str, Tensor]:
+        """bool [U]: the units of every layer that were quiet with the first weights."""
+        return self.state.group(f"{GROUP}/quiet")
+
+    def take_quiet(self, units: Mapping[str, Tensor]) -> None:
+        self.state.put(f"{GROUP}/quiet", {name: tensor.cpu() for name, tensor in units.items()})
+
+    def most(self, kind: str) -> dict[str, float]:
+        """The largest figures of a kind so far, by name."""
+        return {name: float(value) for name, value in self.state.group(f"{GROUP}/{kind}").items()}
+
+    def take_most(self, kind: str, figures: Mapping[str, float]) -> None:
+        """Keep figures that are larger than those before."""
+        before = self.most(kind)
+        for name, value in figures.items():
+            if value > before.get(name, 0.0):
+                self.state[f"{GROUP}/{kind}/{name}"] = torch.tensor(value, dtype=torch.float64)
+
+    def has_passed(self, digest: str) -> bool:
+        """Whether these very weights have been inspected before."""
+        return f"{GROUP}/passed/{digest}" in self.state
+
+    def take_passed(self, digest: str) -> None:
+        self.state[f"{GROUP}/passed/{digest}"] = torch.ones((), dtype=torch.bool)

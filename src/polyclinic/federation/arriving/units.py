@@ -1,0 +1,112 @@
+"""What the units of a network do with a site's images: which of them answer to few images, or measure the same thing.
+
+A unit is a row of a dense layer, or a channel of a convolution. Each activation of the network (ReLU, tanh, ...) is
+watched: what enters it says for which images a unit has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.federation.arriving.settings import Figure, Incoming
+
+RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Hardswish)
+SIGMOIDS = (nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Softsign)
+#: beyond this, tanh has no gradient worth the name
+SATURATED = 3.0
+#: a unit is quiet if it answers to this share of the images or less
+QUIET = 1 / 8
+#: correlation over images from which two units measure the same thing
+SAME = 0.99
+#: thresholds farther out, in standard deviations, separate no images
+FARTHEST = 3.0
+#: layers with fewer units are not looked at
+FEWEST = 4
+
+
+class Responses(NamedTuple):
+    """What enters one activation: for which images a unit has a gradient, and, of a dense layer, its values."""
+
+    alive: Tensor  #: bool [N, U]; of a convolution: at any place of an image
+    level: Tensor | None  #: [N, U]; None for a convolution
+
+
+def watch(model: nn.Module, images: Tensor) -> tuple[dict[str, Responses], Tensor]:
+    """The responses of every activation, by its name, and the network's output."""
+    found: dict[str, Responses] = {}
+
+    def note(name: str, kind: nn.Module, entering: Tensor) -> None:
+        z = entering.detach().float()
+        alive = z > 0 if isinstance(kind, RECTIFIERS) else z.abs() < SATURATED
+        responses = Responses(alive, z) if z.dim() == 2 else Responses(alive.flatten(2).any(2), None)
+        found[name if name not in found else f"{name}, {len(found)}"] = responses
+
+    hooks = [
+        module.register_forward_pre_hook(lambda kind, inputs, name=name: note(name, kind, inputs[0]))
+        for name, module in model.named_modules()
+        if isinstance(module, RECTIFIERS + SIGMOIDS)
+    ]
+    try:
+        output = model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found, output
+
+
+def quiet_units(responses: Responses) -> Tensor:
+    """bool [U]: units that answer to few of the images, or to none."""
+    return responses.alive.float().mean(0) <= QUIET
+
+
+def quiet(found: Mapping[str, Responses], first: Mapping[str, Tensor], limits: Incoming) -> Iterator[Figure]:
+    """Shares of units that are quiet, and were not with the first weights (`first`: bool [U] of each layer)."""
+    for name, responses in found.items():
+        now = quiet_units(responses)
+        if len(now) >= FEWEST:
+            earlier = first.get(name, torch.zeros_like(now)).to(now)
+            yield Figure("quiet", name, float((now & ~earlier).float().mean()), limits.quiet)
+
+
+def exposed(responses: Responses) -> float:
+    """The share of images that have a unit of a dense layer for themselves: its gradient is that image alone."""
+    if responses.level is None:
+        return 0.0
+    alone = responses.alive[:, responses.alive.sum(0) == 1]
+    return float(alone.any(1).float().mean())
+
+
+def exposure(found: Mapping[str, Responses], first: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
+    """By how much the share of images with a unit for themselves has grown since the first weights."""
+    for name, responses in found.items():
+        if responses.level is not None:
+            yield Figure("exposed", name, exposed(responses) - first.get(name, 0.0), limits.exposed)
+
+
+def graded(found: Mapping[str, Responses], limits: Incoming) -> Iterator[Figure]:
+    """Units that measure the same thing, each with another threshold: what an imprinted layer sorts images by."""
+    for name, responses in found.items():
+        if responses.level is not None and responses.level.shape[1] >= FEWEST:
+            yield Figure("graded", name, float(thresholds(responses.level)), limits.graded)
+
+
+def thresholds(level: Tensor) -> int:
+    """The most units [N, U] of one direction whose thresholds separate the images differently."""
+    spread = level.std(0, correction=0)
+    kept = spread > 1e-6 * spread.max()
+    mean, spread = level.mean(0)[kept], spread[kept]
+    standard = (level[:, kept] - mean) / spread
+    correlation = standard.T @ standard / len(level)
+    same = correlation.abs() >= SAME
+    most = 0
+    for unit in (same.sum(1) > 2).nonzero().flatten().tolist():
+        others = same[unit].nonzero().flatten()
+        crossing = -(mean / spread)[others] * correlation[unit, others].sign()
+        crossing = crossing[crossing.abs() < FARTHEST].contiguous()
+        below = torch.searchsorted(standard[:, unit].sort().values.contiguous(), crossing).unique()
+        most = max(most, int(((below > 0) & (below < len(level))).sum()))
+    return most
