@@ -51,7 +51,7 @@ def test_an_attack_is_stopped_before_any_work(checked, name):
 def test_weights_that_overflow_are_refused_openly(checked):
     host, _, model = fedsgd(checked, "lenet5")
     crafted = attacks.OverflowFilter().craft(model, PUBLIC[0], PUBLIC[1:])
-    with pytest.raises(ParcelRejected, match="largest of 'fc3.weight'") as refused:
+    with pytest.raises(ParcelRejected, match=r"largest of 'fc3\.weight'") as refused:
         ask(host, "gradient", weights=crafted.state_dict())
     assert discreet(str(checked.folder))(refused.value) == str(refused.value)
     assert Suspensions(checked.folder).all() == []
