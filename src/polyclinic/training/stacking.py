@@ -105,7 +105,7 @@ class StackedGradients:
             output = self.model(images)
         losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
         gradients = torch.autograd.grad(losses.sum(), self.trained)
-        return losses.detach(), gradients
+        return losses.detach(), [one.contiguous() for one in gradients]  # as fused optimisers want them
 
 
 class StackedTrainer:
