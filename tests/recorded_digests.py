@@ -68,6 +68,15 @@ FELICIA = {
     **{"first_weights": "same", "central": "one"},
 }
 
+ENCODER = {"model": {"backbone": "efficientnet-lite0-1024", "input_size": 32}}
+
+ONE_ROUND: dict[str, tuple[dict[str, Any], Tables]] = {
+    "analytic": ({"name": "analytic"}, ENCODER),
+    "gaussian-heads": ({"name": "gaussian-heads"}, ENCODER),
+    "gaussian-heads, naive-bayes": ({"name": "gaussian-heads", "rule": "naive-bayes"}, ENCODER),
+    "fedpft": ({"name": "fedpft", "components": 2, "iterations": 3, "passes": 2}, ENCODER),
+}
+
 #: one run by name: its method, and tables that differ from `BASE`
 METHODS: dict[str, tuple[dict[str, Any], Tables]] = {
     "standalone": ({"name": "standalone"}, {"optimizer": {"augment": ["flip", "turn"]}}),
@@ -339,6 +348,7 @@ def pieces() -> dict[str, str]:
 
 GROUPS: dict[str, Callable[[], dict[str, str]]] = {
     "methods": lambda: digests_of_runs(METHODS),
+    "one-round": lambda: digests_of_runs(ONE_ROUND),
     "replaying": lambda: digests_of_runs(REPLAYING),
     "pieces": pieces,
 }

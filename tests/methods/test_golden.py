@@ -35,6 +35,7 @@ MONTHS = {
     "feder-a": 24.32,
     "feder-b": 33.55,
     "felicia": 26.60,
+    "analytic": 19.35,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},
@@ -48,7 +49,7 @@ STUDY = {
 SETTINGS = {"fedrep": {"head_epochs": 1}}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(name for name in METHODS if "regression" in METHODS[name].traits.tasks))
 def test_a_method_learns_what_it_learned(tiny_run, method):
     backbone = "small-cnn" if method == "fedbn" else "lenet5"
     result = tiny_run({"name": method, "rounds": 30, **SETTINGS.get(method, {})}, **STUDY, model={"backbone": backbone})

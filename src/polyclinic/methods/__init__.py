@@ -20,12 +20,14 @@ from polyclinic.methods.feder_a import FedERA
 from polyclinic.methods.feder_b import FedERB
 from polyclinic.methods.fedopt import FedOpt
 from polyclinic.methods.fedper import FedPer
+from polyclinic.methods.fedpft import FedPFT
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedrep import FedRep
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.finetune import FineTune
+from polyclinic.methods.gaussian_heads import GaussianHeads
 from polyclinic.methods.moon import Moon
 from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared.method import Method
@@ -62,6 +64,8 @@ METHODS: Registry[type[Method]] = Registry(
         "feder-b": FedERB,
         "felicia": Felicia,
         "analytic": Analytic,
+        "gaussian-heads": GaussianHeads,
+        "fedpft": FedPFT,
     },
     base=Method,
 )

@@ -8,8 +8,7 @@ nothing but the sums.
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -17,14 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
-from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION, Moments
-from polyclinic.methods.shared.one_round import OneRound, projection, scaled_targets, warn_of_small_sites
+from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.models import Encoded
 
 #: penalties that are tried, as shares of the mean variance of a feature times the number of images
 PENALTIES = tuple(10.0 ** (step / 4) for step in range(-24, 9))
@@ -42,14 +36,7 @@ class Analytic(OneRound):
     )
 
     summary: ClassVar[str] = "one round: sites send sums of features of a public encoder, the head follows from them"
-    traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"),
-        batch_norm="average",
-        private_networks=(),
-        takes_mixup=False,
-        samples_sites=False,
-        needs_encoder=True,
-    )
+    traits: ClassVar[Traits] = replace(ENCODER_TRAITS, tasks=("classification", "regression"))
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
@@ -57,40 +44,9 @@ class Analytic(OneRound):
             sums = self.collect(federation)
             penalty, head = solve(sums, self.penalty, federation.trainer.device)
             federation.report("analytic", {"penalty": penalty, "images": sums.count, "numbers": sums.width})
-            state.weights = self.weights(federation, head)
+            state.weights = self.linear_head(federation, head)
             federation.evaluate(state.weights)
         return state.weights
-
-    def collect(self, federation: Federation) -> Moments:
-        """The sums of all sites together."""
-        features, outputs = _shape(federation)
-        replies = federation.ask_all("give_sums")
-        width = self.width(features)
-        sent = {r.site: moments.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
-        warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
-        return reduce(add, sent.values())
-
-    def weights(self, federation: Federation, head: Tensor) -> dict[str, Tensor]:
-        """The model with this head [k + 1, T], offset first, in terms of all features."""
-        features, _ = _shape(federation)
-        signs = projection(features, self.numbers)
-        slopes = head[1:] if signs is None else signs @ head[1:]
-        return {"fc.weight": slopes.T.float().contiguous(), "fc.bias": head[0].float()}
-
-    @operation("statistics")
-    def give_sums(self, site: Site) -> Parcel:
-        sums = moments.moments(self.features(site), scaled_targets(site), site.trainer.device)
-        return Parcel("statistics", sums.tensors(), {"samples": sums.count})
-
-    def privacy_obstacle(self) -> str | None:
-        return "method.name: 'analytic' sends exact sums; choose private-head, or fedsgd on an encoder, under privacy"
-
-
-def _shape(federation: Federation) -> tuple[int, int]:
-    """Features of the encoder, and outputs of the head."""
-    model = federation.trainer.model
-    assert isinstance(model, Encoded), "the study's checks want an encoder"
-    return model.fc.in_features, model.fc.out_features
 
 
 def solve(sums: Moments, penalty: float | None, device: torch.device | str = "cpu") -> tuple[float, Tensor]:

@@ -87,10 +87,12 @@ def build(
     arguments: Mapping[str, Any] | None = None,
     input_size: int | None = None,
     freeze: str | None = None,
+    head: str = "linear",
 ) -> Backbone:
     """A new network for images [B, channels, size, size]; its weights are drawn from torch's global state.
 
-    It resizes images to `input_size`, and does not train what lies up to the cut `freeze`.
+    It resizes images to `input_size`, and does not train what lies up to the cut `freeze`. The head of an encoder can
+    be `diagonal` or `quadratic` instead of linear.
     """
     kind = find(backbone, size=input_size or size, arguments=arguments)
     if norm not in NORMS:
@@ -99,6 +101,8 @@ def build(
     network = kind(channels, outputs, side, norm)
     if side != size or (input_size is not None and issubclass(kind, Encoded)):
         network.resize_to(side, size)
+    if isinstance(network, Encoded):
+        network.use_head(head)
     if freeze is not None:
         network.freeze(freeze)
     return network

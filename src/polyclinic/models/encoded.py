@@ -33,6 +33,28 @@ class EncoderFeatures(nn.Module):
         return self.encoder(images.device).of_unit(images)
 
 
+class QuadraticHead(nn.Module):
+    """Outputs [B, T] that are quadratic in the features [B, D]: what Gaussians of different spread for each class need.
+
+    `diagonal`: squares of single features only, and no products of two.
+    """
+
+    def __init__(self, features: int, outputs: int, *, diagonal: bool) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(features))
+        self.weight = nn.Parameter(torch.zeros(outputs, features))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        shape = (outputs, features) if diagonal else (outputs, features, features)
+        self.products = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = features - self.get_buffer("center")
+        linear = x @ self.weight.T + self.bias
+        if self.products.dim() == 2:
+            return linear + x.square() @ self.products.T
+        return linear + torch.stack([((x @ one) * x).sum(1) for one in self.products], 1)
+
+
 class Encoded(Backbone):
     """Cut `features` lies between the encoder and the head."""
 
@@ -42,7 +64,16 @@ class Encoded(Backbone):
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
         self.features = EncoderFeatures(self.encoder_class)
-        self.fc = nn.Linear(self.encoder_class.width, outputs)
+        self.fc: nn.Module = nn.Linear(self.encoder_class.width, outputs)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.fc.get_parameter("bias"))
+
+    def use_head(self, head: str) -> None:
+        """Have another head than a linear one: `diagonal` or `quadratic`."""
+        if head != "linear":
+            self.fc = QuadraticHead(self.encoder_class.width, self.outputs, diagonal=head == "diagonal")
 
     def resize_to(self, side: int, size: int) -> None:
         """The encoder itself resizes images."""

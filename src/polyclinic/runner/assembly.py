@@ -106,6 +106,7 @@ class Assembly:
             arguments=model.arguments if backbone is None or is_importable(backbone) else None,
             input_size=model.input_size,
             freeze=model.freeze if backbone is None else None,
+            head=self.study.method.head,
         )
 
     @cached_property

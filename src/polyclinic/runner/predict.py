@@ -51,6 +51,7 @@ class Card(Settings):
     networks: dict[str, str] = Field({}, description="importable networks, with the SHA-256 of their packages")
     norm: str
     input_size: int | None = Field(None, description="side to which the network resizes images; None: its own choice")
+    head: Literal["linear", "diagonal", "quadratic"] = Field("linear", description="what follows an encoder")
     channels: Literal[1, 3]
     size: int
     task: dict[str, Any]
@@ -95,6 +96,7 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
         networks=networks_of(backbones.values()),
         norm=study.model.norm,
         input_size=study.model.input_size,
+        head=study.method.head,
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
         weights_sha256=weights_sha256,
@@ -112,9 +114,8 @@ def preparation_of(data: Source) -> dict[str, Any]:
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
-    empty = {
-        name for name in ("arguments", "plugins", "installed", "networks", "input_size") if not getattr(card, name)
-    }
+    optional = ("arguments", "plugins", "installed", "networks", "input_size")
+    empty = {name for name in optional if not getattr(card, name)} | ({"head"} if card.head == "linear" else set())
     return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 
 
@@ -307,6 +308,7 @@ def _model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> 
         size=card.size,
         norm=card.norm,
         input_size=card.input_size,
+        head=card.head,
         arguments=card.arguments if is_importable(backbone) else None,
     )
     start = f"{site}/" if site else ""

@@ -78,6 +78,11 @@ class Method(Settings):
         """Whether sites train the study's generator and hand out what it makes."""
         return False
 
+    @property
+    def head(self) -> Literal["linear", "diagonal", "quadratic"]:
+        """What follows an encoder in the method's model (`models.encoded`)."""
+        return "linear"
+
     def needs_first_weights(self) -> bool:
         """Whether the method, as it is set, builds on first weights that are not random (`model.weights`)."""
         return False

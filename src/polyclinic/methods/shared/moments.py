@@ -48,8 +48,7 @@ class Moments:
         return {"products": self.products, "cross": self.cross, "squares": self.squares}
 
     def __add__(self, other: Moments) -> Moments:
-        if self.count + other.count > MOST_IMAGES:
-            raise WorkFailed(f"sums of more than {MOST_IMAGES:,} images can overflow; leave out some sites")
+        check_count(self.count + other.count)
         return Moments(self.products + other.products, self.cross + other.cross, self.squares + other.squares)
 
     def in_units(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,6 +76,25 @@ def moments(features: np.ndarray, targets: Tensor, device: torch.device | str = 
         cross += (rows.T @ goals).long()
         squares += goals.square().sum(0).long()
     return Moments(upper(products).cpu(), cross.cpu(), squares.cpu())
+
+
+def sums_and_products(features: np.ndarray, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Sums int64 [D] and the upper triangle of the products int64 [D (D + 1) / 2] of features [N, D]."""
+    products = moments(features, torch.zeros(len(features), 0), device).products
+    width = features.shape[1]
+    return products[1 : width + 1], products[width + 1 :]
+
+
+def sums_and_squares(features: np.ndarray, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Sums int64 [D] of features [N, D], and of their squares, int64 [D]."""
+    rows = whole_features(torch.from_numpy(np.array(features)).to(device)).long().cpu()
+    return rows.sum(0), rows.square().sum(0)
+
+
+def check_count(images: int) -> None:
+    """WorkFailed where sums of so many images could overflow."""
+    if images > MOST_IMAGES:
+        raise WorkFailed(f"sums of more than {MOST_IMAGES:,} images can overflow; leave out some sites")
 
 
 def whole_features(features: Tensor) -> Tensor:

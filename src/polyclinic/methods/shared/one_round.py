@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,27 @@ from torch.nn import functional as F
 
 from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.federation import Federation
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
+from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.moments import RESOLUTION, whole_features
+from polyclinic.methods.shared.moments import RESOLUTION, Moments, whole_features
+from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.regression import scale
 
-TRAIN_PIECE = 4096
+PIECE = 4096  # rows that lie in memory at once
+#: of all methods that fit a head on an encoder in one round
+ENCODER_TRAITS = Traits(
+    tasks=("classification",),
+    batch_norm="average",
+    private_networks=(),
+    takes_mixup=False,
+    samples_sites=False,
+    needs_encoder=True,
+)
 
 
 class OneRound(Method):
@@ -39,9 +54,35 @@ class OneRound(Method):
     def _one(cls, _: Any) -> int:
         return 1
 
-    def width(self, features: int) -> int:
+    def width(self, federation: Federation) -> int:
         """How many numbers of an image the sums are about."""
+        features, _ = head_shape(federation)
         return features if self.numbers is None else min(self.numbers, features)
+
+    def collect(self, federation: Federation) -> Moments:
+        """The sums of all sites together."""
+        width, (_, outputs) = self.width(federation), head_shape(federation)
+        replies = federation.ask_all("give_sums")
+        sent = {r.site: moments.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
+        warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
+        return reduce(add, sent.values())
+
+    def linear_head(self, federation: Federation, head: Tensor) -> dict[str, Tensor]:
+        """The model with this head [k + 1, T], offset first, in terms of all features."""
+        signs = projection(head_shape(federation)[0], self.numbers)
+        slopes = head[1:] if signs is None else signs @ head[1:]
+        return {"fc.weight": slopes.T.float().contiguous(), "fc.bias": head[0].float()}
+
+    def privacy_obstacle(self) -> str | None:
+        return (
+            f"method.name: '{self.name}' sends exact sums of features; choose a method that trains the head in private "
+            "steps, such as fedsgd with the same encoder as model.backbone"
+        )
+
+    @operation("statistics")
+    def give_sums(self, site: Site) -> Parcel:
+        sums = moments.moments(self.features(site), scaled_targets(site), site.trainer.device)
+        return Parcel("statistics", sums.tensors(), {"samples": sums.count})
 
     def features(self, site: Site) -> np.ndarray:
         """Features of the site's training images, projected where the study says so: float64 [N, k], whole numbers
@@ -51,6 +92,13 @@ class OneRound(Method):
         found = kept_features(model.features.encoder(site.trainer.device), site.data.train.images)
         signs = projection(found.shape[1], self.numbers)
         return found if signs is None else project(found, signs)
+
+
+def head_shape(federation: Federation) -> tuple[int, int]:
+    """Features of the encoder, and outputs of the head."""
+    model = federation.trainer.model
+    assert isinstance(model, Encoded), "the study's checks want an encoder"
+    return model.encoder_class.width, model.outputs
 
 
 def projection(features: int, numbers: int | None) -> Tensor | None:
@@ -63,7 +111,7 @@ def projection(features: int, numbers: int | None) -> Tensor | None:
 
 def project(features: np.ndarray, signs: Tensor) -> np.ndarray:
     """Features [N, D] times the signs, in whole numbers, so that no row depends on others: float32 [N, k]."""
-    pieces = [features[start : start + TRAIN_PIECE] for start in range(0, len(features), TRAIN_PIECE)]
+    pieces = [features[start : start + PIECE] for start in range(0, len(features), PIECE)]
     found = [(whole_features(torch.from_numpy(np.array(piece))) @ signs).round() * RESOLUTION for piece in pieces]
     return torch.cat(found).float().numpy() if found else np.zeros((0, signs.shape[1]), np.float32)
 

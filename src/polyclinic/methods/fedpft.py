@@ -1,0 +1,168 @@
+"""FedPFT (Beitollahi et al. 2024, "Parametric Feature Transfer"): mixtures of Gaussians of the features of each class.
+
+Every site fits, to the features of each of its classes, a mixture of Gaussians with diagonal covariances, and sends its
+parameters once. The coordinator draws as many features as the sites have images, and trains the head on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.collaborators import Batch
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
+from polyclinic.methods.shared.traits import Traits
+
+LEAST_VARIANCE = 1e-6
+IMAGES_A_COMPONENT = 10  # fewer would be single images under another name
+
+
+class Mixture(NamedTuple):
+    """Gaussians with diagonal covariances: shares [K], means [K, D], variances [K, D], float64."""
+
+    shares: Tensor
+    means: Tensor
+    variances: Tensor
+
+    def log_densities(self, rows: Tensor) -> Tensor:
+        """Of each component, with its share: [N, K]."""
+        inverse = 1 / self.variances
+        crossed = rows @ (self.means * inverse).T
+        squares = rows.square() @ inverse.T - 2 * crossed + (self.means.square() * inverse).sum(1)
+        constant = self.shares.clamp(min=1e-30).log() - 0.5 * (self.variances.log() + math.log(2 * math.pi)).sum(1)
+        return constant - 0.5 * squares
+
+    def sample(self, count: int, rng: torch.Generator) -> Tensor:
+        """So many rows, [count, D]."""
+        chosen = torch.multinomial(self.shares, count, replacement=True, generator=rng)
+        noise = torch.randn(count, self.means.shape[1], generator=rng, dtype=torch.float64)
+        return self.means[chosen] + self.variances[chosen].sqrt() * noise
+
+
+class FedPFT(OneRound):
+    name: Literal["fedpft"] = "fedpft"
+    components: int = Field(
+        10,
+        ge=1,
+        description="Gaussians in the mixture of a class at a site; fewer where it has under 10 images for each",
+    )
+    iterations: int = Field(50, ge=1, description="steps of expectation-maximisation at a site")
+    passes: int = Field(30, ge=1, description="passes of the coordinator over the drawn features")
+
+    summary: ClassVar[str] = "one round: sites send mixtures of Gaussians of each class's features, which are sampled"
+    traits: ClassVar[Traits] = ENCODER_TRAITS
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            features, labels = self.draw(federation)
+            state.weights = self.train_head(federation, features, labels)
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def draw(self, federation: Federation) -> tuple[Tensor, Tensor]:
+        """Features float64 [N, k] and labels of as many images as all sites have, from their mixtures."""
+        rows, labels = [], []
+        width, (_, classes) = self.width(federation), head_shape(federation)
+        for reply in federation.ask_all("give_mixtures"):
+            sent = reply.parcel("statistics")
+            if any(0 < count < IMAGES_A_COMPONENT for count in sent.metadata.get("counts", [])):
+                federation.warn(
+                    f"site '{reply.site}': it has fewer than {IMAGES_A_COMPONENT} images of some class, so the mean "
+                    "that it sends is close to features of single images; leave the site out, or choose another method"
+                )
+            for label, (count, mixture) in enumerate(_received(sent, reply.site, width, classes)):
+                if count:
+                    rows.append(mixture.sample(count, federation.rng(f"mixture {reply.site} {label}")))
+                    labels += [label] * count
+        return torch.cat(rows), torch.tensor(labels)
+
+    def train_head(self, federation: Federation, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """A linear head, trained on features of unit variance with the study's optimiser."""
+        trainer = federation.trainer
+        mean, scale = features.mean(0), features.std(0, correction=0).clamp(min=math.sqrt(LEAST_VARIANCE))
+        rows = ((features - mean) / scale).float()
+        head = torch.nn.Linear(features.shape[1], head_shape(federation)[1], device=trainer.device)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        size = min(trainer.optimizer.batch_size, len(rows))
+        for number in range(1, self.passes + 1):
+            optimizer = trainer.optimizer.make(head.parameters(), number)
+            order = torch.randperm(len(rows), generator=federation.rng(f"batches of pass {number}"))
+            batches = _batches(rows, labels, order, size, trainer.device)
+            trainer.train(batches, len(rows) // size, optimizer, model=head)
+        slopes = head.weight.detach().cpu().double().T / scale[:, None]
+        offset = head.bias.detach().cpu().double() - mean @ slopes
+        return self.linear_head(federation, torch.cat([offset[None], slopes]))
+
+    @operation("statistics")
+    def give_mixtures(self, site: Site) -> Parcel:
+        """The mixture of each class that the site has, and how many images it is of."""
+        features, labels = self.features(site), np.asarray(site.data.train.labels)
+        tensors: dict[str, Tensor] = {}
+        counts = []
+        for label in range(len(site.trainer.target.classes)):
+            rows = torch.from_numpy(np.array(features[labels == label])).double()
+            counts.append(len(rows))
+            if len(rows):
+                components = max(1, min(self.components, len(rows) // IMAGES_A_COMPONENT))
+                mixture = fit(rows, components, self.iterations, site.rng(f"mixture of class {label}"))
+                tensors |= {f"{label}/{part}": value.float() for part, value in mixture._asdict().items()}
+        return Parcel("statistics", tensors, {"samples": len(labels), "counts": counts})
+
+
+def fit(rows: Tensor, components: int, iterations: int, rng: torch.Generator) -> Mixture:
+    """Expectation-maximisation from randomly chosen rows as means and the variances of all."""
+    variance = rows.var(0, correction=0).clamp(min=LEAST_VARIANCE)
+    if components == 1:
+        return Mixture(rows.new_ones(1), rows.mean(0)[None], variance[None])
+    means = rows[torch.randperm(len(rows), generator=rng)[:components]]
+    mixture = Mixture(rows.new_full((components,), 1 / components), means, variance.expand(components, -1))
+    for _ in range(iterations):
+        weights = mixture.log_densities(rows).softmax(1)
+        sizes = weights.sum(0)
+        safe = sizes.clamp(min=1e-12)[:, None]
+        means = (weights.T @ rows) / safe
+        # some of the variance of all, so that a component of few images is not narrower than they tell
+        own = (weights.T @ rows.square()) / safe - means.square()
+        variances = ((own * safe + 2 * variance) / (safe + 2)).clamp(min=LEAST_VARIANCE)
+        mixture = Mixture(sizes / len(rows), means, variances)
+    return mixture
+
+
+def _received(parcel: Parcel, site: str, width: int, classes: int) -> Iterator[tuple[int, Mixture]]:
+    """The number of images and the mixture of each class; WorkFailed where a site sent something else."""
+    counts = parcel.metadata.get("counts")
+    if not isinstance(counts, list) or len(counts) != classes or not all(type(n) is int and n >= 0 for n in counts):
+        raise WorkFailed(f"site '{site}' sent no number of images for each class; leave it out")
+    for label, count in enumerate(counts):
+        parts = [parcel.tensors.get(f"{label}/{part}") for part in Mixture._fields]
+        known = [part.double() for part in parts if part is not None]
+        if count == 0 and not known:
+            yield 0, Mixture(torch.ones(1), torch.zeros(1, width), torch.ones(1, width))
+            continue
+        if len(known) != 3 or not _is_mixture(Mixture(*known), width):
+            raise WorkFailed(f"site '{site}' sent no mixture of {width} numbers for class {label}; leave it out")
+        yield count, Mixture(*known)
+
+
+def _is_mixture(mixture: Mixture, width: int) -> bool:
+    count = len(mixture.shares) if mixture.shares.dim() == 1 else 0
+    shapes = mixture.means.shape == mixture.variances.shape == (count, width)
+    return count > 0 and shapes and bool((mixture.shares >= 0).all() and (mixture.variances > 0).all())
+
+
+def _batches(rows: Tensor, labels: Tensor, order: Tensor, size: int, device: torch.device) -> Iterator[Batch]:
+    for index in order[: len(order) // size * size].split(size):
+        yield rows[index].to(device), labels[index].to(device)

@@ -1,0 +1,165 @@
+"""Gaussian heads: classes as Gaussians in the space of frozen features, from sums that the sites send once.
+
+FedCGS (Guan et al., AAAI 2025) and GH-OFL (ICLR 2026) send class-wise sums and second moments, from which the head of
+Gaussian discriminant analysis follows: with one covariance for all classes (`lda`; `fisher` takes all classes as
+equally frequent), with a variance of each feature and class (`naive-bayes`), or a covariance of each class (`qda`).
+Covariances are shrunk by OAS (Chen et al. 2010), which needs nothing but them and the number of images.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared import moments
+from polyclinic.methods.shared.moments import RESOLUTION
+from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape, warn_of_small_sites
+from polyclinic.methods.shared.traits import Traits
+
+LEAST_VARIANCE = (4 * RESOLUTION) ** 2  # below that a feature is mostly rounding
+
+
+class GaussianHeads(OneRound):
+    name: Literal["gaussian-heads"] = "gaussian-heads"
+    rule: Literal["lda", "fisher", "naive-bayes", "qda"] = Field(
+        "lda", description="what the classes' Gaussians have in common: all but the mean (lda, fisher), or nothing"
+    )
+
+    summary: ClassVar[str] = "one round: classes are Gaussians of an encoder's features, from class sums and products"
+    traits: ClassVar[Traits] = ENCODER_TRAITS
+
+    @model_validator(mode="after")
+    def _numbers_of_linear_heads(self) -> GaussianHeads:
+        if self.numbers is not None and self.head != "linear":
+            raise ValueError(f"numbers: a projection is for rule lda and fisher, not {self.rule}; leave numbers out")
+        return self
+
+    @property
+    def head(self) -> Literal["linear", "diagonal", "quadratic"]:
+        return {"naive-bayes": "diagonal", "qda": "quadratic"}.get(self.rule, "linear")  # type: ignore[return-value]
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            if self.head == "linear":
+                head = discriminant(*class_moments(self.collect(federation)), priors=self.rule == "lda")
+                state.weights = self.linear_head(federation, head)
+            else:
+                fit = naive_bayes if self.rule == "naive-bayes" else quadratic
+                state.weights = fit(*self.collect_by_class(federation))
+            federation.evaluate(state.weights)
+        return state.weights
+
+    def collect_by_class(self, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts [C], sums [C, D] and second moments, [C, D] or [C, D (D + 1) / 2], of all sites' classes, int64."""
+        width, classes = head_shape(federation)
+        second = width if self.rule == "naive-bayes" else width * (width + 1) // 2
+        wanted = {"counts": (classes,), "first": (classes, width), "second": (classes, second)}
+        total: dict[str, Tensor] = {}
+        counts = {}
+        for reply in federation.ask_all("give_class_sums"):
+            sent = reply.parcel("statistics").tensors
+            if {name: tuple(t.shape) for name, t in sent.items() if t.dtype == torch.int64} != wanted:
+                raise WorkFailed(f"site '{reply.site}' sent sums of another form than {wanted}; leave it out")
+            counts[reply.site] = int(sent["counts"].sum())
+            total = {name: tensor + total.get(name, 0) for name, tensor in sent.items()}
+        moments.check_count(sum(counts.values()))
+        warn_of_small_sites(federation, counts, width)
+        return total["counts"], total["first"], total["second"]
+
+    @operation("statistics")
+    def give_class_sums(self, site: Site) -> Parcel:
+        """Counts, sums and second moments of the features of each class."""
+        features, labels = self.features(site), np.asarray(site.data.train.labels)
+        rows = [features[labels == place] for place in range(len(site.trainer.target.classes))]
+        sums = moments.sums_and_squares if self.rule == "naive-bayes" else moments.sums_and_products
+        pairs = [sums(one, site.trainer.device) for one in rows]
+        tensors = {
+            "counts": torch.tensor([len(one) for one in rows]),
+            "first": torch.stack([first for first, _ in pairs]),
+            "second": torch.stack([second for _, second in pairs]),
+        }
+        return Parcel("statistics", tensors, {"samples": len(labels)})
+
+
+def class_moments(sums: moments.Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts [C], means [C, D] and the covariance within classes [D, D], float64."""
+    matrix, cross, _ = sums.in_units()
+    counts = cross[0]
+    means = cross[1:].T / counts.clamp(min=1)[:, None]
+    within = (matrix[1:, 1:] - (means * counts[:, None]).T @ means) / sums.count
+    return counts, means, within
+
+
+def discriminant(counts: Tensor, means: Tensor, within: Tensor, *, priors: bool) -> Tensor:
+    """The head [D + 1, C] of linear discriminant analysis: offset, then slopes."""
+    scale = within.diag().clamp(min=LEAST_VARIANCE).sqrt()
+    inverse = torch.linalg.inv(shrunk(within / torch.outer(scale, scale), float(counts.sum())))
+    slopes = inverse / torch.outer(scale, scale) @ means.T
+    offset = -0.5 * (means.T * slopes).sum(0) + log_priors(counts, equal=not priors)
+    return torch.cat([offset[None], slopes])
+
+
+def naive_bayes(counts: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """The weights of a diagonal head: a Gaussian of each feature and class."""
+    sizes = counts.double().clamp(min=1)[:, None]
+    means = first.double() * RESOLUTION / sizes
+    variances = second.double() * RESOLUTION**2 / sizes - means.square()
+    pooled = (variances * sizes).sum(0) / sizes.sum()
+    # as many images as two count for the variance of all classes together: a class of one image has none
+    variances = ((variances * sizes + 2 * pooled) / (sizes + 2)).clamp(min=LEAST_VARIANCE)
+    center = (means * sizes).sum(0) / sizes.sum()
+    means = means - center
+    bias = log_priors(counts) - 0.5 * (variances.log() + means.square() / variances).sum(1)
+    return _head(center, means / variances, bias, -0.5 / variances)
+
+
+def quadratic(counts: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """The weights of a quadratic head: a Gaussian of each class, its covariance shrunk towards that of all classes."""
+    sizes, width = counts.double().clamp(min=1), first.shape[1]
+    means = first.double() * RESOLUTION / sizes[:, None]
+    products = [moments.full(one, width).double() * RESOLUTION**2 for one in second]
+    covariances = [p / n - torch.outer(m, m) for p, n, m in zip(products, sizes, means, strict=True)]
+    pooled = sum((c * n for c, n in zip(covariances, sizes, strict=True)), torch.zeros(width, width)) / sizes.sum()
+    scale = pooled.diag().clamp(min=LEAST_VARIANCE).sqrt()
+    values, vectors = torch.linalg.eigh(shrunk(pooled / torch.outer(scale, scale), float(sizes.sum())))
+    whiten = vectors * values.rsqrt() @ vectors.T / scale  # rows: whitened numbers, columns: features
+    center = (means * sizes[:, None]).sum(0) / sizes.sum()
+    inner = [shrunk(whiten @ c @ whiten.T, float(n)) for c, n in zip(covariances, sizes, strict=True)]
+    inverses = torch.stack([whiten.T @ torch.linalg.inv(one) @ whiten for one in inner])
+    means = means - center
+    slopes = torch.einsum("cij,cj->ci", inverses, means)
+    volumes = torch.stack([torch.logdet(one) for one in inner])
+    bias = log_priors(counts) - 0.5 * (volumes + (slopes * means).sum(1))
+    return _head(center, slopes, bias, -0.5 * inverses)
+
+
+def shrunk(covariance: Tensor, count: float) -> Tensor:
+    """OAS: the covariance drawn towards a multiple of the identity, more so the fewer images it is of."""
+    width = len(covariance)
+    trace, squares = float(covariance.diag().sum()), float(covariance.square().sum())
+    difference = (count + 1 - 2 / width) * (squares - trace**2 / width)
+    share = min(1.0, ((1 - 2 / width) * squares + trace**2) / difference) if difference > 0 else 1.0
+    level = max(trace / width, LEAST_VARIANCE)
+    return (1 - share) * covariance + share * level * torch.eye(width, dtype=covariance.dtype)
+
+
+def log_priors(counts: Tensor, *, equal: bool = False) -> Tensor:
+    """Logarithms of the classes' frequencies; a class that nobody has is never chosen."""
+    counts = counts.double()
+    shares = (counts > 0).double() if equal else counts / counts.sum()
+    return shares.clamp(min=1e-30).log()
+
+
+def _head(center: Tensor, slopes: Tensor, bias: Tensor, products: Tensor) -> dict[str, Tensor]:
+    named = {"fc.center": center, "fc.weight": slopes, "fc.bias": bias, "fc.products": products}
+    return {name: tensor.float().contiguous() for name, tensor in named.items()}

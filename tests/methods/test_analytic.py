@@ -1,0 +1,108 @@
+"""Analytic: the ridge head of all images together, whatever the partition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.encoders import ENCODERS
+from polyclinic.errors import BadInput
+from polyclinic.methods import METHODS
+from polyclinic.methods.analytic import PENALTIES, best_penalty, solve
+from polyclinic.methods.shared import moments
+from polyclinic.methods.shared.one_round import project, projection
+from polyclinic.randomness import numpy_rng, torch_rng
+from polyclinic.runner.release import digest_of_weights
+
+AGES = {
+    "data": {"source": "hand-phantom", "samples": 60},
+    "sites": {"partition": "iid", "count": 3},
+    "task": {"name": "regression"},
+}
+
+
+def ridge_by_hand(features: np.ndarray, targets: np.ndarray, penalty: float) -> np.ndarray:
+    """Offset and slopes: normal equations of features with mean 0 and variance 1."""
+    mean, scale = features.mean(0), features.std(0)
+    rows, goal = (features - mean) / scale, targets - targets.mean(0)
+    system = rows.T @ rows + penalty * len(rows) * np.eye(rows.shape[1])
+    slopes = np.linalg.solve(system, rows.T @ goal) / scale[:, None]
+    return np.concatenate([(targets.mean(0) - mean @ slopes)[None], slopes])
+
+
+def test_the_head_is_that_of_ridge_regression_by_hand():
+    rng = numpy_rng("ridge")
+    features = rng.standard_normal((50, 4)) * [1, 2, 3, 0.5] + [0, 5, -1, 2]
+    targets = features @ rng.standard_normal((4, 2)) * 0.1 + 0.1 * rng.standard_normal((50, 2))
+    penalty, head = solve(moments.moments(features.astype(np.float32), torch.from_numpy(targets)), 0.3)
+    assert penalty == 0.3
+    assert np.allclose(head, ridge_by_hand(features, targets, 0.3), atol=2e-3)
+
+
+def test_the_penalty_is_that_of_generalised_cross_validation_by_hand():
+    rng = numpy_rng("penalty")
+    features, noise = rng.standard_normal((40, 6)), rng.standard_normal((40, 1))
+    targets = features[:, :1] + noise
+    rows, goal = (features - features.mean(0)) / features.std(0), targets - targets.mean(0)
+
+    def score(penalty: float) -> float:
+        hat = rows @ np.linalg.solve(rows.T @ rows + penalty * 40 * np.eye(6), rows.T)
+        return float(((goal - hat @ goal) ** 2).mean() / (1 - (np.trace(hat) + 1) / 40) ** 2)
+
+    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / 40))
+    turned = vectors.T @ torch.from_numpy(rows.T @ goal / 40)
+    found = best_penalty(values, turned, float(goal.var()), 40)
+    assert found == min(PENALTIES, key=score)
+    assert PENALTIES[0] < found < PENALTIES[-1]
+
+
+def test_one_hundred_partitions_of_images_give_one_head():
+    """With the real encoder: uneven sites, a site with one image, and all images in one place."""
+    images = torch.randint(0, 256, (40, 1, 32, 32), generator=torch_rng("partitions"), dtype=torch.uint8)
+    encoder = ENCODERS["efficientnet-lite0-1024"](side=32)
+    features = encoder.features(images).numpy()
+    assert np.array_equal(encoder.features(images[7:8]).numpy()[0], features[7])  # alone, and among others
+    assert np.array_equal(encoder.features(images[5:]).numpy(), features[5:])
+    rows = project(features, projection(1024, 24))
+    targets = torch.from_numpy(numpy_rng("targets").uniform(-1, 1, (40, 1)))
+    digests = {digest_of_weights({"head": solve(moments.moments(rows, targets), None)[1]})}
+    for number in range(100):
+        rng = numpy_rng("partition", number)
+        order = rng.permutation(40)
+        cuts = np.unique([1, *rng.integers(1, 40, int(rng.integers(1, 8)))])
+        sums = [moments.moments(rows[part], targets[part]) for part in np.split(order, cuts)]
+        total = sums[0]
+        for one in sums[1:]:
+            total = total + one
+        digests.add(digest_of_weights({"head": solve(total, None)[1]}))
+    assert len(digests) == 1
+
+
+def test_the_released_model_is_the_same_for_any_sites(tiny_run):
+    spreads = [{"partition": "iid", "count": count} for count in (1, 2, 5)]
+    spreads.append({"partition": "label-skew", "count": 3, "target_ks": 0.4})
+    runs = [tiny_run({"name": "analytic", "numbers": 20}, **{**AGES, "sites": sites}) for sites in spreads]
+    assert len({run["weights_sha256"] for run in runs}) == 1
+    assert len({run["communication"]["total_bytes"] for run in runs}) > 1
+
+
+def test_only_upper_triangles_leave_as_statistics_and_small_sites_are_told(tiny_run):
+    result = tiny_run({"name": "analytic", "numbers": 30}, **AGES)
+    sent = result["communication"]["by_kind"]["statistics"]
+    numbers = 3 * (31 * 32 // 2 + 31 + 1)
+    assert 8 * numbers < sent < 8 * numbers + 3 * 1024
+    [warning] = result["warnings"]
+    assert "'site-1', 'site-2', 'site-3'" in warning
+    assert "30 numbers" in warning
+    assert "secure sum" in warning
+    assert "warnings" not in tiny_run({"name": "analytic", "numbers": 4}, **AGES).values
+
+
+def test_rounds_are_one_and_a_trained_backbone_is_refused(study_of):
+    assert METHODS["analytic"](rounds=20).rounds == 1
+    study = study_of({"name": "analytic"})
+    with pytest.raises(BadInput, match=r"model\.backbone: 'analytic' fits a head .* efficientnet-lite0-1024"):
+        study.with_settings({"model.backbone": "lenet5"})
+    with pytest.raises(BadInput, match=r"'analytic' sends exact sums"):
+        study.with_settings({"privacy.noise": 1.0})

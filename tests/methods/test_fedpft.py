@@ -1,0 +1,62 @@
+"""FedPFT: mixtures by hand, and features drawn from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.methods.fedpft import Mixture, _received, fit
+from polyclinic.randomness import torch_rng
+
+ROWS = torch.tensor([[0.0, 1.0], [2.0, 1.0], [10.0, 5.0], [12.0, 7.0]], dtype=torch.float64)
+
+
+def test_one_component_is_mean_and_variance():
+    found = fit(ROWS, 1, 5, torch_rng("fedpft"))
+    assert found.means.tolist() == [[6.0, 3.5]]
+    assert found.variances.flatten().tolist() == pytest.approx([26.0, 6.75])
+
+
+def test_densities_by_hand():
+    mixture = Mixture(torch.tensor([0.25, 0.75]).double(), ROWS[:2], torch.tensor([[1.0, 2.0], [4.0, 1.0]]).double())
+    wanted = Normal(mixture.means, mixture.variances.sqrt()).log_prob(ROWS[:, None]).sum(2) + mixture.shares.log()
+    assert torch.allclose(mixture.log_densities(ROWS), wanted)
+
+
+def test_two_groups_are_found_and_sampled():
+    rng = torch_rng("groups")
+    groups = torch.cat([torch.randn(60, 2, generator=rng), 20 + torch.randn(20, 2, generator=rng)]).double()
+    found = fit(groups, 2, 30, torch_rng("start", 1))
+    assert sorted(found.shares.tolist()) == pytest.approx([0.25, 0.75], abs=0.01)
+    drawn = found.sample(2000, torch_rng("draw"))
+    assert float((drawn[:, 0] > 10).double().mean()) == pytest.approx(0.25, abs=0.04)
+    assert drawn[drawn[:, 0] > 10].mean(0).tolist() == pytest.approx([20, 20], abs=0.5)
+
+
+def test_it_learns_and_warns_of_small_classes(tiny_run):
+    result = tiny_run({"name": "fedpft", "components": 2, "passes": 10}, optimizer={"name": "adam", "lr": 0.01})
+    assert result.metrics["test"]["accuracy"] > 0.5
+    assert set(result["communication"]["by_kind"]) >= {"statistics"}
+    assert "fewer than 10 images of some class" in result["warnings"][0]
+
+
+def mixture(shares, width):
+    return {"0/shares": shares, "0/means": torch.ones(1, width), "0/variances": torch.ones(1, width)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [
+        ({}, {}),
+        ({}, {"counts": [1]}),
+        ({"0/shares": torch.ones(1)}, {"counts": [1, 0]}),
+        (mixture(torch.ones(1), 3), {"counts": [1, 0]}),
+        (mixture(-torch.ones(1), 2), {"counts": [1, 0]}),
+    ],
+)
+def test_what_a_site_sends_is_checked(tensors, metadata):
+    with pytest.raises(WorkFailed, match="site 'north' sent no"):
+        list(_received(Parcel("statistics", tensors, metadata), "north", 2, 2))

@@ -1,0 +1,96 @@
+"""Gaussian heads against Gaussian densities by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import MultivariateNormal, Normal
+from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
+from polyclinic.methods import gaussian_heads
+from polyclinic.methods.shared import moments
+from polyclinic.models.encoded import QuadraticHead
+from polyclinic.randomness import numpy_rng
+
+RNG = numpy_rng("gaussian heads")
+LABELS = torch.tensor([0] * 300 + [1] * 100)
+ROWS = (RNG.standard_normal((400, 3)) * np.where(LABELS[:, None] == 1, [2, 1, 1], [1, 1, 3]) + 5).astype(np.float32)
+ROWS[LABELS == 1] += [1, 2, 0]
+SHARES = torch.tensor([0.75, 0.25], dtype=torch.float64).log()
+
+
+def by_class(sums):
+    pairs = [sums(ROWS[label == LABELS]) for label in (0, 1)]
+    counts = torch.tensor([300, 100])
+    return counts, torch.stack([first for first, _ in pairs]), torch.stack([second for _, second in pairs])
+
+
+def logits_of(weights, diagonal):
+    head = QuadraticHead(3, 2, diagonal=diagonal)
+    head.load_state_dict({name.removeprefix("fc."): tensor for name, tensor in weights.items()})
+    return head(torch.from_numpy(ROWS)).detach().double()
+
+
+def same_probabilities(logits, wanted):
+    assert torch.allclose(logits.softmax(1), wanted.softmax(1), atol=0.002)
+
+
+def test_naive_bayes_by_hand():
+    found = logits_of(gaussian_heads.naive_bayes(*by_class(moments.sums_and_squares)), diagonal=True)
+    rows = torch.from_numpy(ROWS).double()
+    parts = [rows[label == LABELS] for label in (0, 1)]
+    variances = [own.var(0, correction=0) for own in parts]
+    pooled = 0.75 * variances[0] + 0.25 * variances[1]
+    wanted = []
+    for own, variance in zip(parts, variances, strict=True):
+        spread = ((len(own) * variance + 2 * pooled) / (len(own) + 2)).sqrt()
+        wanted.append(Normal(own.mean(0), spread).log_prob(rows).sum(1))
+    same_probabilities(found, torch.stack(wanted, 1) + SHARES)
+
+
+def test_quadratic_discriminant_by_hand(monkeypatch):
+    monkeypatch.setattr(gaussian_heads, "shrunk", lambda covariance, count: covariance)
+    found = logits_of(gaussian_heads.quadratic(*by_class(moments.sums_and_products)), diagonal=False)
+    rows = torch.from_numpy(ROWS).double()
+    wanted = []
+    for label in (0, 1):
+        own = rows[label == LABELS]
+        wanted.append(MultivariateNormal(own.mean(0), torch.cov(own.T, correction=0)).log_prob(rows))
+    same_probabilities(found, torch.stack(wanted, 1) + SHARES)
+
+
+@pytest.mark.parametrize("priors", [True, False])
+def test_linear_discriminant_by_hand(monkeypatch, priors):
+    monkeypatch.setattr(gaussian_heads, "shrunk", lambda covariance, count: covariance)
+    sums = moments.moments(ROWS, F.one_hot(LABELS).double())
+    head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=priors)
+    rows = torch.from_numpy(ROWS).double()
+    means = torch.stack([rows[label == LABELS].mean(0) for label in (0, 1)])
+    within = torch.cov((rows - means[LABELS]).T, correction=0)
+    wanted = torch.stack([MultivariateNormal(mean, within).log_prob(rows) for mean in means], 1)
+    same_probabilities(head[0] + rows @ head[1:], wanted + (SHARES if priors else 0))
+
+
+def test_shrinkage_by_hand():
+    covariance = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    # OAS with p = 2: trace 4, of the square 10; the share is (0 * 10 + 16) / ((9 + 1 - 1) * (10 - 8))
+    share = 16 / 18
+    assert gaussian_heads.shrunk(covariance, 9).diag().tolist() == pytest.approx([1 + share, 3 - share])
+    assert torch.equal(gaussian_heads.shrunk(torch.eye(2).double(), 5), torch.eye(2).double())
+
+
+@pytest.mark.parametrize("rule", ["lda", "fisher", "naive-bayes", "qda"])
+def test_every_rule_runs_and_does_not_depend_on_the_partition(tiny_run, rule):
+    found = [
+        tiny_run({"name": "gaussian-heads", "rule": rule}, sites={"partition": "iid", "count": count})
+        for count in (1, 3)
+    ]
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
+    assert found[0].metrics["test"]["accuracy"] > 0.5
+
+
+def test_a_projection_is_for_linear_heads(study_of):
+    with pytest.raises(BadInput, match=r"method: numbers: a projection is for rule lda and fisher, not qda"):
+        study_of({"name": "gaussian-heads", "rule": "qda", "numbers": 8})

@@ -1,0 +1,76 @@
+"""Sums in whole numbers: by hand, and the same for any partition and order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.errors import WorkFailed
+from polyclinic.methods.shared import moments
+from polyclinic.methods.shared.moments import LIMIT, MOST_IMAGES, RESOLUTION, TARGET_RESOLUTION
+from polyclinic.randomness import numpy_rng
+
+FEATURES = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+TARGETS = torch.tensor([[1.0], [-0.5]])
+
+
+def test_sums_by_hand():
+    found = moments.moments(FEATURES, TARGETS)
+    unit = round(1 / RESOLUTION)
+    assert found.count == 2
+    assert found.width == 2
+    # the upper triangle of (1, f1, f2) times itself: 2, 1.5, 1, 1.25, -0.5, 13
+    assert found.products.tolist() == [2, 1.5 * unit, unit, 1.25 * unit**2, -0.5 * unit**2, 13 * unit**2]
+    goal = round(1 / TARGET_RESOLUTION)
+    assert found.cross.flatten().tolist() == [0.5 * goal, 0.75 * unit * goal, -3.5 * unit * goal]
+    assert found.squares.tolist() == [1.25 * goal**2]
+    matrix, cross, squares = found.in_units()
+    assert matrix.tolist() == [[2, 1.5, 1], [1.5, 1.25, -0.5], [1, -0.5, 13]]
+    assert cross.flatten().tolist() == [0.5, 0.75, -3.5]
+    assert squares.tolist() == [1.25]
+
+
+def test_features_are_rounded_and_limited():
+    whole = moments.whole_features(torch.tensor([0.3 * RESOLUTION, 1e9, -1e9]))
+    assert (whole * RESOLUTION).tolist() == [0, LIMIT, -LIMIT]
+
+
+def test_the_largest_sums_do_not_overflow():
+    assert MOST_IMAGES * (LIMIT / RESOLUTION) ** 2 < 2**63
+    assert moments.PIECE * (LIMIT / RESOLUTION) ** 2 < 2**53  # of one product, in float64
+
+
+def test_any_partition_and_order_gives_the_same_sums():
+    rng = numpy_rng("moments")
+    features = (20 * rng.standard_normal((5000, 6))).astype(np.float32)
+    targets = torch.from_numpy(rng.uniform(-1, 1, (5000, 2)))
+    whole = moments.moments(features, targets).tensors()
+    order = rng.permutation(5000)
+    cuts = np.sort(rng.integers(0, 5001, 4))
+    parts = [moments.moments(features[p], targets[p]) for p in np.split(order, [1, *cuts]) if len(p)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    assert all(torch.equal(whole[name], tensor) for name, tensor in total.tensors().items())
+
+
+def test_sums_of_one_class_are_parts_of_the_whole():
+    first, triangle = moments.sums_and_products(FEATURES)
+    again, squares = moments.sums_and_squares(FEATURES)
+    assert torch.equal(first, again)
+    assert torch.equal(moments.full(triangle, 2).diag(), squares)
+    assert torch.equal(moments.upper(moments.full(triangle, 2)), triangle)
+
+
+def test_what_a_site_sends_is_checked():
+    sent = moments.moments(FEATURES, TARGETS).tensors()
+    assert moments.checked(sent, "north", 2, 1).count == 2
+    none = sent | {"products": torch.zeros_like(sent["products"])}
+    for wrong in (sent | {"cross": sent["cross"].double()}, sent | {"more": sent["cross"]}, {}, none):
+        with pytest.raises(WorkFailed, match="site 'north'"):
+            moments.checked(wrong, "north", 2, 1)
+    with pytest.raises(WorkFailed, match="site 'north' sent sums of another form"):
+        moments.checked(sent, "north", 3, 1)
+    with pytest.raises(WorkFailed, match="can overflow"):
+        moments.check_count(MOST_IMAGES + 1)

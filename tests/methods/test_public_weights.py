@@ -1,0 +1,58 @@
+"""Methods that begin with public weights: FedReplay with a public front, and others with other first weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyclinic.errors import BadInput
+from polyclinic.methods.fedreplay import _pooled
+from polyclinic.models import public_weights
+
+PUBLIC = {"backbone": "efficientnet-lite0", "weights": "public", "input_size": 32}
+
+
+def test_a_public_front_stays_as_it_is_and_the_rest_learns(tiny_run):
+    method = {"name": "fedreplay", "front": "public", "flips": True, "rounds": 1}
+    result = tiny_run(method, model={**PUBLIC, "cut": "block3"})
+    found, public = load_file(result.folder / "model.safetensors"), public_weights("efficientnet-lite0").tensors
+    assert torch.equal(found["block3._bn1.weight"], public["block3._bn1.weight"])
+    assert torch.equal(found["block3._bn1.running_mean"], public["block3._bn1.running_mean"])
+    assert not torch.equal(found["block4._bn1.weight"], public["block4._bn1.weight"])
+    plain = tiny_run({**method, "flips": False}, model={**PUBLIC, "cut": "block3"})
+    kinds = [run["communication"]["by_kind"] for run in (result, plain)]
+    assert kinds[0]["latents"] == pytest.approx(2 * kinds[1]["latents"], rel=0.05)
+    assert "encoder" not in result.values
+
+
+def test_latents_of_mirrored_images_come_with_the_same_labels_and_mirrored_masks():
+    latents = torch.arange(4.0).reshape(2, 2)
+    sent = {"a/latents": latents, "a/flipped_latents": latents + 10, "a/targets": torch.tensor([1, 2])}
+    pooled, targets = _pooled(sent)
+    assert pooled.tolist() == [[0, 1], [2, 3], [10, 11], [12, 13]]
+    assert targets.tolist() == [1, 2, 1, 2]
+    masks = torch.tensor([[[1, 0]], [[1, 1]]])
+    assert _pooled({**sent, "a/targets": masks})[1][2:].tolist() == [[[0, 1]], [[1, 1]]]
+
+
+def test_a_public_front_wants_weights_that_are_not_random(study_of):
+    with pytest.raises(BadInput, match=r"model\.weights: 'fedreplay' keeps the first weights up to the cut"):
+        study_of({"name": "fedreplay", "front": "public"})
+    with pytest.raises(BadInput, match=r"model\.norm: 'frozen' keeps the statistics of the first weights"):
+        study_of({"name": "fedavg"}, model={"norm": "frozen"})
+    with pytest.raises(BadInput, match=r"method\.flips: two latents of one image"):
+        study_of({"name": "fedreplay", "flips": True}, privacy={"noise": 1.0, "on": ["primary"]})
+
+
+@pytest.mark.parametrize("method", ["cwt-replay", "fedavg-replay", "feder"])
+def test_replay_begins_with_public_weights(tiny_run, method):
+    settings = {} if method != "feder" else {"generator": {"name": "dcgan", "width": 4, "steps": 1}}
+    model = {**PUBLIC, "freeze": "block16"}
+    result = tiny_run({"name": method, "rounds": 1}, model=model, optimizer={"lr": 0.01}, **settings)
+    assert (result.folder / "weights.json").exists()
+    name = "block2._project_conv.weight"
+    found, public = load_file(result.folder / "model.safetensors"), public_weights("efficientnet-lite0").tensors
+    kept = [tensor for full, tensor in found.items() if full.endswith(name)]
+    assert kept
+    assert all(torch.equal(tensor, public[name]) for tensor in kept)
