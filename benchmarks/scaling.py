@@ -1,7 +1,9 @@
 """How time and memory grow with the number of sites, at the same number of images per site.
 
 Each point is a process of its own, with one thread and no worker processes. `peak` is the most memory that process
-ever held (VmHWM); `added` is what the rounds added to what it held before the first one. The final test is left out.
+ever held (VmHWM); `added` is what the rounds added to what it held before the first one; `folder` is what lies on disk
+in the run folder after the rounds. The final test is left out. `--sampled` has 1,000 and 10,000 sites of which 100 take
+part in a round (`method.fraction`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 COUNTS = (4, 16, 64, 256)
+SAMPLED_COUNTS = (1000, 10_000)
+#: sites of a round where a share of them is drawn
+IN_A_ROUND = 100
 QUICK_COUNTS = (4, 16, 64)
 ROUNDS = 3
 IMAGES_PER_SITE = 8
@@ -33,6 +38,10 @@ class Series:
     method: str
     backbone: str
     why: str
+    sampled: bool = False
+
+    def in_a_round(self, sites: int) -> int:
+        return min(sites, IN_A_ROUND) if self.sampled else sites
 
     @property
     def name(self) -> str:
@@ -44,6 +53,7 @@ SERIES = (
     Series("fedavg", "resnet18", "a model of 45 MB that comes back from every site"),
     Series("standalone", "resnet18", "a model of 45 MB that stays at every site"),
 )
+SAMPLED = (Series("fedavg", "small-cnn", f"{IN_A_ROUND} sites a round, drawn from many", sampled=True),)
 
 
 # --- one point, in a process of its own ---------------------------------------------------------------
@@ -79,19 +89,43 @@ def measure_here(series: Series, sites: int, run_folder: Path, cache: Path) -> d
     with contextlib.suppress(Finished):
         run(Study(**study_tables(series, sites)), run_folder, display=watch, cache=cache)
     seconds = [end - start for start, end in zip(watch.stamps, watch.stamps[1:], strict=False)]
-    return figures_of(series, sites, seconds, watch.before)
+    return figures_of(series, sites, seconds, watch.before) | folder_figures(run_folder, sites)
 
 
 def study_tables(series: Series, sites: int) -> dict[str, Any]:
     images = sites * (IMAGES_PER_SITE + 1)
     return {
-        "data": {"source": "fundus-phantom", "size": 32, "samples": images, "validation": 0.0, "test": sites / images},
+        "data": data_of(series, images) | {"validation": 0.0, "test": sites / images},
         "sites": {"partition": "iid", "count": sites},
         "model": {"backbone": series.backbone},
         "optimizer": {"batch_size": IMAGES_PER_SITE},
-        "method": {"name": series.method, "rounds": ROUNDS},
+        "method": {"name": series.method, "rounds": ROUNDS, "fraction": series.in_a_round(sites) / sites},
         "evaluation": {"every": 0},
         "engine": {"workers": 1, "threads": 1, "device": "cpu"},
+    }
+
+
+def data_of(series: Series, images: int) -> dict[str, Any]:
+    """Phantoms; of ninety thousand images, which would take long to draw, a thousand of noise again and again."""
+    if not series.sampled:
+        return {"source": "fundus-phantom", "size": 32, "samples": images}
+    import numpy as np
+
+    file = Path(tempfile.gettempdir()) / f"polyclinic-scaling-{images}.npz"
+    if not file.exists():
+        drawn = np.random.default_rng(0).integers(0, 256, (1000, 32, 32, 3), dtype=np.uint8)
+        np.savez(file, images=np.resize(drawn, (images, 32, 32, 3)), labels=np.arange(images) % 2)
+    return {"source": "npz", "path": str(file), "size": 32}
+
+
+def folder_figures(folder: Path, sites: int) -> dict[str, Any]:
+    """What the run folder holds, in all and for each site of the study."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    return {
+        "folder_mib": round(size / MIB, 2),
+        "folder_bytes_per_site": round(size / sites),
+        "files": len(files),
     }
 
 
@@ -103,7 +137,7 @@ def figures_of(series: Series, sites: int, seconds: list[float], before: int) ->
         "backbone": series.backbone,
         "sites": sites,
         "seconds_per_round": round(per_round, 3),
-        "ms_per_site_and_round": round(1000 * per_round / sites, 2),
+        "ms_per_site_and_round": round(1000 * per_round / series.in_a_round(sites), 2),
         "peak_mib": round(peak / MIB, 1),
         "added_mib": round((peak - before) / MIB, 1),
     }
@@ -168,9 +202,11 @@ def main() -> None:
         return
     rows = []
     with tempfile.TemporaryDirectory() as shared:
-        for series in (one for one in SERIES if options.series in (None, one.name)):
+        chosen = SAMPLED if options.sampled else [one for one in SERIES if options.series in (None, one.name)]
+        usual = SAMPLED_COUNTS if options.sampled else COUNTS
+        for series in chosen:
             print(f"{series.method}, {series.backbone}: {series.why}")
-            for sites in options.sites or (QUICK_COUNTS if options.quick else COUNTS):
+            for sites in options.sites or (QUICK_COUNTS if options.quick else usual):
                 rows.append(measure(series, sites, Path(shared)))
                 show(rows[-1])
     figures = {"benchmark": "scaling", "quick": options.quick, "points": rows, "growth": summary(rows)}
@@ -185,6 +221,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--sites", type=int, nargs="+", help=f"numbers of sites, instead of {COUNTS}")
     parser.add_argument("--series", choices=[series.name for series in SERIES], help="only this one")
+    parser.add_argument("--sampled", action="store_true", help=f"{SAMPLED_COUNTS} sites, {IN_A_ROUND} in a round")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -193,7 +230,7 @@ def show(row: Mapping[str, Any]) -> None:
     print(
         f"  {row['sites']:>4} sites  {row['seconds_per_round']:>8.2f} s a round  "
         f"{row['ms_per_site_and_round']:>7.1f} ms a site and round  "
-        f"peak {row['peak_mib']:>7.0f} MiB ({row['added_mib']:+.0f})",
+        f"peak {row['peak_mib']:>7.0f} MiB ({row['added_mib']:+.0f})  folder {row['folder_mib']:.1f} MiB",
         flush=True,
     )
 

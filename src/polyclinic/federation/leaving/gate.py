@@ -213,9 +213,10 @@ def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return True
     # torch tells NaN from numbers in no float of one byte
-    values = tensor.float() if tensor.element_size() == 1 else tensor
+    values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
     # a finite sum has finite terms, and is faster; one that is not may have overflowed
-    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
+    summed = not values.is_complex() and math.isfinite(values.sum())
+    return summed or bool(torch.isfinite(values).all())
 
 
 def _floats(value: Any) -> Iterator[float]:
