@@ -13,7 +13,7 @@ from polyclinic.data.parts import PreparedSites, prepare, spread
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS
 from polyclinic.errors import BadInput
-from polyclinic.models import RANDOM, WeightsFile, read_weights
+from polyclinic.models import PUBLIC, RANDOM, WeightsFile, read_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
 from polyclinic.study.checks import network_of
@@ -25,7 +25,8 @@ def check_files(study: Study) -> list[str]:
     Images are counted only where the study asks for a fold or for so many test images of each class. They are prepared,
     as a run does it, only where their pixels decide: for a file of weights, and for sites that differ by their images.
     """
-    file = read_weights(Path(study.model.weights)) if study.model.weights != RANDOM else None
+    drawn_or_public = study.model.weights in (RANDOM, PUBLIC)
+    file = None if drawn_or_public else read_weights(Path(study.model.weights))
     if file is None and not _counts_images(study):
         return []
     if not _are_here(study.data):
@@ -61,9 +62,6 @@ def _counted(counts: Mapping[str, Mapping[str, int]]) -> str:
 def _weights_sentence(study: Study, file: WeightsFile, parts: PreparedSites | None) -> str:
     """How much of the file the network takes over. Without the images, channels and classes are not known, so that the
     first and the last layer cannot be compared."""
-    backbone = study.model.backbone
-    if parts is None:
-        file.fitted(network_of(study).state_dict(), backbone)
-        return f"{file.path}: its tensors fit {backbone}"
-    network = Assembly(study, parts, Path()).build_model()
-    return f"{file.path}: {file.fitted(network.state_dict(), backbone).sentence()}"
+    network = network_of(study) if parts is None else Assembly(study, parts, Path()).build_model()
+    fitted = file.renamed(network.own_name).fitted(network.state_dict(), study.model.backbone)
+    return f"{file.path}: " + (fitted.sentence() if parts else f"its tensors fit {study.model.backbone}")
