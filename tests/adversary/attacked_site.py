@@ -102,7 +102,7 @@ def ask(
 
 def first_weights(host: SiteHost) -> dict[str, Any]:
     """The weights that a study begins with."""
-    return host.spec.trainer.weights()
+    return host.spec.first_weights(SITE)
 
 
 PRIVATE = {"on": ["classifier"], "noise": 1.0, "clip": 1.0}

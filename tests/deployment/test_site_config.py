@@ -74,7 +74,7 @@ def host_of(kit, study, site="north", run="first"):
 
 
 def train(host, **arguments):
-    weights = host.spec.trainer.weights()
+    weights = host.spec.first_weights("north")
     return host.handle(Call("north", "train", 1, {"weights": Parcel("weights", weights)}, arguments))
 
 
@@ -98,7 +98,7 @@ def test_the_finished_model_is_the_sites_to_use(kit, method):
     path = kit / "local" / "site.toml"
     path.write_text(path.read_text() + 'shape = "pad"\n')
     host = host_of(kit, sent(method__name=method))
-    common = {"weights": Parcel("weights", host.spec.trainer.weights())} if method == "fedavg" else {}
+    common = {"weights": Parcel("weights", host.spec.first_weights("north"))} if method == "fedavg" else {}
     host.handle(Call("north", "train", 1, common))
     kept = host.resident()[0].state.group("local")
     own = "none" if method == "fedavg" else "current"
