@@ -31,7 +31,9 @@ class Centralized(Method):
     local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=(), samples_sites=False)
+    traits: ClassVar[Traits] = Traits(
+        batch_norm="average", private_networks=(), samples_sites=False, takes_frozen_features=True
+    )
 
     def privacy_obstacle(self) -> str | None:
         return (

@@ -30,7 +30,7 @@ class CyclicWeightTransfer(LocalWork, Method):
     )
 
     summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
-    traits: ClassVar[Traits] = Traits(serial=True, takes_replay=True, weights_stay=True)
+    traits: ClassVar[Traits] = Traits(serial=True, takes_replay=True, weights_stay=True, takes_frozen_features=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -25,7 +25,7 @@ class FedAvg(LocalWork, Method):
     )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
-    traits: ClassVar[Traits] = Traits(takes_replay=True, weights_stay=True)
+    traits: ClassVar[Traits] = Traits(takes_replay=True, takes_frozen_features=True, weights_stay=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

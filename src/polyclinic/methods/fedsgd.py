@@ -28,7 +28,7 @@ class FedSGD(Method):
     )
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", takes_mixup=False)
+    traits: ClassVar[Traits] = Traits(batch_norm="average", takes_mixup=False, takes_frozen_features=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

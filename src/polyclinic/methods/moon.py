@@ -38,6 +38,7 @@ class Moon(FedAvg):
     summary: ClassVar[str] = "FedAvg that holds each site's representation near the common model's"
     traits: ClassVar[Traits] = replace(
         FedAvg.traits,
+        takes_frozen_features=False,
         tasks=("classification", "regression"),
         needs_cut=True,
         private_networks=(),

@@ -24,7 +24,7 @@ class Standalone(LocalWork, Method):
     name: Literal["standalone"] = "standalone"
 
     summary: ClassVar[str] = "every site trains alone"
-    traits: ClassVar[Traits] = Traits(mixes_backbones=True, weights_stay=True)
+    traits: ClassVar[Traits] = Traits(mixes_backbones=True, weights_stay=True, takes_frozen_features=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state()

@@ -6,6 +6,7 @@ They know torch, MONAI, encoders, `errors` and `randomness`, and nothing of task
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ __all__ = [
     "cuts",
     "describe",
     "find",
+    "find_weights",
     "initial_weights",
     "is_importable",
     "join",
@@ -153,6 +155,18 @@ def public_weights(backbone: str) -> WeightsFile:
         have = [name for name, kind in BACKBONES.working().items() if kind.public_weights.__func__ is not _NO_WEIGHTS]  # type: ignore[attr-defined]
         raise BadInput(f"model.weights: '{backbone}' has no public weights; choose one of {', '.join(have)}, or a file")
     return found
+
+
+def find_weights(
+    weights: str, backbone: str, *, size: int, arguments: Mapping[str, Any] | None = None
+) -> WeightsFile | None:
+    """The first weights that `model.weights` names; None where they are drawn, or an encoder's own."""
+    if weights == RANDOM:
+        return None
+    kind = find(backbone, size=size, arguments=arguments)
+    if weights != PUBLIC:
+        return read_weights(Path(weights)).renamed(kind.own_name)
+    return None if issubclass(kind, Encoded) else public_weights(backbone)
 
 
 _NO_WEIGHTS = Backbone.public_weights.__func__  # type: ignore[attr-defined]

@@ -46,6 +46,8 @@ class Backbone(nn.Module):
 
     present: tuple[str, ...]
     frozen: tuple[str, ...]  #: stages that are not trained (`freeze`)
+    #: shape of what the frozen stages give for an image, where that may come in the place of images
+    frozen_shape: tuple[int, ...] | None = None
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__()
@@ -78,6 +80,11 @@ class Backbone(nn.Module):
         if self.dense:
             self.resize_output = Resize(size)
 
+    @property
+    def resized_to(self) -> int | None:
+        """The side to which images are resized before the first layer; None where they are not."""
+        return self.resize_input.side if INPUT in self._modules else None
+
     def freeze(self, cut: str) -> None:
         """Train nothing up to and including stage `cut`; its batch norm then takes the statistics that it has."""
         after = _place_of(self, cut, "model.freeze") + 1
@@ -105,9 +112,12 @@ class Backbone(nn.Module):
         return next(iter(cls.stages))
 
     def forward(self, x: Tensor) -> Tensor:
-        if INPUT in self._modules:
+        stages = self.present
+        if self.frozen_shape is not None and tuple(x.shape[1:]) == self.frozen_shape:
+            stages = self.present[len(self.frozen) :]
+        elif INPUT in self._modules:
             x = self.resize_input(x)
-        for stage in self.present:
+        for stage in stages:
             x = self.run_stage(stage, x)
         return self.resize_output(x) if OUTPUT in self._modules else x
 

@@ -64,6 +64,7 @@ class Encoded(Backbone):
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
         self.features = EncoderFeatures(self.encoder_class)
+        self.frozen = ("features",)
         self.fc: nn.Module = nn.Linear(self.encoder_class.width, outputs)
 
     @property

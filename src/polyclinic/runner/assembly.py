@@ -30,15 +30,12 @@ from polyclinic.models import (
     PUBLIC,
     RANDOM,
     Backbone,
-    Encoded,
     Fitted,
     WeightsFile,
     build,
-    find,
+    find_weights,
     initial_weights,
     is_importable,
-    public_weights,
-    read_weights,
 )
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
@@ -130,7 +127,9 @@ class Assembly:
         is_deployed_site = self.policy is not None or self.open_data is not None
         if self.study.model.weights == RANDOM or is_deployed_site:
             return None
-        file, noted = self._read_weights(), self.folder / WEIGHTS
+        model, noted = self.study.model, self.folder / WEIGHTS
+        size = model.input_size or self.prepared.info["size"]
+        file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments)
         if file is None:
             return None
         if noted.exists() and json.loads(noted.read_text(encoding="utf-8"))["sha256"] != file.sha256:
@@ -139,14 +138,6 @@ class Assembly:
                 "back, or name another folder"
             )
         return file
-
-    def _read_weights(self) -> WeightsFile | None:
-        """None for an encoder's public weights: they are no part of the model's."""
-        model = self.study.model
-        kind = find(model.backbone, size=model.input_size or self.prepared.info["size"], arguments=model.arguments)
-        if model.weights != PUBLIC:
-            return read_weights(Path(model.weights)).renamed(kind.own_name)
-        return None if issubclass(kind, Encoded) else public_weights(model.backbone)
 
     @cached_property
     def from_file(self) -> Fitted | None:
@@ -197,6 +188,7 @@ class Assembly:
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
+            frozen_features=study.method.traits.takes_frozen_features and study.replay is None,
         )
         return Trainer(model, spec)
 

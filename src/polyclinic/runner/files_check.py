@@ -13,7 +13,7 @@ from polyclinic.data.parts import PreparedSites, prepare, spread
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS
 from polyclinic.errors import BadInput
-from polyclinic.models import PUBLIC, RANDOM, WeightsFile, read_weights
+from polyclinic.models import PUBLIC, WeightsFile, find_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
 from polyclinic.study.checks import network_of
@@ -25,8 +25,11 @@ def check_files(study: Study) -> list[str]:
     Images are counted only where the study asks for a fold or for so many test images of each class. They are prepared,
     as a run does it, only where their pixels decide: for a file of weights, and for sites that differ by their images.
     """
-    drawn_or_public = study.model.weights in (RANDOM, PUBLIC)
-    file = None if drawn_or_public else read_weights(Path(study.model.weights))
+    model, size = study.model, study.model.input_size or study.data.size
+    if model.weights == PUBLIC:  # they come with the backbone
+        file = None
+    else:
+        file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments)
     if file is None and not _counts_images(study):
         return []
     if not _are_here(study.data):

@@ -21,6 +21,7 @@ from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.training.augmentation import augment, mix
 from polyclinic.training.device_images import DeviceImages
+from polyclinic.training.frozen_features import FrozenFeatures
 from polyclinic.training.graphs import GraphedGradients
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class TrainerSpec:
     bounded_scores: bool = False
     #: the metric that chooses a round (`evaluation.metric`), the task's own if None
     metric: str | None = None
+    #: whether what frozen layers give for images is kept and used in their place
+    frozen_features: bool = False
 
 
 class Trainer:
@@ -81,6 +84,7 @@ class Trainer:
         self.bounded_scores = spec.bounded_scores
         self.weights_stay = spec.weights_stay and self.device.type == "cuda"
         self._images = DeviceImages.on(self.device) if self.device.type == "cuda" else None
+        self._frozen = FrozenFeatures(self.model, self.device) if spec.frozen_features and model.frozen else None
         self._noted: list[Tensor] | None = None
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self.stacked = spec.stacked
@@ -97,6 +101,8 @@ class Trainer:
 
     def load(self, weights: Mapping[str, Tensor]) -> Backbone:
         """The model with these weights in it; names that `weights` leaves out keep their values."""
+        if self._frozen is not None:
+            self._frozen.forget_weights()
         own = self.model.state_dict()
         with torch.no_grad():
             for name, value in weights.items():
@@ -177,6 +183,8 @@ class Trainer:
     def _fetch(self, part: ImageSet, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images in [0, 1], labels, and masks where the task needs them, on the device."""
         masks = part.masks if self.task.dense else None
+        if self._frozen is not None and not self.optimizer.augment:
+            return self._fetch_features(self._frozen.of(part.images), part, index)
         if self._images is None:
             images = torch.from_numpy(part.images[index]).float().div_(255)
             found = None if masks is None else torch.from_numpy(masks[index])
@@ -184,6 +192,17 @@ class Trainer:
         images = self._images.images(part.images, index).float().div_(255)
         found = None if masks is None else self._images.rows(masks, index)
         return images, self._images.rows(part.labels, index), found
+
+    def _fetch_features(
+        self, features: np.ndarray, part: ImageSet, index: np.ndarray
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the frozen layers give for images in the images' place, labels, and masks where the task needs them."""
+        arrays = [features, part.labels, *([part.masks] if self.task.dense and part.masks is not None else [])]
+        if self._images is None:
+            found = [torch.from_numpy(np.array(array[index])) for array in arrays]
+        else:
+            found = [self._images.rows(array, index) for array in arrays]
+        return found[0], found[1], found[2] if found[2:] else None
 
     # --- work -------------------------------------------------------------------------------------
 

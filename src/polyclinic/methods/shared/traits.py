@@ -38,5 +38,7 @@ class Traits:
     takes_mixup: bool = True
     #: a share of the sites can take part in a round (`method.fraction`)
     samples_sites: bool = True
+    #: sites train on nothing but their own images, so that what frozen layers give can take the images' place
+    takes_frozen_features: bool = False
     #: fits a head on features of an encoder, and so needs one as `model.backbone`
     needs_encoder: bool = False
