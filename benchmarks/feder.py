@@ -87,39 +87,39 @@ def go(plan: Plan, entries: list[Entry], report: Callable[[], None] | None = Non
 
 
 def scalability(plan: Plan, found: dict[str, Any]) -> None:
-    """2 to 16 equal nodes on the images of one source (its own split each time), FedER beside the paper's others."""
+    """2 to 16 equal sites on the images of one source (its own split each time), FedER beside the paper's others."""
     rows = [
         row for row in ("fedavg", "fedprox", "fedbn", "feder") if plan.options.rows is None or row in plan.options.rows
     ]
-    rates = found["learning rates"] = searched(plan, rows, **equal_nodes(plan, plan.options.nodes[0]))
+    rates = found["learning rates"] = searched(plan, rows, **equal_sites(plan, plan.options.site_counts[0]))
     planned: dict[tuple[int, str], list[Entry]] = {
-        (nodes, row): [
-            plan.entry(row, seed, rates[row], **equal_nodes(plan, nodes)) for seed in range(plan.options.seeds)
+        (count, row): [
+            plan.entry(row, seed, rates[row], **equal_sites(plan, count)) for seed in range(plan.options.seeds)
         ]
-        for nodes in (plan.options.nodes[:1] if plan.quick else plan.options.nodes)
+        for count in (plan.options.site_counts[:1] if plan.quick else plan.options.site_counts)
         for row in rows
     }
 
     def report() -> None:
-        found["nodes"] = {}
-        for (nodes, row), entries in planned.items():
-            found["nodes"].setdefault(str(nodes), {})[row] = figures(entries)
+        found["equal sites"] = {}
+        for (count, row), entries in planned.items():
+            found["equal sites"].setdefault(str(count), {})[row] = figures(entries)
         write(plan, found)
 
     go(plan, by_seed(plan, planned), report)
     report()
-    for nodes, of_nodes in found["nodes"].items():
-        print(f"{nodes} equal nodes")
-        table(of_nodes)
+    for count, of_count in found["equal sites"].items():
+        print(f"{count} equal sites")
+        table(of_count)
     if plan.options.plot:
-        draw_scalability(found["nodes"], rows, Path(plan.options.plot))
+        draw_scalability(found["equal sites"], rows, Path(plan.options.plot))
 
 
-def equal_nodes(plan: Plan, nodes: int) -> dict[str, Any]:
+def equal_sites(plan: Plan, count: int) -> dict[str, Any]:
     data = dict(plan.base["data"])
     if plan.options.data:
         data |= {"keep": {"site": [plan.options.source]}, "site": ""}
-    return {"data": data, "sites": {"partition": "iid", "count": nodes}}
+    return {"data": data, "sites": {"partition": "iid", "count": count}}
 
 
 # --- all of it ----------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def only_generators(plan: Plan) -> None:
     def tell(words: str) -> None:
         print(f"{time.monotonic() - options.started:.0f} s: {words}", flush=True)
 
-    places = [equal_nodes(plan, nodes) for nodes in options.nodes] if options.scalability else [{}]
+    places = [equal_sites(plan, count) for count in options.site_counts] if options.scalability else [{}]
     studies = [plan.generators(seed, **place).study for seed in range(options.seeds) for place in places]
     train_ahead(studies, plan.out / "generators", options.generators_at_once, options.seconds or None, tell)
 

@@ -9,7 +9,7 @@ import time
 from feder_data import SITES
 from feder_plan import RATES
 
-NODES = [2, 4, 8, 16]
+SITE_COUNTS = [2, 4, 8, 16]
 
 
 def read_options(description: str | None, arguments: list[str] | None = None) -> argparse.Namespace:
@@ -18,14 +18,14 @@ def read_options(description: str | None, arguments: list[str] | None = None) ->
     parser.add_argument("--json", help="write the figures into this file")
     parser.add_argument("--data", default=os.environ.get("POLYCLINIC_DATA"), help="folder of the real images")
     parser.add_argument("--task", choices=("skin", "chest"), default="skin")
-    parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal nodes")
+    parser.add_argument("--source", default="vidir_modern", help="whose images Fig. 2 spreads over equal sites")
     parser.add_argument("--rows", type=lambda text: text.split(";"), help="only these rows, separated by ;")
     parser.add_argument("--scalability", action="store_true", help="Fig. 2 instead of the tables")
     parser.add_argument("--plot", help="draw Fig. 2 into this file")
     parser.add_argument(
         "--other-backbone", default="resnet34", help="of the first site in the row 'feder, two networks'"
     )
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="of Fig. 2")
+    parser.add_argument("--site-counts", type=int, nargs="+", default=SITE_COUNTS, help="numbers of sites of Fig. 2")
     parser.add_argument("--out", help="folder of the runs, to go on later; by default they are thrown away")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)

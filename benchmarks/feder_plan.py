@@ -105,8 +105,8 @@ class Plan:
             if self.quick and name.startswith("feder"):
                 method.setdefault("buffer", 16)
         tables["optimizer"] = {**self.base["optimizer"], "lr": lr}
-        nodes = tables["sites"].get("count", "")
-        label = f"{row.replace(', ', '-').replace(' ', '')}{nodes}-lr{lr:g}"
+        count = tables["sites"].get("count", "")
+        label = f"{row.replace(', ', '-').replace(' ', '')}{count}-lr{lr:g}"
         return Entry(label, seed, parse_study({**tables, "method": method}), self.out / f"{label}-seed{seed}")
 
     def steps_of(self, method: str) -> dict[str, int]:

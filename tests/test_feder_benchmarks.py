@@ -58,13 +58,13 @@ def test_figures_are_means_over_seeds_by_hand():
     runs = [Finished(result(0.8, {"a": 0.02, "b": 0.04})), Finished(result(0.9, {"a": 0.0, "b": 0.02})), Finished(None)]
     found = feder_figures.figures(runs)
     assert found["n"] == 2
-    assert found["node performance"]["mean"] == pytest.approx(85.0)
-    assert found["node performance"]["std"] == pytest.approx(50**0.5)
-    assert found["node convergence"]["a"]["std"] == pytest.approx(1.0)
+    assert found["site performance"]["mean"] == pytest.approx(85.0)
+    assert found["site performance"]["std"] == pytest.approx(50**0.5)
+    assert found["convergence by site"]["a"]["std"] == pytest.approx(1.0)
     assert found["convergence std"] == pytest.approx(2.0)
     assert found["AUC"]["each model at each site"]["mean"] == pytest.approx(90.0)
     assert found["AUC"]["convergence std"] == pytest.approx(2.0)
-    assert found["bytes a node sends in a round"] == 125
+    assert found["bytes a site sends in a round"] == 125
     assert feder_figures.figures([Finished(None)]) == {"n": 0}
 
 
@@ -73,8 +73,8 @@ def test_fig_2_has_a_line_a_method_and_leaves_out_what_is_not_finished(tmp_path,
     monkeypatch.setattr(Axes, "errorbar", lambda self, x, y, deviation, **more: drawn.append((x, y, deviation)))
     monkeypatch.setattr(Axes, "legend", lambda self: None)
     runs = [Finished(result(accuracy, {"a": 0.0, "b": 0.0})) for accuracy in (0.8, 0.9)]
-    nodes = {"2": {"feder": feder_figures.figures(runs)}, "4": {"feder": {"n": 0}}}
-    feder_figures.draw_scalability(nodes, ["feder"], tmp_path / "fig2.png")
+    by_count = {"2": {"feder": feder_figures.figures(runs)}, "4": {"feder": {"n": 0}}}
+    feder_figures.draw_scalability(by_count, ["feder"], tmp_path / "fig2.png")
     assert drawn == [([2], [pytest.approx(85.0)], [pytest.approx(50**0.5)])]
     assert (tmp_path / "fig2.png").stat().st_size > 0
 
