@@ -3,11 +3,14 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
+from polyclinic.generators.adversarial import AdversarialGenerator, AdversarialModel, AdversarialSteps
 from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress
 from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
+from polyclinic.generators.gan.losses import gan_loss
 from polyclinic.generators.gan.privgan import PrivGAN
 from polyclinic.generators.gan.settings import VanillaGAN
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
+from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.registry import Registry
@@ -29,6 +32,9 @@ __all__ = [
     "DCGAN",
     "GENERATORS",
     "VQVAE2",
+    "AdversarialGenerator",
+    "AdversarialModel",
+    "AdversarialSteps",
     "CodeSpace",
     "CodedModel",
     "Codes",
@@ -37,7 +43,9 @@ __all__ = [
     "GeneratorModel",
     "PrivGAN",
     "Progress",
+    "RandomSource",
     "StyleGAN2",
     "VanillaGAN",
     "WassersteinGAN",
+    "gan_loss",
 ]

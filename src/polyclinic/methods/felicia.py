@@ -31,16 +31,16 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
+from polyclinic.generators.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
-from polyclinic.generators.stylegan2.model import StyleGAN2Model
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
 from polyclinic.methods.shared.felicia_images import images_of, images_of_others, join_images
 from polyclinic.methods.shared.felicia_settings import FeliciaSettings
 from polyclinic.methods.shared.gan_site import SiteGANs
+from polyclinic.methods.shared.halves_site import SiteGANInHalves
 from polyclinic.methods.shared.method import Own
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
-from polyclinic.methods.shared.stylegan_site import SiteStyleGAN
 from polyclinic.methods.shared.training_gans import (
     SyntheticBatch,
     TrainingGANs,
@@ -238,8 +238,8 @@ class Felicia(FeliciaSettings):
     def gans_of(self, group: Sequence[Site], steps: int, purpose: str = "gan") -> TrainingGANs:
         """The GANs of some sites, ready for the steps of a round."""
         models = [self.model_of(site) for site in group]
-        if isinstance(models[0], StyleGAN2Model):
-            return SiteStyleGAN(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
+        if isinstance(models[0], AdversarialModel):
+            return SiteGANInHalves(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
         gans = [model for model in models if isinstance(model, GANModel)]
         return SiteGANs(group, gans, steps=steps, shared_noise=self.shared_noise, purpose=purpose)
 

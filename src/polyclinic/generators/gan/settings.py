@@ -37,6 +37,7 @@ class GAN(AdversarialGenerator):
     """What the `[generator]` tables of all GANs have in common."""
 
     tunable: ClassVar[bool] = True
+    stackable: ClassVar[bool] = True
 
     steps: int = Field(3000, ge=1, description="steps of the generator in one fit")
     critic_steps: int = Field(1, ge=1, description="steps of the discriminator before each of the generator")
@@ -126,6 +127,14 @@ class GAN(AdversarialGenerator):
     @property
     def ignores_labels(self) -> bool:
         return self.condition == "none"
+
+    @property
+    def balances_classes(self) -> bool:
+        return self.balance
+
+    @property
+    def takes_turns(self) -> bool:
+        return self.balance and self.labels == "real"
 
     @property
     def spec(self) -> GANSpec:

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.adversarial import AdversarialGenerator
-from polyclinic.generators.base import GeneratorModel, Progress, as_tensor, initial_networks
+from polyclinic.generators.adversarial import AdversarialGenerator, AdversarialModel
+from polyclinic.generators.base import Progress, as_tensor, initial_networks
 from polyclinic.generators.gan.batches import centred, endless_batches
 from polyclinic.generators.gan.losses import GANLoss, Log
 from polyclinic.generators.gan.networks import OfEachClass
@@ -141,7 +141,7 @@ class Controls(nn.Module):
             self.register_buffer(name, torch.zeros(()))
 
 
-class StyleGAN2Model(GeneratorModel):
+class StyleGAN2Model(AdversarialModel):
     """Networks `generator`, `average` (samples come from it), `discriminator`, and `controls`."""
 
     def __init__(
@@ -198,6 +198,9 @@ class StyleGAN2Model(GeneratorModel):
         batches = self._batches(self.on_device(images), self.on_device(labels), drawn, replayed)
         random, precision = RandomSource(drawn, self.device), self.precision
         return Steps(self.settings, self.networks, batches, random, precision=precision, graphs=graphs)
+
+    def begin_halves(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
+        return self.begin(images, labels, rng, graphs=False)  # see `Steps.generator_half`
 
     def _batches(
         self, images: Tensor, labels: Tensor, rng: torch.Generator, replayed: Iterator[Batch] | None

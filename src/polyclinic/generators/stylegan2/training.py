@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -128,12 +128,13 @@ class Steps:
             self._even_out(labels)
         self._end_step(len(labels))
 
-    def sureness(self) -> Tensor:
+    def counters(self) -> dict[str, Tensor]:
         """What ADA has counted since it last changed the augmentation; who goes on later puts it back."""
-        return self._sure.detach().cpu().clone()
+        return {"sure": self._sure.detach().cpu().clone()}
 
-    def restore_sureness(self, counted: Tensor) -> None:
-        self._sure.copy_(counted)
+    def restore_counters(self, kept: Mapping[str, Tensor]) -> None:
+        if "sure" in kept:
+            self._sure.copy_(kept["sure"])
 
     def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
         """The generator: made images should be taken for real ones. Its loss, without the extra one."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from polyclinic.generators.adversarial import AdversarialGenerator
 from polyclinic.generators.base import GeneratorModel
-from polyclinic.generators.gan.settings import GAN
 from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.randomness import seed_of
 from polyclinic.training import private
@@ -37,7 +36,7 @@ class SyntheticBatch(NamedTuple):
 
 
 class TrainingGANs(Protocol):
-    """GANs of sites in training, for one round: `SiteGANs`, or `SiteStyleGAN`."""
+    """GANs of sites in training, for one round: `SiteGANs`, or `SiteGANInHalves`."""
 
     @property
     def names(self) -> list[str]:
@@ -69,9 +68,9 @@ class TrainingGANs(Protocol):
 
 
 def stackable(sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites in groups whose GANs can be stacked: all of them, or each one alone. StyleGAN2 is not stacked."""
-    alone, settings = [[site] for site in sites], sites[0].generator
-    if len(sites) < 2 or not isinstance(settings, GAN) or any(private.is_private(s, "generator") for s in sites):
+    """Sites in groups whose GANs can be stacked: all of them, or each one alone."""
+    alone, settings = [[site] for site in sites], adversarial_settings(sites[0])
+    if len(sites) < 2 or not settings.stackable or any(private.is_private(s, "generator") for s in sites):
         return alone
     shapes = {_shape(site) for site in sites}
     fits = not settings.separates_classes or classes_take_turns(sites)
@@ -86,17 +85,16 @@ def _shape(site: Site) -> tuple:
 def batch_rows(site: Site) -> int:
     """Real images in a batch: all that a small site has, unless batches are balanced, which repeats images."""
     settings = adversarial_settings(site)
-    balanced = isinstance(settings, GAN) and settings.balance and bool(site.trainer.target.classes)
+    balanced = settings.balances_classes and bool(site.trainer.target.classes)
     return settings.batch_size if balanced else min(settings.batch_size, len(site.data.train))
 
 
 def classes_take_turns(sites: Sequence[Site]) -> bool:
     """Whether every batch of every site holds all classes in turns (0, 1, 0, 1, ...), each equally often."""
-    settings, classes = sites[0].generator, len(sites[0].trainer.target.classes)
-    if not isinstance(settings, GAN) or not classes or settings.batch_size % classes:
+    settings, classes = adversarial_settings(sites[0]), len(sites[0].trainer.target.classes)
+    if not settings.takes_turns or not classes or settings.batch_size % classes:
         return False
-    complete = all(len(np.unique(site.data.train.labels)) == classes for site in sites)
-    return settings.balance and settings.labels == "real" and complete
+    return all(len(np.unique(site.data.train.labels)) == classes for site in sites)
 
 
 def by_gans(sites: Sequence[Site]) -> Iterator[tuple[TrainingGANs, list[Site]]]:

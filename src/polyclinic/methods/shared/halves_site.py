@@ -1,4 +1,4 @@
-"""A site's StyleGAN2 in training, for methods in which others judge its images between two halves of a step."""
+"""A site's GAN in training (`AdversarialModel`), whose images others judge between two halves of a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyclinic.generators.adversarial import AdversarialModel
 from polyclinic.generators.base import as_tensor
 from polyclinic.generators.random_source import RandomSource
-from polyclinic.generators.stylegan2.model import StyleGAN2Model
 from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
@@ -29,26 +29,26 @@ from polyclinic.randomness import torch_rng
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
 
-SURE = "gan-sure"  # in a site's state: what ADA has counted since it last changed the augmentation
+COUNTERS = "gan-"  # begins the names of `AdversarialSteps.counters` in a site's state
 
 
-class SiteStyleGAN:
+class SiteGANInHalves:
     """`TrainingGANs` of one site; lives for one round, and `keep` puts what was learnt into the site's state."""
 
-    def __init__(self, site: Site, model: StyleGAN2Model, *, shared_noise: bool, purpose: str) -> None:
+    def __init__(self, site: Site, model: AdversarialModel, *, shared_noise: bool, purpose: str) -> None:
         self.site, self.model = site, model
         part = site.data.train
         images = model.accept_images(np.asarray(part.images))
         labels = as_tensor(np.asarray(part.labels))
-        self.steps = model.begin(images, labels, site.rng(purpose), graphs=False)  # see `Steps.generator_half`
+        self.steps = model.begin_halves(images, labels, site.rng(purpose))
         self.noise = self.steps.random
         if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
             self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), model.device)
         restore_optimizer(self.steps.of_generator, site.state.group(GENERATOR_ADAM))
         restore_optimizer(self.steps.of_discriminator, site.state.group(DISCRIMINATOR_ADAM))
         self.steps.taken = steps_taken(site)
-        if SURE in site.state:
-            self.steps.restore_sureness(site.state[SURE])
+        kept = {name: COUNTERS + name for name in self.steps.counters()}
+        self.steps.restore_counters({name: site.state[key] for name, key in kept.items() if key in site.state})
         self.labels = self.fake = torch.empty(0)  # of the images that were made last
 
     @property
@@ -92,7 +92,8 @@ class SiteStyleGAN:
         state.put(GENERATOR_ADAM, optimizer_tensors(self.steps.of_generator))
         state.put(DISCRIMINATOR_ADAM, optimizer_tensors(self.steps.of_discriminator))
         state[STEPS] = torch.tensor(self.steps.taken)
-        state[SURE] = self.steps.sureness()
+        for name, value in self.steps.counters().items():
+            state[COUNTERS + name] = value
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class SiteStyleGAN:
 
     def _generator_step(self, gradient: Tensor | None) -> None:
         """`gradient` is of the images as they left: at the border that was cut off, it is zero."""
-        missing = self.model.inner - self.model.size
+        missing = self.fake.shape[-1] - self.model.size
         if gradient is not None:
             gradient = F.pad(gradient.to(self.model.device).float(), (0, missing, 0, missing))
         self.steps.generator_half(self.fake, self.labels, gradient)
