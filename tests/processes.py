@@ -10,7 +10,9 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.reduction import DupFd
@@ -25,6 +27,7 @@ _CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.eng
 
 
 def start(function: Callable, *arguments: Any, **keywords: Any) -> multiprocessing.Process:
+    """A process that ends with this one, and so may not start others by `multiprocessing`."""
     process = _CONTEXT.Process(target=function, args=arguments, kwargs=keywords, daemon=True)
     process.start()
     return process
@@ -84,6 +87,28 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     while not (value := condition()):
         time.sleep(0.002)
     return value
+
+
+def run_script(script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """`python script arguments...` in a process that starts at once, as `subprocess.run` would give it."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        files = DupFd(out.fileno()), DupFd(err.fileno())
+        process = _CONTEXT.Process(target=_run_script, args=(str(script), arguments, environment, *files))
+        process.start()
+        process.join()
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    return subprocess.CompletedProcess([str(script), *arguments], process.exitcode or 0, *texts)
+
+
+def _run_script(script: str, arguments: tuple, environment: dict[str, str], out: DupFd, err: DupFd) -> None:
+    import torch
+
+    for number, file in ((1, out), (2, err)):  # for the processes that it starts, too
+        os.dup2(file.detach(), number)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
 
 
 class ForkedProgram:

@@ -1,25 +1,17 @@
 """The benchmarks run, end in one line of JSON with the documented keys, and compare like with like."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_script
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def run_benchmark(name, *options, file):
     """The figures that a benchmark wrote to `file`, and those in its last line of output."""
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(file), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = run_script(BENCHMARKS / f"{name}.py", "--quick", "--json", str(file), *options)
     assert done.returncode == 0, done.stderr
     return json.loads(file.read_text()), json.loads(done.stdout.splitlines()[-1])
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from processes import ForkedWorker
+
+from polyclinic.runner import engines
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "polyclinic"
 
-#: run in a process of its own: alone, with two workers, stopped and resumed, audited, predicted with
+#: alone, with two workers, stopped and resumed, audited, predicted with
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -29,9 +34,9 @@ class Stop(Display):
 def result(name):
     return json.loads(Path(name, "result.json").read_text())["weights_sha256"]
 
-if __name__ == "__main__":
+def main(source):
     study = polyclinic.load_study("study.toml")
-    assert Path(polyclinic.__file__).is_relative_to(sys.argv[1]), polyclinic.__file__
+    assert Path(polyclinic.__file__).is_relative_to(source), polyclinic.__file__
     study.with_settings({"privacy.noise": 1.0})  # can be trained with differential privacy, without another word
     polyclinic.run(study, "alone")
     two = study.with_settings({"engine.workers": 2})
@@ -45,6 +50,9 @@ if __name__ == "__main__":
     assert polyclinic.audit("two")["complete"]
     Image.fromarray(np.zeros((28, 28, 3), np.uint8)).save("black.png")
     print(polyclinic.predict("two", ["black.png"])[0].values["class"])
+
+if __name__ == "__main__":
+    main(sys.argv[1])
 """
 STUDY = """
 {plugins}
@@ -75,8 +83,8 @@ def python_block(page: Path) -> str:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
-def follow(folder: Path, source: Path, method: str, plugins: str = "") -> None:
-    (folder / "study.toml").write_text(STUDY.format(method=method, plugins=plugins))
+def follow(folder: Path, source: Path, method: str) -> None:
+    (folder / "study.toml").write_text(STUDY.format(method=method, plugins=""))
     (folder / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "program.py", str(source)]
@@ -102,10 +110,14 @@ def test_inside_the_repository(tmp_path):
     follow(tmp_path, tmp_path / "src", "taking-turns")
 
 
-def test_as_a_third_party_with_a_file(tmp_path):
-    """The file that docs/extend.md shows, named in a study beside it."""
+def test_as_a_third_party_with_a_file(tmp_path, monkeypatch):
+    """The file that docs/extend.md shows, named in a study beside it: the same program, in this process."""
     (tmp_path / "my_methods.py").write_text(python_block(ROOT / "docs" / "extend.md"))
-    follow(tmp_path, SOURCE.parent, "fedmedian", 'plugins = ["my_methods.py"]')
+    (tmp_path / "study.toml").write_text(STUDY.format(method="fedmedian", plugins='plugins = ["my_methods.py"]'))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)  # a process of its own, as any worker
+    runpy.run_path("program.py")["main"](SOURCE.parent)
     assert json.loads((tmp_path / "two" / "plugins.json").read_text())["plugins"]
 
 

@@ -1,7 +1,6 @@
 """FedER's benchmarks: sites are balanced, figures are those of arithmetic by hand, and the benchmarks run."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from processes import run_script
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -120,8 +120,7 @@ def test_generators_trained_side_by_side_are_those_that_runs_would_train(tmp_pat
     [("feder", ("--rows", "feder;fedavg;centralized, synthetic")), ("feder_privacy", ()), ("stylegan2", ())],
 )
 def test_a_benchmark_ends_in_one_line_of_json(tmp_path, name, options):
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(tmp_path / "found.json")]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    done = run_script(BENCHMARKS / f"{name}.py", "--quick", "--json", str(tmp_path / "found.json"), *options)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     assert printed == json.loads((tmp_path / "found.json").read_text())

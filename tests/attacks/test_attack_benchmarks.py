@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import run_script
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIGHT = ("pydantic", "monai", "safetensors", "scipy")
 
 
 def figures(name: str, *options: str, data: Path | None = None) -> dict:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLYCLINIC_DATA": str(data or "")}
-    command = [sys.executable, str(BENCHMARKS / name), "--threads", "1", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_script(BENCHMARKS / name, "--threads", "1", *options, POLYCLINIC_DATA=str(data or ""))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -73,9 +71,8 @@ def test_tables_in_markdown(tmp_path: Path):
     rows = [{**common, "distance": "AG", **scores, "their_scoring": theirs, "paper": paper}]
     rows.append({**common, "distance": "50", "form": "whole", **scores, "their_scoring": theirs, "paper": None})
     (tmp_path / "a.json").write_text(json.dumps({"rows": rows}))
-    command = [sys.executable, str(BENCHMARKS / "attack_tables_markdown.py"), str(tmp_path / "a.json")]
     ours, others = (
-        subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout.splitlines()
+        run_script(BENCHMARKS / "attack_tables_markdown.py", str(tmp_path / "a.json"), *more).stdout.splitlines()
         for more in ([], ["--theirs"])
     )
     assert ours[4] == "| adaptive Gaussian, n Var | 0.0012 (0.0057) | 0.96 (0.85) | 3 (6) |  |  |  |  |  |"

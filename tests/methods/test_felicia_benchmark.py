@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import run_script
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -22,9 +21,7 @@ def _benchmarks(monkeypatch):
 
 
 def call(script: str, *options: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(BENCHMARKS / script), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run_script(BENCHMARKS / script, *options)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -91,6 +88,7 @@ def test_every_experiment_is_a_valid_study(tmp_path):
         assert job.study.method.name != "felicia" or job.study.method.weight == job.key["lambda"]
 
 
+@pytest.mark.slow  # the digits above go the same way
 def test_the_check_of_the_clusters_from_end_to_end(tmp_path):
     """A network for each cluster, and one for all images, judged on the same held-out digits."""
     fours_and_nines(tmp_path)
