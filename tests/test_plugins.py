@@ -133,7 +133,10 @@ def test_a_resumed_run_is_the_same_run_and_can_be_audited_and_predicted_with(stu
 
     plugins.forget()
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "black.png")
-    (said,) = polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"])
+    with pytest.raises(BadInput, match=rf"a model does not choose what runs here; .* add --plugin {study.plugins[0]}$"):
+        polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"])
+    assert plugins.LOADED == {}
+    (said,) = polyclinic.predict(tmp_path / "run", [tmp_path / "black.png"], plugins=study.plugins)
     assert said.values["class"] in ("left", "right")
 
 
@@ -161,8 +164,8 @@ def test_a_file_that_has_changed_is_refused(study, plugin, tmp_path, capsys):
 
     plugin.write_text(original + "\n# another line\n")
     plugins.forget()
-    with pytest.raises(BadInput, match="has changed since the run was begun"):
-        polyclinic.predict(tmp_path / "run", [tmp_path])
+    with pytest.raises(BadInput, match=r"needs .*everything\.py as it was when the model was made"):
+        polyclinic.predict(tmp_path / "run", [tmp_path], plugins=[str(plugin)])
 
 
 def test_a_file_that_has_moved_may_be_named_again_if_it_is_the_same(study, plugin, tmp_path):
@@ -189,10 +192,11 @@ def test_commands_on_a_run_take_the_new_place_of_a_plugin(study, plugin, tmp_pat
         "forgetting": ["forgetting", str(done.folder), "--quiet"],
         "predict": ["predict", str(done.folder), str(tmp_path / "black.png")],
     }
-    for command in commands.values():
+    for name, command in commands.items():
         plugins.forget()
         assert run_app(command) == 2
-        assert "everything.py cannot be read" in capsys.readouterr().err
+        words = f"add --plugin {plugin}" if name == "predict" else "everything.py cannot be read"
+        assert words in capsys.readouterr().err
     for name, command in commands.items():
         if name != "audit":  # the slow one: its way is that of forgetting
             plugins.forget()

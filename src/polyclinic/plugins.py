@@ -102,6 +102,22 @@ def load_at_site(names: Any, file: Path) -> None:
         raise BadInput(f"{file}: {error}") from None
 
 
+def listed_at_site() -> dict[str, str]:
+    """The SHA-256 of each plug-in that a deployed site listed and this process loaded: files by their names, modules
+    with the versions of their packages. Nothing where this process works for no deployed site."""
+    if not is_restricted():
+        return {}
+    return {Path(n).name if is_file(n) else with_version(n): plugin.sha256 for n, plugin in LOADED.items()}
+
+
+def with_version(module: str) -> str:
+    """`module version`, or the module alone where no installed package has its name."""
+    try:
+        return f"{module} {distribution(module.partition('.')[0]).version}"
+    except PackageNotFoundError:
+        return module
+
+
 @contextlib.contextmanager
 def only_of_site(names: Any, file: Path) -> Iterator[None]:
     """Within, this process knows only what a deployed site lists in `file`; afterwards it knows what it knew before."""

@@ -1,5 +1,6 @@
 """What a site says about itself: where its images are, and what may leave. Mistakes are one sentence with the file."""
 
+import hashlib
 import json
 import tomllib
 
@@ -256,6 +257,9 @@ def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path)
     assert host.spec.method.name == "mine"
     assert mark.read_text() == "x"
     assert "plugins" not in (host.spec.folder / "study.toml").read_text()  # no command at the site may load them later
+    sha256 = hashlib.sha256((kit / "local" / "ours.py").read_bytes()).hexdigest()
+    kept = json.loads((host.spec.folder / "plugins.json").read_text())
+    assert kept == {"plugins": {}, "installed": {}, "networks": {}, "listed": {"ours.py": sha256}}
 
 
 def test_what_is_sent_names_plugins_without_their_place(tmp_path):
@@ -274,7 +278,10 @@ def test_an_installed_package_counts_at_a_site_only_if_it_is_listed(kit, tmp_pat
         host_of(kit, study)
     plugins.forget()
     list_plugins(kit, "ours_installed")
-    assert host_of(kit, study).spec.method.name == "mine"
+    host = host_of(kit, study)
+    assert host.spec.method.name == "mine"
+    [(name, sha256)] = json.loads((host.spec.folder / "plugins.json").read_text())["installed"].items()
+    assert (name, len(sha256)) == ("ours_installed 0.1", 64)
 
 
 def test_an_importable_network_must_be_listed_at_a_site(kit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,31 @@ def study_of() -> Callable[..., Study]:
     return tiny_study
 
 
+@pytest.fixture(scope="session")
+def finished() -> dict[str, Result]:
+    """Results of tiny studies, by study."""
+    return {}
+
+
 @pytest.fixture
-def tiny_run(tmp_path: Path, cache: Path) -> Callable[..., Result]:
-    """Runs a tiny study; each call in a folder of its own."""
-    count = iter(range(1000))
+def tiny_run(tmp_path: Path, cache: Path, finished: dict[str, Result], request) -> Callable[..., Result]:
+    """Runs a tiny study, or gives the result of a test that ran the same one: only to be looked at.
+
+    It is run anew where a test changes code (`monkeypatch`), and the second time that one test asks for it.
+    """
+    count, asked = iter(range(1000)), set()
 
     def go(method: dict[str, Any], **changes: dict[str, Any]) -> Result:
-        result = run(tiny_study(method, **changes), tmp_path / str(next(count)), cache=cache)
+        study = tiny_study(method, **changes)
+        key = json.dumps(study.as_tables(), sort_keys=True)
+        if key in finished and key not in asked and "monkeypatch" not in request.fixturenames:
+            asked.add(key)
+            return finished[key]
+        asked.add(key)
+        result = run(study, tmp_path / str(next(count)), cache=cache)
         assert_valid(result.folder)
+        if "monkeypatch" not in request.fixturenames:
+            finished.setdefault(key, result)
         return result
 
     return go

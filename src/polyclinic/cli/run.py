@@ -21,7 +21,8 @@ SET = typer.Option([], "--set", metavar="TABLE.SETTING=VALUE", help="Change a se
 PLUGIN = typer.Option(
     [],
     "--plugin",
-    help="A plug-in of the run that has moved since: its file or module; name all of them, in the study's order.",
+    help="A plug-in of the run that has moved since: its file or module; name all of them, in the study's order. "
+    "`predict` loads no plug-in file that is not named here.",
 )
 
 

@@ -124,7 +124,7 @@ class Coordination:
         return self.status()
 
     def _run(self) -> dict[str, Any]:
-        from polyclinic.runner.run import check_same, run_with
+        from polyclinic.runner.run import check_same, note_plugins, run_with
 
         study, begun = self.study, self.folder / "study.toml"
         if not isinstance(study.data, AtSites):
@@ -142,6 +142,7 @@ class Coordination:
         self.engine = NVFlare(sites, patience=patience, simulation=False, durable=self._make_room)
         with run_lock(self.folder):
             write_run_format(self.folder)
+            note_plugins(self.folder, study)
             assembly.note_weights()
             atomic_write(begun, study.to_toml())
             self._await_approval(names)

@@ -42,6 +42,7 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.folder_lock import ENDS_WITHIN
 from polyclinic.runner.predict import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
+from polyclinic.runner.run import note_plugins
 from polyclinic.study import Study, load_run_study, parse_study
 from polyclinic.tasks.task import Task
 
@@ -166,6 +167,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data)
     assembly.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_run_format(assembly.folder)
+    note_plugins(assembly.folder, study)
     # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
     atomic_write(assembly.folder / "study.toml", study.model_copy(update={"plugins": ()}).to_toml())
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))

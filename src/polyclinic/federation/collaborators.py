@@ -20,10 +20,13 @@ Batch = tuple[Tensor, Tensor]
 
 
 class MethodLike(Protocol):
-    """A method (`methods.shared.method.Method`); a host looks up its operations by name."""
+    """What a host uses of a method (`methods.shared.method.Method`), besides its operations, which it looks up by
+    their names."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def rounds(self) -> int: ...
     def may_stack(self, trainer: TrainerLike) -> bool: ...
 
 

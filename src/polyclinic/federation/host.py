@@ -110,7 +110,7 @@ class SiteHost:
         self._refuse_while_stopped()
         check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
         if self.spec.policy.deployed:
-            check_round(call, self._rounds)
+            check_round(call, self.spec.method.rounds)
         site = self.sites.get(call.site, group)
         if call.anchor and self.spec.anchors:
             self._take_anchor(call.site, call.anchor)
@@ -133,11 +133,6 @@ class SiteHost:
         check_once(call, declared, self.sites.ledgers[call.site], put_back=call.site in self.sites.put_back)
         if declared.begins_round:
             ScoredWeights(site.folder / SCORED).check(call)
-
-    @property
-    def _rounds(self) -> int:
-        """Rounds of the study."""
-        return int(getattr(self.spec.method, "rounds", 0))
 
     def _refuse_while_stopped(self) -> None:
         """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
@@ -238,7 +233,7 @@ class SiteHost:
         if policy.deployed:
             check_drawn_patients(policy, turn)
             put_back = call.site in self.sites.put_back
-            check_scores(call, parcels, self.sites.gates[call.site].ledger, self._rounds, put_back=put_back)
+            check_scores(call, parcels, self.sites.gates[call.site].ledger, self.spec.method.rounds, put_back=put_back)
         leaving = self.sites.gates[call.site].release(
             parcels,
             round=call.round,

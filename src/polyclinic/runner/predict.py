@@ -189,8 +189,8 @@ def load_predictor(
 ) -> Predictor:
     """The model of a run folder or of a `model.safetensors`; where each site has one, a site's or all together.
 
-    `plugins`: where its plug-ins are now, if they have moved. `allow_import`: modules, or packages, that may be
-    imported for it: a model from somebody else does not choose what code runs here. In a kit, its site.toml says both.
+    `plugins`: its plug-in files, where they are now. `allow_import`: modules, or packages, that may be imported for it.
+    A model from somebody else does not choose what code runs here. In a kit, its site.toml says both.
     """
     if path.is_dir():
         check_run_format(path)
@@ -219,9 +219,16 @@ def refuse_imports(card: Card, file: Path, allowed: Sequence[str]) -> None:
 
 
 def load_plugins(card: Card, file: Path, moved: Sequence[str]) -> None:
-    """Load a model's plug-ins, from where they were or have moved to; BadInput if one is not the same any more."""
+    """Load a model's plug-ins from where they are now; BadInput if one is not the same any more, or is a file that
+    the user has not named and this process has not loaded."""
     if not moved:
         plugged.refuse_sent_files(card.plugins, file.parent)
+        for name in card.plugins:
+            if plugged.is_file(name) and name not in plugged.LOADED:
+                raise BadInput(
+                    f"{file}: needs code of the plug-in file {name}, and a model does not choose what runs here; if "
+                    f"you trust that file, add --plugin {name}"
+                )
         plugged.load_from_study(list(card.plugins), card.plugins)
         return
     found = plugged.load_from_study(plugged.resolve(list(moved), Path()))

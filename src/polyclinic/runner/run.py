@@ -130,7 +130,7 @@ def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
 
 def note_plugins(folder: Path, study: Study) -> None:
     """Write down the digests of what the study takes from outside, unless the run was begun with them already."""
-    digests = plugged.digests_of(study)
+    digests = {kind: found for kind, found in plugged.digests_of(study).items() if found or kind in plugged.KEPT}
     if any(digests.values()) and not (folder / plugged.FILE).exists():
         atomic_write(folder / plugged.FILE, json.dumps(digests, indent=1) + "\n")
 

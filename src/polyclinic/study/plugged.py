@@ -1,6 +1,7 @@
 """What a study takes from outside: its plug-ins and entry points, their SHA-256, and whether other processes find them.
 
-A run folder keeps the digests in `plugins.json`, and no code: whoever audits somebody else's folder runs nothing that
+A run folder keeps the digests in `plugins.json`, and no code; in a deployed site's or server's, `listed` has those of
+what its own people listed, for the record. Whoever audits somebody else's folder runs nothing that
 came with it. The plug-in files stay where they are, and one that has changed since is refused.
 """
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from polyclinic.study.tables import Study
 
 FILE = "plugins.json"
-KEPT = ("plugins", "installed", "networks")  #: what is in it
+KEPT = ("plugins", "installed", "networks")  #: what is in it, and must not have changed
 
 
 def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
@@ -65,6 +66,7 @@ def digests_of(study: Study) -> dict[str, dict[str, str]]:
         "plugins": plugins.load_from_study(study.plugins),
         "installed": packages_of(names),
         "networks": networks_of((study.model.backbone, *study.model.backbones.values())),
+        "listed": plugins.listed_at_site(),
     }
 
 
