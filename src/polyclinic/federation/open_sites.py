@@ -203,5 +203,5 @@ def secret_in(folder: Path) -> str:
     """A deployed site's secret for one run: drawn once, and kept, so that a resumed run draws the same again."""
     path = folder / "noise.key"
     if not path.exists():
-        atomic_write(path, secrets.token_hex(32), private=True)
+        atomic_write(path, secrets.token_hex(32), private=True, durable=True)
     return path.read_text()
