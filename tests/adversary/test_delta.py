@@ -5,6 +5,7 @@ from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, group_epsilon
+from polyclinic.privacy.record import ONE_IMAGE
 
 
 def test_epsilon_is_counted_at_the_sites_own_delta(kit):
@@ -59,3 +60,19 @@ def test_a_patient_whose_images_nobody_knows_is_not_priced_as_one_image(kit):
     file.write_text(file.read_text() + "patient = '([0-9])\\.png$'\n")
     host = kit.host("known", privacy=PRIVATE)
     assert ask(host, "train", weights=first_weights(host)).parcels
+
+
+def test_a_study_that_protects_patients_is_priced_as_it_is_and_one_that_protects_images_by_group_privacy(kit):
+    """Six training images or so of each patient: group privacy costs many times as much."""
+    file = kit.folder / "local" / "site.toml"
+    file.write_text(file.read_text() + "patient = '([0-9])\\.png$'\n")
+    kit.policy(max_epsilon=1e6, unit="patient")
+    spent = {}
+    for unit in ("patient", "image"):
+        host = kit.host(unit, privacy={**PRIVATE, "noise": 4.0, "unit": unit})
+        [parcel] = ask(host, "train", weights=first_weights(host)).parcels
+        assert parcel.privacy.get("unit", "image") == unit
+        assert (ONE_IMAGE in parcel.privacy["does_not_cover"]) == (unit == "image")
+        spent[unit] = host.sites.gates["north"].budget._here.epsilon
+        assert spent[unit] >= parcel.privacy["epsilon"] * 0.999
+    assert spent["image"] > 5 * spent["patient"]

@@ -22,9 +22,9 @@ def test_a_member_in_the_weights_gives_one_bit_and_then_silence(kit):
     host = kit.host(**STUDY)
     weights, image = first_weights(host), host.sites.get("north").data.train.images[0]
     stranger = image[:, ::-1]
-    assert ask(host, "train", weights=with_image(weights, stranger)).parcels
+    assert ask(host, "train", 1, weights=with_image(weights, stranger)).parcels
     with pytest.raises(GateRefused, match="images of the site itself") as refused:
-        ask(host, "train", weights=with_image(weights, image))
+        ask(host, "train", 2, weights=with_image(weights, image))
     assert discreet(str(kit.folder))(refused.value) == FAILED
     with pytest.raises(Suspended):
-        ask(host, "train", weights=with_image(weights, stranger))
+        ask(host, "train", 3, weights=with_image(weights, stranger))

@@ -146,10 +146,8 @@ class Asked:
         study, privacy = self.study, self.study.privacy
         assert privacy is not None
         if privacy.target_epsilon is not None:
-            target = f"{privacy.target_epsilon:g}"
-            return (
-                f"By the study's settings training stops at epsilon {target} for one image; your site holds it to that."
-            )
+            target, whom = f"{privacy.target_epsilon:g}", f"one {privacy.unit}"
+            return f"By the study's settings training stops at epsilon {target} for {whom}; your site holds it to that."
         if not isinstance(study.method, LocalWork) or privacy.on != ("classifier",):
             return "The study sets no target_epsilon, and what it will spend is not known before."
         assert isinstance(study.data, AtSites)
@@ -159,7 +157,8 @@ class Asked:
         rate, delta = sampling_rate_for(images, batch), self.policy.delta_for(images)
         noise = privacy.noise_in_sum(rate * images)
         spent = compute_epsilon(rate, noise, steps * method.rounds, delta, privacy.accountant)
-        return f"By the study's settings it spends epsilon {spent:.3g} at delta {delta:.2g} for one of {images} images."
+        whom = f"one of {images} images" if privacy.unit == "image" else "one patient with all images"
+        return f"By the study's settings it spends epsilon {spent:.3g} at delta {delta:.2g} for {whom}."
 
     def _uncovered(self) -> str:
         assert self.study.privacy is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,17 @@ MOST_ROWS = 256
 ROOM = {"cpu": 2**30, "cuda": 2**33}
 #: recorded pieces have a multiple of so many rows: a graph is recorded for each number of rows
 ROWS_IN_GRAPH = 16
+
+
+class Sums(Protocol):
+    """Computes sums of clipped gradients, of rows (`ClippedSums`) or of patients (`patient_sums.PatientSums`)."""
+
+    @property
+    def ghost(self) -> bool: ...
+    def following(self) -> contextlib.AbstractContextManager[None]: ...
+    def total(
+        self, losses: Losses, pieces: Iterable[Batch], clip: float, parameters: list[nn.Parameter]
+    ) -> list[Tensor]: ...
 
 
 class ClippedSums:

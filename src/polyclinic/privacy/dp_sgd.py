@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses
+from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses, Sums
 from polyclinic.privacy.obstacles import obstacles
 from polyclinic.randomness import device_rng, numpy_rng, seeded
 from polyclinic.registry import reason
@@ -73,7 +73,7 @@ def take_noisy_steps(
     batches: Iterable[Batch],
     mean: NoisyMean,
     correct: Callable[[nn.Module], None] | None = None,
-    clipped: ClippedSums | None = None,
+    clipped: Sums | None = None,
 ) -> None:
     """Take a noisy step for each batch with `optimizer`, which holds the parameters of `module`.
 
@@ -91,7 +91,7 @@ def take_noisy_steps(
 
 @contextlib.contextmanager
 def private_gradients(
-    module: nn.Module, optimizer: torch.optim.Optimizer, mean: NoisyMean, clipped: ClippedSums | None = None
+    module: nn.Module, optimizer: torch.optim.Optimizer, mean: NoisyMean, clipped: Sums | None = None
 ) -> Iterator[Callable[[Losses, Iterable[Batch]], None]]:
     """A function that puts the clipped, noisy mean gradient of one batch into `.grad` of every parameter.
 

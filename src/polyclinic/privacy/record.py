@@ -48,11 +48,14 @@ UNCOVERED = {
 }
 
 
-def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str]) -> JsonObject:
+def record(
+    account: Account, covers: Sequence[str], does_not_cover: Sequence[str], *, unit: str = "image"
+) -> JsonObject:
     """The `privacy` of a ledger line: what the site has spent in all up to now, and what that says about a parcel.
 
     `noise` and `sampling_rate` are those of the latest steps; `mechanisms` has all of them. `trained` names what a
-    deployed site has trained, `after` what the record before this one was about; 0 where nothing has a name.
+    deployed site has trained, `after` what the record before this one was about; 0 where nothing has a name. `unit` is
+    there where epsilon is for a patient with all images, and not for one image.
     """
     latest = account.history[-1] if account.history else None
     return {
@@ -67,6 +70,7 @@ def record(account: Account, covers: Sequence[str], does_not_cover: Sequence[str
         "after": account.after,
         "covers": list(covers),
         "does_not_cover": list(does_not_cover),
+        **({"unit": unit} if unit != "image" else {}),
     }
 
 

@@ -45,6 +45,11 @@ class Privacy(Settings):
     clip: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="clipping norm: the longest gradient that one image may have"
     )
+    unit: Literal["image", "patient"] = Field(
+        "image",
+        description="whom epsilon protects: one image, or a patient, whose images all take part in a step or none "
+        "does, and the sum of their gradients is clipped. Needs patients in the data, and a pass for each patient",
+    )
     delta: float | None = Field(
         None, gt=0, lt=1, description="delta of (epsilon, delta); 1 / number of training images of a site if not given"
     )
@@ -113,6 +118,11 @@ def check_facts(privacy: Privacy, facts: Facts) -> None:
         raise BadInput(
             "privacy.on: the latents that the primary model learns come from an encoder, which has seen every image of "
             "its site without noise; name 'encoder' beside 'primary'"
+        )
+    if "primary" in privacy.on and privacy.unit == "patient":
+        raise BadInput(
+            "privacy.unit: the coordinator does not know whose latents it trains the primary model on; set "
+            "privacy.unit = 'image', or take 'primary' out of privacy.on"
         )
     if privacy.cover == "all":
         _check_all_covered(privacy, facts)

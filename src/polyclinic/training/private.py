@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
-from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums
+from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, Sums
+from polyclinic.privacy.patient_sums import PatientSums
 from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.privacy.site_account import Account
-from polyclinic.randomness import numpy_rng, seed_of
+from polyclinic.randomness import seed_of
 from polyclinic.training import row_draws
 from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training.private_units import Units, units_of
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 STATE = "privacy"
 #: what a trainer keeps the sums of clipped gradients under
 CLIPPED_SUMS = "clipped sums"
-#: what a site's cache keeps the names of its training images under
-IMAGE_NAMES = "image names"
 
 
 def is_private(site: Site, part: str) -> bool:
@@ -70,7 +70,7 @@ class PrivateObjective:
     batch_size: int
     join: Callable[[Iterator[dp_sgd.Batch]], Iterator[dp_sgd.Batch]] = iter
     joined: int = 0
-    clipped: ClippedSums | None = None
+    clipped: Sums | None = None
 
 
 def take_private_steps(
@@ -85,40 +85,54 @@ def take_private_steps(
     from polyclinic.privacy import dp_sgd
 
     privacy, account = _privacy(site), account_of(site)
+    units = units_of(site, privacy.unit)
     rate = epsilon.sampling_rate_for(len(site.data.train), objective.batch_size)
-    expected = rate * len(site.data.train) + objective.joined
+    expected = rate * len(units) + objective.joined
     noise = privacy.noise_in_sum(expected)
     steps = account.steps_left(privacy.target_epsilon, noise, rate, steps)
     address = _address(site, account)
     _enter(site, account, noise, rate, steps)
-    indices = dp_sgd.poisson(len(site.data.train), rate, numpy_rng(*address, "images"))
-    batches = _with_seeds(site, objective, indices, address)
+    batches = _with_seeds(units, objective, _draw(site, units, rate, address), address)
     draw = dp_sgd.noise_from(site.trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, draw)
     some = itertools.islice(batches, steps)
     losses = losses_by_row(objective.module, objective.losses)
-    clipped = objective.clipped or ClippedSums(objective.module, privacy.clipping)
+    clipped = objective.clipped or _new_sums(objective.module, privacy)
     dp_sgd.take_noisy_steps(objective.module, optimizer, losses, some, mean, correct, clipped)
     site.state.put(STATE, account.tensors())
     return steps
 
 
+def _draw(site: Site, units: Units, rate: float, address: row_draws.Address) -> Iterator[Tensor]:
+    """Batches of images. Those of a simulated site go by place, as they always did; patients have names everywhere."""
+    return units.draw(rate, address, by_name=bool(site.secret) or units.patients is not None)
+
+
 def _with_seeds(
-    site: Site, objective: PrivateObjective, indices: Iterator[Tensor], address: row_draws.Address
+    units: Units, objective: PrivateObjective, indices: Iterator[Tensor], address: row_draws.Address
 ) -> Iterator[dp_sgd.Batch]:
-    """The batches with a seed for each row behind them, int64 [B]: an image's own, or by place for what joined it."""
-    known, drawn = _image_names(site), deque[Tensor]()
+    """The batches with a seed for each row behind them, int64 [B]: an image's own, or by place for what joined it; and
+    behind the seeds whose row it is, where patients are the unit."""
+    drawn = deque[tuple[Tensor, Tensor]]()
 
     def fetched() -> Iterator[dp_sgd.Batch]:
         for step, index in enumerate(indices):
-            seeds = row_draws.image_seeds(known, index, *address, step)
-            drawn.append(seeds)
+            seeds = row_draws.image_seeds(units.image_names, index, *address, step)
+            drawn.append((index, seeds))
             yield objective.fetch(index, seeds)
 
     for step, batch in enumerate(objective.join(fetched())):
-        seeds = drawn.popleft()
-        joined = row_draws.joined_seeds(len(batch[0]) - len(seeds), *address, step)
-        yield (*batch, torch.cat([seeds, joined]))
+        index, seeds = drawn.popleft()
+        count = len(batch[0]) - len(seeds)
+        joined = row_draws.joined_seeds(count, *address, step)
+        yield (*batch, torch.cat([seeds, joined]), *_owners(units, index, count))
+
+
+def _owners(units: Units, index: Tensor, joined: int) -> tuple[Tensor, ...]:
+    """Whose each row of a batch is, where patients are the unit; a row that joined it is nobody else's."""
+    if units.patients is None:
+        return ()
+    return (torch.cat([units.patients[index], len(units) + torch.arange(joined)]),)
 
 
 def losses_by_row(module: nn.Module, losses: dp_sgd.Losses) -> dp_sgd.Losses:
@@ -129,12 +143,6 @@ def losses_by_row(module: nn.Module, losses: dp_sgd.Losses) -> dp_sgd.Losses:
             return losses(*rows[:-1])
 
     return of_rows
-
-
-def _image_names(site: Site) -> list[str]:
-    if IMAGE_NAMES not in site.cache:
-        site.cache[IMAGE_NAMES] = row_draws.image_names(site.data.train)
-    return list(site.cache[IMAGE_NAMES])
 
 
 def train(
@@ -162,12 +170,18 @@ def train(
     return take_private_steps(site, objective, steps, optimizer, correct=correct)
 
 
-def _clipped_sums(site: Site) -> ClippedSums:
+def _new_sums(module: nn.Module, privacy: Privacy) -> Sums:
+    return PatientSums() if privacy.unit == "patient" else ClippedSums(module, privacy.clipping)
+
+
+def _clipped_sums(site: Site) -> Sums:
     """What computes sums of clipped gradients of the trainer's network: made once, so that all sites share its graphs.
 
     Dropout by row draws its numbers outside a GPU, which no graph can do again.
     """
     kept, model = site.trainer.kept, site.trainer.model
+    if _privacy(site).unit == "patient":
+        return PatientSums()
     if CLIPPED_SUMS not in kept:
         drops = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in model.modules())
         record = _record_steps if site.trainer.graphs and not drops else None
@@ -179,7 +193,7 @@ def _record_steps(function: Callable[..., list[Tensor]]) -> GraphedFunction:
     return GraphedFunction(function, "engine.graphs: a private training step")
 
 
-def _task_losses(trainer: TrainerLike, clipped: ClippedSums) -> dp_sgd.Losses:
+def _task_losses(trainer: TrainerLike, clipped: Sums) -> dp_sgd.Losses:
     """The loss of each image. Passes have the study's precision where lengths of gradients are exact all the same: a
     length that was rounded to bfloat16 would bound nothing."""
 
@@ -218,20 +232,16 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     """
     from polyclinic.privacy import dp_sgd
 
-    trainer, part, privacy, account = site.trainer, site.data.train, _privacy(site), account_of(site)
-    noise = privacy.noise_in_sum(sampling_rate * len(part))
+    trainer, privacy, account = site.trainer, _privacy(site), account_of(site)
+    units = units_of(site, privacy.unit)
+    noise = privacy.noise_in_sum(sampling_rate * len(units))
     if not account.steps_left(privacy.target_epsilon, noise, sampling_rate, 1):
         return {name: torch.zeros_like(weight, device="cpu") for name, weight in trainer.model.named_parameters()}
     address = _address(site, account)
     _enter(site, account, noise, sampling_rate, 1)
-    index = next(dp_sgd.poisson(len(part), sampling_rate, numpy_rng(*address, "images")))
-    seeds = row_draws.image_seeds(_image_names(site), index, *address, 0)
-    pieces = (
-        (*trainer.batch(part, some, drawn), drawn)
-        for some, drawn in zip(index.split(MOST_ROWS), seeds.split(MOST_ROWS), strict=True)
-    )
+    pieces = _pieces(site, units, next(_draw(site, units, sampling_rate, address)), address)
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
-    mean = dp_sgd.NoisyMean(noise, privacy.clip, sampling_rate * len(part), draw)
+    mean = dp_sgd.NoisyMean(noise, privacy.clip, sampling_rate * len(units), draw)
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
     clipped = _clipped_sums(site)
     with dp_sgd.private_gradients(trainer.model, optimizer, mean, clipped) as put_gradients:
@@ -239,6 +249,17 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
         found = {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
     site.state.put(STATE, account.tensors())
     return found
+
+
+def _pieces(site: Site, units: Units, index: Tensor, address: row_draws.Address) -> Iterator[dp_sgd.Batch]:
+    """One batch of the site's images in pieces, each with seeds behind it; a patient's images are in one piece."""
+    if units.patients is None:
+        parts: Iterable[Tensor] = index.split(MOST_ROWS)
+    else:
+        parts = (index[units.patients[index] == one] for one in units.patients[index].unique())
+    for part in parts:
+        seeds = row_draws.image_seeds(units.image_names, part, *address, 0)
+        yield (*site.trainer.batch(site.data.train, part, seeds), seeds, *_owners(units, part, 0))
 
 
 # --- records ------------------------------------------------------------------------------------------
@@ -267,11 +288,12 @@ def _record(site: Site, covers: list[str], does_not_cover: list[str]) -> JsonObj
     account.put_on_record()
     if site.secret:
         site.state.put(STATE, account.tensors())
-    return record(account, covers, does_not_cover)
+    return record(account, covers, does_not_cover, unit=_privacy(site).unit)
 
 
 def _limits(site: Site) -> list[str]:
-    return [ONE_IMAGE, COUNTS] if site.secret else [ONE_IMAGE, COUNTS, SEED]
+    images = [] if _privacy(site).unit == "patient" else [ONE_IMAGE]
+    return [*images, COUNTS] if site.secret else [*images, COUNTS, SEED]
 
 
 def _privacy(site: Site) -> Privacy:

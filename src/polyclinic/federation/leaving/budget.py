@@ -82,7 +82,8 @@ class Price:
     """What a record costs at this site: epsilon counted anew, at the site's own delta, for an image or for a patient.
 
     A study that sets a large delta would else have a small epsilon. `images` is the most that a patient has; None
-    where a patient is to be protected, and nobody knows which images are whose.
+    where a patient is to be protected, and nobody knows which images are whose. A record about patients (`unit`) is
+    taken as it is, one about images by group privacy.
     """
 
     delta: float = 1.0
@@ -95,13 +96,15 @@ class Price:
         if record["accountant"] not in self.accountants:
             accepted = ", ".join(self.accountants)
             raise OverBudget(f"the site's policy accepts the accountants {accepted}, not '{record['accountant']}'")
-        if self.images is None:
+        by_patient = record.get("unit") == "patient"
+        if self.images is None and not by_patient:
             raise OverBudget(
                 "the site's policy has unit = 'patient', and its images name no patients; set `patient` in "
                 "site.toml, or unit = 'image' in policy.toml"
             )
         known = [Mechanism(**one) for one in record["mechanisms"]]
-        return group_epsilon(known, min(self.delta, record["delta"]), self.images, record["accountant"])
+        images = 1 if by_patient or self.images is None else self.images
+        return group_epsilon(known, min(self.delta, record["delta"]), images, record["accountant"])
 
 
 def price_at(policy: Policy, train: ImageSet) -> Price:

@@ -35,7 +35,9 @@ class Policy(Settings):
         ("rdp", "prv"), min_length=1, description="accountants whose epsilon this site accepts"
     )
     unit: Literal["image", "patient"] = Field(
-        "image", description="whom epsilon protects: one image, or a patient with all images (group privacy)"
+        "image",
+        description="whom epsilon protects: one image, or a patient with all images (by group privacy, unless a study "
+        "has privacy.unit = 'patient')",
     )
     max_scores: int | None = Field(
         None, ge=0, description="parcels of metrics that may leave this site, over all its runs together"

@@ -1,0 +1,78 @@
+"""Which images or patients a private step takes."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.errors import BadInput
+from polyclinic.training.private_units import find_units, once_each
+
+ADDRESS = (0, "secret", "north")
+
+
+def images(count, cases=None):
+    pixels = np.random.default_rng(0).integers(0, 255, (count, 1, 4, 4), dtype=np.uint8)
+    return ImageSet(pixels, np.zeros(count), cases=cases)
+
+
+def taken(units, steps=40, rate=0.3, by_name=True):
+    return [set(batch.tolist()) for batch in itertools.islice(units.draw(rate, ADDRESS, by_name=by_name), steps)]
+
+
+def without(part, missing):
+    keep = np.delete(np.arange(len(part)), missing)
+    cases = None if part.cases is None else part.cases[keep]
+    return ImageSet(part.images[keep], part.labels[keep], cases=cases), keep
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_one_image_less_changes_no_other_ones_draws(by_name):
+    part = images(12)
+    fewer, keep = without(part, 4)
+    whole = taken(find_units(part, "image", "north"), by_name=by_name)
+    found = [{int(keep[one]) for one in batch} for batch in taken(find_units(fewer, "image", "north"), by_name=by_name)]
+    assert (found == [batch - {4} for batch in whole]) == by_name
+
+
+def test_all_images_of_a_patient_take_part_or_none_does():
+    cases = np.array([5, 5, 9, 9, 9, 1, 5])
+    units = find_units(images(7, cases), "patient", "north")
+    assert len(units) == 3
+    for batch in taken(units):
+        for case in (1, 5, 9):
+            own = set(np.flatnonzero(cases == case).tolist())
+            assert batch & own in (set(), own)
+    share = np.mean([0 in batch for batch in taken(units, 2000)])
+    assert share == pytest.approx(0.3, abs=0.04)
+
+
+def test_one_patient_less_changes_no_other_ones_draws_whatever_the_numbers_are():
+    cases = np.array([0, 0, 1, 1, 2, 3])
+    part = images(6, cases)
+    fewer, keep = without(part, [0, 1])
+    fewer.cases[:] -= 1  # as a source would count them
+    whole = taken(find_units(part, "patient", "north"))
+    found = [{int(keep[one]) for one in batch} for batch in taken(find_units(fewer, "patient", "north"))]
+    assert found == [batch - {0, 1} for batch in whole]
+
+
+def test_two_equal_images_do_not_always_take_part_together():
+    assert once_each(["a", "b", "a", "a"]) == ["a", "b", "a 2", "a 3"]
+    part = images(3)
+    part.images[1] = part.images[0]
+    found = taken(find_units(part, "image", "north"))
+    assert any((0 in batch) != (1 in batch) for batch in found)
+
+
+def test_unknown_patients_cannot_be_protected():
+    with pytest.raises(BadInput, match="nobody knows which images of site 'north' are of one patient"):
+        find_units(images(3), "patient", "north")
+
+
+def test_an_empty_site_draws_nothing():
+    assert torch.equal(
+        next(find_units(images(0), "image", "north").draw(0.5, ADDRESS, by_name=True)), torch.zeros(0).long()
+    )
