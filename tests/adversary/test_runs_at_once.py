@@ -101,14 +101,14 @@ def test_what_a_run_works_on_is_set_aside_and_given_back_if_it_fails(kit, monkey
     first_train = type(first.spec.method).train
     at_work(kit, monkeypatch, first, meanwhile)
     assert refused
-    assert not list((kit.folder / "runs" / FOLDER).glob("*.json"))
+    assert not list((kit.folder / FOLDER).glob("*.json"))
     assert ask(second, "train", weights=first_weights(second)).parcels  # the first one's share was given back
 
 
 def test_what_a_killed_process_had_set_aside_counts_no_longer(kit):
     size = len(ask(kit.host("measure"), "train", weights=first_weights(kit.host("measure2"))).parcels[0].encoded)
     kit.policy(max_bytes=int(2.5 * size))
-    folder = kit.folder / "runs" / FOLDER
+    folder = kit.folder / FOLDER
     folder.mkdir(exist_ok=True)
     (folder / "killed.json").write_text(f"[{10 * size}, 0]")
     host = kit.host("run")

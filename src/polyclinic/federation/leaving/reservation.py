@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from polyclinic.files import atomic_write, lock
 
-FOLDER = ".reserved"
+FOLDER = "reserved"
 #: held while private work is done: its epsilon is known afterwards, so that all that is left is set aside for it
 EPSILON_LOCK = ".epsilon.lock"
 
@@ -28,10 +28,10 @@ class Reserved(NamedTuple):
 
 
 class Reservations:
-    """What the runs of one site have set aside, a file for each run that works now."""
+    """What the runs of one site have set aside, a file in the kit for each run that works now."""
 
     def __init__(self, runs: Path, run: str) -> None:
-        self._runs, self._folder, self._run = runs, runs / FOLDER, run
+        self._runs, self._folder, self._run = runs, runs.parent / FOLDER, run
 
     @contextlib.contextmanager
     def hold(self, wanted: Reserved) -> Iterator[None]:
