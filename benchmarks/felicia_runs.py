@@ -62,7 +62,7 @@ EXPERIMENTS = {
     "clusters": Experiment(
         "digits", (0.0,), {"data.per_class": None, "method.rounds": 3}, methods=("standalone", "centralized")
     ),
-    "digits": Experiment("digits", (0.0, 3.0), {**FOURS, "method.steps": 1250}, (0, 10, 50)),
+    "digits": Experiment("digits", (0.0, 3.0), {**FOURS, "method.steps": 1250, "method.frozen": 600}, (0, 10, 50)),
     "digit-bias": Experiment("digit_bias", (0.0, 3.0), {"method.rounds": 2, "method.steps": 2500, **SHARED}),
     "bias": Experiment("bias", (0.0, 3.0), {"method.rounds": 2, "method.steps": 2500, **SHARED}),
     "skin": Experiment(
@@ -72,7 +72,10 @@ EXPERIMENTS = {
 #: minutes on a CPU: one seed, small networks, few steps
 QUICK: dict[str, dict[str, Any]] = {
     "clusters": {"data.per_class": 60, "method.rounds": 1},
-    "digits": {"method.rounds": 1, "method.steps": 20, "generator.width": 4, "method.learner_steps": 2},
+    "digits": {
+        **{"method.rounds": 1, "method.steps": 20, "method.frozen": 5},
+        **{"generator.width": 4, "method.learner_steps": 2},
+    },
     "digit-bias": {"method.rounds": 1, "method.steps": 20, "generator.width": 4, "method.learner_steps": 20},
     "bias": {"method.rounds": 1, "method.steps": 20, "generator.width": 4, "method.learner_steps": 20},
     "skin": {"method.rounds": 2, "method.steps": 10, "generator.width": 4, "data.size": 32, "method.learner_steps": 20},
