@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,31 @@ def _half_done(name: str, mode: str) -> None:
     file = os.open(name, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if "a" in mode else os.O_TRUNC))
     os.write(file, b'{"index": 3, "previous": "00' if "a" in mode else b"")
     os.close(file)
+
+
+def run_command(*arguments: Any) -> subprocess.CompletedProcess:
+    """`polyclinic arguments...` in a process of its own, imports and all; its output and errors as text."""
+    command = [sys.executable, "-m", "polyclinic", *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def polyclinic(*arguments: Any) -> str:
+    """What `polyclinic arguments...` prints; it must not fail."""
+    done = run_command(*arguments)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def start_polyclinic(*arguments: Any) -> subprocess.Popen:
+    """`polyclinic arguments...`, while this process goes on."""
+    command = [sys.executable, "-m", "polyclinic", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def kill(process: multiprocessing.Process) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.registry import GROUPS
 from polyclinic.runner import engines
 from polyclinic.runner import predict as prediction
 from polyclinic.runner.recorder import Display
@@ -373,6 +375,18 @@ def test_the_tests_of_the_new_package_pass(tmp_path):
     done = subprocess.run(command, cwd=tmp_path / "my-plugin", env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+
+
+def test_the_new_package_says_how_each_of_the_other_kinds_is_added(tmp_path):
+    write_plugin(tmp_path / "my-plugin")
+    files = (tmp_path / "my-plugin" / "README.md", *(tmp_path / "my-plugin").rglob("*.toml"))
+    said = "".join(file.read_text() for file in (*files, tmp_path / "my-plugin" / "src" / "my_plugin" / "__init__.py"))
+    for table, group in GROUPS.items():
+        assert table in said
+        assert f'[project.entry-points."{group}"]' in said
+    named = re.findall(r"`([A-Z][a-z]\w+)`", files[0].read_text())
+    assert {"Sites", "Task", "Attack"} <= set(named)
+    assert all(hasattr(polyclinic, name) for name in named)
 
 
 def test_new_plugin_says_what_to_do_next_and_overwrites_nothing(tmp_path, capsys):

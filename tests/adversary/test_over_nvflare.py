@@ -5,12 +5,10 @@ One deployment serves all attacks, one after the other. The last two suspend a s
 
 import json
 import shutil
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from processes import free_port, run_command
 
 from polyclinic.data.parts import prepare
 from polyclinic.deployment.deployed_site import FAILED
@@ -114,10 +112,6 @@ FEDER = {"buffer": 8, "rounds": 2}
 GENERATOR = {"generator.name": "dcgan", "generator.steps": 1, "generator.width": 2, "generator.latent": 4}
 
 
-def polyclinic(*arguments):
-    return subprocess.run([sys.executable, "-m", "polyclinic", *map(str, arguments)], capture_output=True, text=True)
-
-
 @pytest.fixture(scope="module")
 def deployment(tiny, tmp_path_factory):
     """Kits and processes of a server and two sites; studies lie beside them."""
@@ -132,21 +126,18 @@ def deployment(tiny, tmp_path_factory):
     }
     for name, study in studies.items():
         (base / f"{name}.toml").write_text(study.to_toml())
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     folder = base / "deployment"
-    made = polyclinic("deploy", "init", base / "fedavg.toml", "--out", folder, "--port", port)
-    assert made.returncode == 0, made.stderr
+    made = run_command("deploy", "init", base / "fedavg.toml", "--out", folder, "--port", free_port())
+    assert made.returncode == 0, made.stdout
     (folder / "server" / "local" / "lies.py").write_text(LIES)
     (folder / "server" / "local" / "site.toml").write_text('plugins = ["lies.py"]\n')
     give_an_image_away(studies["fedavg"], folder)
     try:
-        up = polyclinic("deploy", "up", "--here", "-d", folder, "--within", 900)
-        assert up.returncode == 0, up.stderr
+        up = run_command("deploy", "up", "--here", "-d", folder, "--within", 900)
+        assert up.returncode == 0, up.stdout
         yield folder
     finally:
-        polyclinic("deploy", "down", "-d", folder)
+        run_command("deploy", "down", "-d", folder)
 
 
 def give_an_image_away(study, folder):
@@ -159,9 +150,9 @@ def give_an_image_away(study, folder):
 def submit(deployment, study, name):
     """What the sites answered to the attack of this name, and what the coordinator's people read."""
     place = deployment.parent / f"{study}.toml"
-    told = polyclinic("deploy", "submit", place, "-d", deployment, "--name", name, "--within", 900)
+    told = run_command("deploy", "submit", place, "-d", deployment, "--name", name, "--within", 900)
     file = deployment / "server" / "runs" / name / "attack.json"
-    return json.loads(file.read_text()) if file.exists() else {}, told.stdout + told.stderr
+    return json.loads(file.read_text()) if file.exists() else {}, told.stdout
 
 
 def test_a_deployed_site_is_not_simulated_on_order(deployment):

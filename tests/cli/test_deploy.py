@@ -1,12 +1,11 @@
 """`polyclinic deploy`, as its page has it typed: kits, a rehearsal of server and sites, a study, and the end."""
 
 import json
-import socket
 import tomllib
 
 import psutil
 import pytest
-from processes import ForkedProgram, wait_for
+from processes import ForkedProgram, free_port, wait_for
 from run_folders import history_without_bytes, left, result
 
 from polyclinic.audits.open_run import read_study
@@ -17,12 +16,6 @@ from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.runner.predict import load_predictor
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def two_sites(tiny, **method):

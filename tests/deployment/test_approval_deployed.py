@@ -5,12 +5,10 @@ import re
 import socket
 import ssl
 import stat
-import subprocess
-import sys
 
 import psutil
 import pytest
-from processes import wait_for
+from processes import free_port, polyclinic, start_polyclinic, wait_for
 
 from polyclinic.deployment.processes import Rehearsal
 
@@ -18,23 +16,13 @@ pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def polyclinic(*arguments, background=False):
-    command = [sys.executable, "-m", "polyclinic", *map(str, arguments)]
-    if background:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def deployment(tiny, tmp_path):
     """Three sites, of which a person at site-1 must approve."""
     study = tiny("fedavg", {"engine.quorum": 0.3}, rounds=200, local_steps=60)  # a second or so a round
     (tmp_path / "study.toml").write_text(study.to_toml())
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     folder = tmp_path / "deployment"
-    polyclinic("deploy", "init", tmp_path / "study.toml", "--out", folder, "--port", port)
+    polyclinic("deploy", "init", tmp_path / "study.toml", "--out", folder, "--port", free_port())
     policy = folder / "sites" / "site-1" / "local" / "policy.toml"
     policy.write_text(policy.read_text().replace("every = true", "every = false"))
     try:
@@ -58,7 +46,7 @@ def lines(deployment, site):
 def test_approve_revoke_and_a_stolen_kit(deployment, tmp_path):
     kit = deployment / "sites" / "site-1"
     site = lambda *words: polyclinic("site", *words, "--kit", kit)  # noqa: E731
-    watching = polyclinic("deploy", "submit", tmp_path / "study.toml", "-d", deployment, background=True)
+    watching = start_polyclinic("deploy", "submit", tmp_path / "study.toml", "-d", deployment)
     wait_for(lambda: "fedavg-seed0: waits since" in site("pending"))
     wait_for(lambda: "site-1: the study waits for approval" in polyclinic("deploy", "status", "-d", deployment))
     assert rounds(deployment) == []

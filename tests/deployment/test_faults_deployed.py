@@ -3,14 +3,11 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 
 import psutil
 import pytest
-from processes import wait_for
+from processes import free_port, polyclinic, start_polyclinic, wait_for
 from run_folders import history, ledgers, result
 
 from polyclinic.deployment.processes import Rehearsal
@@ -19,24 +16,14 @@ pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def polyclinic(*arguments, background=False):
-    command = [sys.executable, "-m", "polyclinic", *map(str, arguments)]
-    if background:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def deployment(tiny, tmp_path):
     study = tiny(
         "fedavg", {"engine.silence": 20.0, "engine.quorum": 0.6}, rounds=40, local_steps=60
     )  # a second or so a round
     (tmp_path / "study.toml").write_text(study.to_toml())
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     folder = tmp_path / "deployment"
-    polyclinic("deploy", "init", tmp_path / "study.toml", "--out", folder, "--port", port)
+    polyclinic("deploy", "init", tmp_path / "study.toml", "--out", folder, "--port", free_port())
     try:
         polyclinic("deploy", "up", "--here", "-d", folder)
         yield folder
@@ -61,7 +48,7 @@ def child_of(site, deployment):
 
 def test_child_site_and_server_are_killed_and_the_run_ends_well(deployment, tiny, undisturbed, tmp_path):
     submit = ["deploy", "submit", tmp_path / "study.toml", "-d", deployment, "--out", tmp_path / "run"]
-    watching = polyclinic(*submit, background=True)
+    watching = start_polyclinic(*submit)
     wait_for_round(deployment, 2)
 
     child_of("site-1", deployment).kill()

@@ -1,12 +1,9 @@
 """Every pattern of messages between deployed sites: the models that sites end up with are those of one process."""
 
-import socket
-import subprocess
-import sys
-
 import pytest
 import torch
 from json_schemas import assert_valid
+from processes import free_port, polyclinic
 from safetensors.torch import load_file
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
@@ -32,10 +29,6 @@ CASES = {
 }
 
 
-def polyclinic(*arguments):
-    subprocess.run([sys.executable, "-m", "polyclinic", *map(str, arguments)], check=True, capture_output=True)
-
-
 def study_of(tiny, case):
     method, settings, of_method = CASES[case]
     return tiny(method, {**DATA, **settings}, rounds=2, **of_method)
@@ -45,11 +38,8 @@ def study_of(tiny, case):
 def deployment(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("patterns")
     (folder / "study.toml").write_text(study_of(tiny, "cyclic").to_toml())
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     kits = folder / "deployment"
-    polyclinic("deploy", "init", folder / "study.toml", "-d", kits, "--port", port)
+    polyclinic("deploy", "init", folder / "study.toml", "-d", kits, "--port", free_port())
     try:
         polyclinic("deploy", "up", "--here", "-d", kits)
         yield kits

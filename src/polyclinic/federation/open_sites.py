@@ -20,7 +20,7 @@ from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.raw_images import RawImages
-from polyclinic.federation.leaving.target import Target
+from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, read_state, state_path
 from polyclinic.files import atomic_write, write_tensors
@@ -178,14 +178,14 @@ class OpenSites:
             cache_folder=spec.cache,
         )
 
-    def _target(self, name: str, price: Price) -> Target | None:
+    def _target(self, name: str, price: Price) -> EpsilonTarget | None:
         """The epsilon that a deployed site's people approved with the study; a simulated site's state is enough."""
         if not self.spec.policy.deployed:
             return None
         privacy = self.spec.trainers.get(name, self.spec.trainer).privacy
         if privacy is None or privacy.target_epsilon is None:
             return None
-        return Target(privacy.target_epsilon, self.ledgers[name].path, price)
+        return EpsilonTarget(privacy.target_epsilon, self.ledgers[name].path, price)
 
     def _save(self, site: Site) -> None:
         lines = self.ledgers[site.name].confirmed

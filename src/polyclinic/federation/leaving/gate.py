@@ -24,7 +24,7 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.reservation import Reserved
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
-from polyclinic.federation.leaving.target import Target
+from polyclinic.federation.leaving.target import EpsilonTarget
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
 UPDATES = frozenset({"weights", "gradients", "statistics"})
@@ -48,7 +48,7 @@ class Gate:
         ledger: Ledger,
         raw_images: RawImages,
         budget: Budget | None = None,
-        target: Target | None = None,
+        target: EpsilonTarget | None = None,
     ) -> None:
         """`budget` is that of a deployed site, over all its runs; that of this run alone if not given. `target` is the
         study's own limit of epsilon, which a deployed site counts itself."""

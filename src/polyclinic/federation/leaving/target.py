@@ -20,7 +20,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 ROUNDING = 1e-6
 
 
-class Target:
+class EpsilonTarget:
     """What a run has spent of `privacy.target_epsilon` of its study, for one image."""
 
     def __init__(self, epsilon: float, ledger: Path, price: Price) -> None:
