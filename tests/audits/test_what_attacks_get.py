@@ -16,7 +16,7 @@ from polyclinic.audits import attack_latents, attack_split_weights, attack_synth
 from polyclinic.audits.audit import audit
 from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.recovery import Identified, recovery
+from polyclinic.audits.recovery import Identification, recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.leaving.archive import Release, releases
@@ -271,7 +271,7 @@ def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
 
 @pytest.mark.parametrize(("chance", "significant"), [(0.0009, True), (0.002, False)])
 def test_one_in_a_thousand_is_the_limit_of_chance(chance: float, significant: bool):
-    assert Identified(5, 8, chance).significant == significant
+    assert Identification(5, 8, chance).significant == significant
 
 
 def test_a_perceptual_distance_of_reconstructions_is_zero_for_the_images_themselves():

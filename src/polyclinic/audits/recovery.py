@@ -47,7 +47,7 @@ class Recovery:
     error: Tensor
     guess_error: Tensor
     by_assignment: bool
-    identified: Identified
+    identified: Identification
     perceptual: dict[str, float | str] = field(default_factory=dict)
     shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
     rows: tuple[int, ...] = ()  #: [M]: which of the images that the attack returned each of `found` is
@@ -177,7 +177,7 @@ def _decibels(error: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Identified:
+class Identification:
     """How many reconstructions point to a true image more than to any held-out one, and how often chance does that."""
 
     count: int
@@ -195,26 +195,26 @@ class Identified:
         return f"{self.count} of {self.total} point to a true image more than to any held-out one, {by_chance}"
 
 
-def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identified:
+def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identification:
     """Each found image against its own true image and all held-out ones."""
     if not len(held_out):
-        return Identified(0, 0, 1.0)
+        return Identification(0, 0, 1.0)
     mean = held_out.mean(0)
     own = _correlations(found - mean, truth - mean).diagonal()
     others = _correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
     chance = stats.binom.sf(count - 1, len(found), 1 / (len(held_out) + 1))
-    return Identified(count, len(found), float(chance))
+    return Identification(count, len(found), float(chance))
 
 
-def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> Identified:
+def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> Identification:
     """Found images of unknown order against as many candidates as held-out images.
 
     They share both sets, so chance is how often a random exchange of candidates and held-out images tells as many.
     """
     count = min(len(candidates), len(held_out))
     if not count:
-        return Identified(0, 0, 1.0)
+        return Identification(0, 0, 1.0)
     rng = torch_rng("audit", "told apart")
     sets = [images[torch.randperm(len(images), generator=rng)[:count]] for images in (candidates, held_out)]
     mean = held_out.mean(0)
@@ -222,7 +222,7 @@ def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> I
     closer = _closer_to_first(table, torch.arange(2 * count))
     shuffled = [_closer_to_first(table, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
     chance = (1 + sum(other >= closer for other in shuffled)) / (1 + SHUFFLES)
-    return Identified(closer, len(found), chance)
+    return Identification(closer, len(found), chance)
 
 
 def _closer_to_first(table: Tensor, order: Tensor) -> int:
