@@ -113,8 +113,8 @@ def recorded_step(name: str, size: int, rows: int, *, fused: bool) -> Way:
     return step
 
 
-def stacked_step(name: str, size: int, rows: int, members: int, *, products: bool, graphs: bool) -> Way:
-    model = StackedModel(network(name, size), members, products=products)
+def stacked_step(name: str, size: int, rows: int, members: int, *, graphs: bool) -> Way:
+    model = StackedModel(network(name, size), members)
     learn = StackedGradients(model, loss, autocast, graphs=graphs)
     optimizer = adam(model.parameters.values(), fused=DEVICE.type == "cuda")
     images, targets = batch(size, members, rows)
@@ -145,16 +145,11 @@ def measure_alone(name: str, size: int, rows: int, repeats: int) -> dict[str, An
 
 
 def measure_stacked(name: str, size: int, rows: int, members: int, repeats: int) -> dict[str, Any]:
-    def stacked(*, products: bool, graphs: bool) -> Way:
-        return stacked_step(name, size, rows, members, products=products, graphs=graphs)
-
     ways = {"eager": in_turn(eager_step(name, size, rows), members)}
-    ways["stacked"] = stacked(products=False, graphs=False)
-    ways["stacked, products"] = stacked(products=True, graphs=False)
+    ways["stacked"] = stacked_step(name, size, rows, members, graphs=False)
     if DEVICE.type == "cuda":
         ways["graph"] = in_turn(recorded_step(name, size, rows, fused=True), members)
-        ways["stacked, graph"] = stacked(products=False, graphs=True)
-        ways["stacked, products, graph"] = stacked(products=True, graphs=True)
+        ways["stacked, graph"] = stacked_step(name, size, rows, members, graphs=True)
     return {"backbone": name, "size": size, "batch": rows, "networks": members, "milliseconds": medians(ways, repeats)}
 
 
@@ -214,15 +209,17 @@ def check_engine(graphs: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stacked", action="store_true", help="the rows with several networks only")
     parser.add_argument("--quick", action="store_true", help="the small networks only, and two repeats")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     repeats = 2 if options.quick else 5
-    cases: list[tuple[Any, ...]] = [*ALONE[:2], STACKED[0]] if options.quick else [*STACKED, *ALONE]
+    cases: list[tuple[Any, ...]] = (
+        [*ALONE[:2], STACKED[0]] if options.quick else [*STACKED, *(() if options.stacked else ALONE)]
+    )
     rows = []
-    for graphs in (False, True):
-        rows.append(check_engine(graphs))
-        print(rows[-1], flush=True)
+    rows.append(check_engine(graphs=DEVICE.type == "cuda"))
+    print(rows[-1], flush=True)
     for case in cases:
         try:
             rows.append(measure_stacked(*case, repeats) if len(case) == 4 else measure_alone(*case, repeats))

@@ -14,8 +14,10 @@ import torch
 from pretended_gpu import BrokenGraph, Nothing, Stream, pretend_gpu
 
 from polyclinic.data.parts import ImageSet, prepare
+from polyclinic.errors import BadInput
 from polyclinic.models import build, initial_weights
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.assembly import Assembly, record_steps
+from polyclinic.study.tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import graphs
 from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients
@@ -142,13 +144,44 @@ def test_gradients_without_a_graph_are_the_same(broken_gpu):
     assert torch.equal(model.weight.grad, wanted)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_the_study_says_whether_steps_are_graphs(tiny, graphs, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda _, spec: asked.append(spec.graphs))
-    study = tiny("fedavg", {"engine.graphs": graphs})
-    Assembly(study, prepare(study.data, study.sites), tmp_path).trainer()
-    assert asked == [graphs]
+@pytest.mark.parametrize(
+    ("engine", "recorded"),
+    [({}, True), ({"graphs": True}, True), ({"graphs": False}, False), ({"reproducible": True}, False)],
+)
+def test_the_study_says_whether_steps_are_graphs(engine, recorded):
+    settings = EngineSettings(**engine)
+    assert record_steps(settings, "cuda") is recorded
+    assert record_steps(settings, "cpu") is False
+
+
+@pytest.mark.parametrize("table", [{"graphs": True}, {"stacked": "always"}])
+def test_a_reproducible_run_refuses_what_rounds_differently(tiny, table):
+    with pytest.raises(BadInput, match="reproducible forbids graphs = true and stacked = 'always'"):
+        tiny("fedavg", {"engine.reproducible": True, **{f"engine.{name}": value for name, value in table.items()}})
+
+
+def test_a_reproducible_run_takes_no_way_that_rounds_differently(tiny, monkeypatch, tmp_path):
+    asked, fixed = [], []
+    monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda _, spec: asked.append(spec))
+    monkeypatch.setattr("polyclinic.runner.assembly.device_of", lambda name: "cuda")
+    monkeypatch.setattr("polyclinic.runner.assembly.fix_order_of_sums", lambda: fixed.append(True))
+    for reproducible in (False, True):
+        study = tiny("fedavg", {"engine.reproducible": reproducible})
+        Assembly(study, prepare(study.data, study.sites), tmp_path).trainer()
+    plain, exact = asked
+    assert (plain.graphs, plain.stacked, plain.optimizer._fused) == (True, "auto", True)
+    assert (exact.graphs, exact.stacked, exact.optimizer._fused) == (False, "never", False)
+    assert fixed == [True]
+
+
+def test_inputs_of_many_shapes_are_not_all_recorded(monkeypatch):
+    """A graph keeps the memory of its pass."""
+    pretend_gpu(monkeypatch)
+    graphed = GraphedFunction(lambda x: x + 1, "a step")
+    for rows in range(1, graphs.MOST_GRAPHS + 4):
+        for _ in range(WARM_UP + 2):
+            assert torch.equal(graphed(torch.ones(rows)), torch.full((rows,), 2.0))
+    assert len(graphed.graphs) == graphs.MOST_GRAPHS
 
 
 def test_a_cpu_records_nothing():

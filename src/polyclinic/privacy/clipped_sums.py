@@ -74,12 +74,18 @@ class ClippedSums:
         """For each of the parameters, the sum of the clipped gradients of all rows of a batch, in pieces."""
         # zero times infinity is no number, and no gradient is longer than the largest one
         clip = min(clip, torch.finfo(torch.float32).max)
-        totals = [torch.zeros_like(one) for one in parameters]
-        for batch in pieces:
+        totals: list[Tensor] = []
+        for number, piece in enumerate(self._pieces(losses, pieces, parameters)):
+            if number == 1:  # the next replay of a graph overwrites what the first one gave
+                totals = [one.clone() for one in totals]
+            sums = self._sums(losses, piece, clip, parameters)
+            totals = list(torch._foreach_add(totals, sums)) if number else sums
+        return totals or [torch.zeros_like(one) for one in parameters]
+
+    def _pieces(self, losses: Losses, batches: Iterable[Batch], parameters: list[nn.Parameter]) -> Iterator[Batch]:
+        for batch in batches:
             if len(batch[0]):
-                for piece in self._split(losses, batch, parameters):
-                    torch._foreach_add_(totals, self._sums(losses, piece, clip, parameters))
-        return totals
+                yield from self._split(losses, batch, parameters)
 
     def _split(self, losses: Losses, batch: Batch, parameters: list[nn.Parameter]) -> Iterator[Batch]:
         if self._rows is None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses, Sums
+from polyclinic.privacy.ghost_clipping import laid_out_as
 from polyclinic.privacy.obstacles import obstacles
 from polyclinic.randomness import device_rng, numpy_rng, seeded
 from polyclinic.registry import reason
@@ -60,10 +61,15 @@ class NoisyMean:
     expected: float
     draw: Noise
 
-    def of(self, total: Tensor) -> Tensor:
-        """The noisy mean from a parameter's sum of clipped gradients."""
-        noisy = total + self.noise * self.clip * self.draw(total) if self.noise else total
-        return noisy / self.expected
+    def of(self, totals: list[Tensor]) -> list[Tensor]:
+        """The noisy means from the sums of the parameters' clipped gradients."""
+        if self.noise:
+            # all noise in one draw: a GPU takes as long for many small ones
+            drawn = self.draw(totals[0].new_empty(sum(one.numel() for one in totals)))
+            noise = [n.view(t.shape) for n, t in zip(drawn.split([t.numel() for t in totals]), totals, strict=True)]
+            torch._foreach_mul_(noise, self.noise * self.clip)
+            totals = list(torch._foreach_add(totals, noise))
+        return list(torch._foreach_div(totals, self.expected))
 
 
 def take_noisy_steps(
@@ -105,8 +111,8 @@ def private_gradients(
 
     def put_gradients(losses: Losses, pieces: Iterable[Batch]) -> None:
         totals = clipped.total(losses, pieces, mean.clip, parameters)
-        for parameter, total in zip(parameters, totals, strict=True):
-            parameter.grad = mean.of(total)
+        for parameter, gradient in zip(parameters, mean.of(totals), strict=True):
+            parameter.grad = laid_out_as(parameter, gradient)
 
     try:
         with _nothing_else_changes(module), clipped.following():

@@ -38,13 +38,6 @@ class Stored:
 
     rows: Tensor
 
-    def squares(self) -> Tensor:
-        return self.rows.flatten(1).square().sum(1)
-
-    def total(self, factors: Tensor, shape: torch.Size) -> Tensor:
-        usable = torch.where(factors[:, None] > 0, self.rows.flatten(1), 0.0)
-        return (factors @ usable).view(shape)
-
 
 @dataclass(frozen=True)
 class Products:
@@ -57,14 +50,16 @@ class Products:
     right: Tensor
 
     def squares(self) -> Tensor:
+        """The squared length of each image's gradient, [B]."""
         gram = ((self.left @ self.left.mT) * (self.right @ self.right.mT)).flatten(1)
         # where places cancel out, rounding could hide a length: what rounding can be is added
-        return gram.sum(1) + ROUNDING * torch.finfo(gram.dtype).eps * gram.abs().sum(1)
+        rounding = ROUNDING * torch.finfo(gram.dtype).eps
+        return gram.sum(1).add(torch.linalg.vector_norm(gram, 1, 1), alpha=rounding)
 
     def total(self, factors: Tensor, shape: torch.Size) -> Tensor:
-        kept = (factors > 0)[:, None, None, None]
-        left = torch.where(kept, self.left * factors[:, None, None, None], 0.0)
-        right = torch.where(kept, self.right, 0.0)
+        """The sum over images, each with its factor, of their gradients."""
+        weights = factors[:, None, None, None]
+        left, right = torch.where(weights > 0, self.left * weights, 0.0), torch.where(weights > 0, self.right, 0.0)
         return (_places(left).mT @ _places(right)).reshape(shape)
 
     def cheaper(self) -> Stored | Products:
@@ -206,16 +201,21 @@ class GhostClipping:
         """
         found = self._gradients(losses)
         gradients = {one: found[one] for one in parameters if one in found}
+        products = {one: grad for one, grad in gradients.items() if isinstance(grad, Products)}
+        stored = {one: grad.rows.flatten(1) for one, grad in gradients.items() if isinstance(grad, Stored)}
         if not gradients:
             return [torch.zeros_like(one) for one in parameters]
-        squares = torch.stack([one.squares() for one in gradients.values()]).sum(0)
-        factors = (clip / (squares.sqrt() + TINY)).clamp(max=1.0)
-        usable = squares.isfinite() if counted is None else squares.isfinite() & counted
-        factors = torch.where(usable, factors, 0.0)
-        return [
-            gradients[one].total(factors, one.shape) if one in gradients else torch.zeros_like(one)
-            for one in parameters
-        ]
+        # one row for each image: many small parameters cost no more than one large
+        rows = torch.cat(list(stored.values()), 1) if stored else None
+        squares = [one.squares() for one in products.values()]
+        squares += [] if rows is None else [rows.square().sum(1)]
+        factors = _factors(torch.stack(squares).sum(0), clip, counted)
+        totals = {one: grad.total(factors, one.shape) for one, grad in products.items()}
+        if rows is not None:
+            summed = factors @ torch.where(factors[:, None] > 0, rows, 0.0)
+            pieces = summed.split([one.shape[1] for one in stored.values()])
+            totals |= {one: piece.view(one.shape) for one, piece in zip(stored, pieces, strict=True)}
+        return [laid_out_as(one, totals[one]) if one in totals else torch.zeros_like(one) for one in parameters]
 
     @contextmanager
     def _pass(self, losses: Callable[[], Tensor]) -> Iterator[Tensor]:
@@ -246,6 +246,19 @@ class GhostClipping:
                         of_layer = RULES[type(layer)](layer, _exact(came), _exact(back))
                         found |= {one: of_layer[name] for name, one in layer.named_parameters(recurse=False)}
         return found
+
+
+def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient, lying in memory as its parameter does: fused optimisers want that."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def _factors(squares: Tensor, clip: float, counted: Tensor | None) -> Tensor:
+    """By what each row's gradient is multiplied, [B]: 0 for rows that do not count, or have no finite gradient."""
+    usable = squares.isfinite() if counted is None else squares.isfinite() & counted
+    return torch.where(usable, (clip / (squares.sqrt() + TINY)).clamp(max=1.0), 0.0)
 
 
 def _seen_by(layer: nn.Module, came: Tensor, output: Tensor) -> int:

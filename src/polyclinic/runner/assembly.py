@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -40,7 +41,9 @@ from polyclinic.models import (
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.study.checks import check_names_of_sites
+from polyclinic.study.tables import EngineSettings
 from polyclinic.tasks import Target
+from polyclinic.training.choices import recording_pays
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
@@ -79,7 +82,7 @@ class Assembly:
     @cached_property
     def optimizer(self) -> Optimizer:
         """The study's table [optimizer], for a run of its rounds."""
-        return self.study.optimizer.over(self.study.method.rounds)
+        return self.study.optimizer.over(self.study.method.rounds, fused=not self.study.engine.reproducible)
 
     @cached_property
     def optimizers(self) -> dict[str, Optimizer]:
@@ -173,6 +176,8 @@ class Assembly:
         """What a site with this network (by default the study's) trains with."""
         study, model = self.study, self.build_model(backbone)
         device = device_of(study.engine.device)
+        if study.engine.reproducible and device != "cpu":
+            fix_order_of_sums()
         spec = TrainerSpec(
             task=study.task,
             target=self.target,
@@ -183,8 +188,8 @@ class Assembly:
             device=device,
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
-            graphs=study.engine.graphs,
-            stacked=study.engine.stacked,
+            graphs=record_steps(study.engine, device),
+            stacked="never" if study.engine.reproducible else study.engine.stacked,
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
@@ -335,3 +340,16 @@ def device_of(name: str) -> str:
 
 def precision_of(name: str, device: str) -> str:
     return name if name != "auto" else "fp32" if device == "cpu" else "bf16"
+
+
+def record_steps(engine: EngineSettings, device: str) -> bool:
+    """Whether training steps are recorded as CUDA graphs."""
+    wanted = recording_pays() if engine.graphs == "auto" else engine.graphs
+    return wanted and device != "cpu" and not engine.reproducible
+
+
+def fix_order_of_sums() -> None:
+    """Have a GPU add numbers up in the same order every time, as far as it can; for the rest of this process."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False

@@ -22,7 +22,7 @@ def in_process_engine(assembly: Assembly) -> Engine:
         )
 
     on_cpu = device_of(settings.device) == "cpu"
-    stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu)
+    stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu and not settings.reproducible)
     return InProcess(
         assembly.host(),
         assembly.prepared.names,

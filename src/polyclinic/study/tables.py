@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
@@ -132,13 +132,20 @@ class EngineSettings(Settings):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="arithmetic of training; auto is bf16 on a GPU and fp32 on a CPU"
     )
-    graphs: bool = Field(
-        False, description="on a GPU: record a training step's passes as a CUDA graph; small networks gain most"
+    graphs: Literal["auto"] | bool = Field(
+        "auto",
+        description="on a GPU: record a training step as a CUDA graph and replay it; auto does so where it pays",
     )
     stacked: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="train simulated sites' networks as one stacked network where the method can (felicia): auto does "
-        "so on a GPU; part of the result's last bits",
+        description="train simulated sites' networks as one stacked network where the method can (felicia, fedavg and "
+        "methods built on its training, standalone): auto does so on a GPU where it pays; part of the result's last "
+        "bits",
+    )
+    reproducible: bool = Field(
+        False,
+        description="forbid every choice that rounds differently: CUDA graphs, stacked sites, fused optimisers, and on "
+        "a GPU sums without a fixed order; slower",
     )
     deadline: float | None = Field(
         None,
@@ -157,6 +164,12 @@ class EngineSettings(Settings):
     )
     quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
     checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")
+
+    @model_validator(mode="after")
+    def _reproducible(self) -> Self:
+        if self.reproducible and (self.graphs is True or self.stacked == "always"):
+            raise ValueError("reproducible forbids graphs = true and stacked = 'always'; set them to 'auto'")
+        return self
 
     @field_validator("workers")
     @classmethod

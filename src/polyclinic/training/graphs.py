@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 #: ordinary calls with inputs of a shape before they are recorded: libraries choose kernels, optimisers make their state
 WARM_UP = 3
+#: graphs of one function, each of which keeps the memory of its pass; inputs of further shapes get ordinary calls
+MOST_GRAPHS = 8
 #: CUDA allows one recording at a time in a process, and networks may learn in several threads
 _RECORDING = threading.Lock()
 
@@ -52,7 +54,8 @@ class GraphedFunction:
         shapes = tuple((one.shape, one.dtype) for one in inputs)
         if shapes not in self.graphs:
             self.calls[shapes] += 1
-            if self.failed or self.calls[shapes] <= WARM_UP or not self._record(shapes, inputs):
+            full = len(self.graphs) >= MOST_GRAPHS
+            if self.failed or full or self.calls[shapes] <= WARM_UP or not self._record(shapes, inputs):
                 return self._call(inputs)
         return self.graphs[shapes].replay(inputs)
 

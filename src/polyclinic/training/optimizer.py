@@ -45,11 +45,15 @@ class Optimizer(Settings):
     )
 
     _rounds: int = PrivateAttr(0)
+    _fused: bool = PrivateAttr(True)
 
-    def over(self, rounds: int) -> Self:
-        """The same settings for a run of so many rounds, which a cosine must know."""
+    def over(self, rounds: int, *, fused: bool = True) -> Self:
+        """The same settings for a run of so many rounds, which a cosine must know.
+
+        `fused`: on a GPU, steps may be computed by one kernel for all parameters, which rounds differently.
+        """
         known = self.model_copy()
-        known._rounds = rounds
+        known._rounds, known._fused = rounds, fused
         return known
 
     def at_site(self, site: str) -> Self:
@@ -59,11 +63,13 @@ class Optimizer(Settings):
 
     def make(self, parameters: Iterator[nn.Parameter], round: int) -> torch.optim.Optimizer:
         """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1)."""
-        lr = self.lr_in(round)
+        lr, given = self.lr_in(round), list(parameters)
+        # a fused step wants its state to lie in memory as the parameters do, and a kept one does not
+        fused = (self._fused and not self.keep_state and bool(given) and all(one.is_cuda for one in given)) or None
         if self.name == "sgd":
-            return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind(parameters, lr, weight_decay=self.weight_decay)
+        return kind(given, lr, weight_decay=self.weight_decay, fused=fused)
 
     def lr_in(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1): warming up first, then falling."""

@@ -33,13 +33,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class StackedModel:
-    """M networks of the shape of `network`; `parameters` and `buffers` by name, [M, ...], on its device.
+    """M networks of the shape of `network`; `parameters` and `buffers` by name, [M, ...], on its device."""
 
-    `products`: compute convolutions as matrix products (`stacked_convolutions`), which is faster on a GPU.
-    """
-
-    def __init__(self, network: nn.Module, members: int, *, products: bool = False) -> None:
-        self.members, self.products = members, products
+    def __init__(self, network: nn.Module, members: int) -> None:
+        self.members = members
         self.layout = copy.deepcopy(network).train()  # only its layers are used: the weights are those of the stack
         self.parameters = {
             name: nn.Parameter(_repeated(one, members), requires_grad=one.requires_grad)
@@ -53,8 +50,6 @@ class StackedModel:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images [M, B, C, H, W]: network m gets entry m of them."""
-        if not self.products:
-            return self._forward(self.parameters, self.buffers, images)
         with all_at_once(self.layout):
             return self._forward(self.parameters, self.buffers, images)
 
@@ -112,8 +107,7 @@ class StackedTrainer:
     """Trains the networks of several sites, of one shape and one batch size, as one."""
 
     def __init__(self, trainer: Trainer, members: int) -> None:
-        on_gpu = trainer.device.type == "cuda"
-        self.model = StackedModel(trainer.model, members, products=on_gpu)
+        self.model = StackedModel(trainer.model, members)
         self.gradients = StackedGradients(
             self.model,
             lambda output, targets: trainer.task.loss(output, targets, trainer.target),
