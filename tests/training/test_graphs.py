@@ -16,6 +16,7 @@ from pretended_gpu import BrokenGraph, Nothing, Stream, pretend_gpu
 from polyclinic.data.parts import ImageSet, prepare
 from polyclinic.errors import BadInput
 from polyclinic.models import build, initial_weights
+from polyclinic.randomness import torch_rng
 from polyclinic.runner.assembly import Assembly, record_steps
 from polyclinic.study.tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
@@ -187,7 +188,56 @@ def test_inputs_of_many_shapes_are_not_all_recorded(monkeypatch):
 def test_a_cpu_records_nothing():
     task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
     model = build("small-cnn", channels=1, outputs=task.outputs(target), size=28)
-    assert Trainer(model, TrainerSpec(task=task, target=target, optimizer=Optimizer(), graphs=True))._graphed is None
+    assert not Trainer(model, TrainerSpec(task=task, target=target, optimizer=Optimizer(), graphs=True)).graphs
+
+
+def trainer_that_records(monkeypatch) -> Trainer:
+    pretend_gpu(monkeypatch)
+    task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
+    model = build("small-cnn", channels=1, outputs=task.outputs(target), size=16)
+    trainer = Trainer(model, TrainerSpec(task=task, target=target, optimizer=Optimizer()))
+    trainer.graphs = True
+    return trainer
+
+
+def noise_batches(channels: int = 1, size: int = 16):
+    rng = torch_rng("graphs")
+    while True:
+        yield torch.rand(4, channels, size, size, generator=rng), torch.randint(2, (4,), generator=rng)
+
+
+@pytest.mark.parametrize("case", ["whole", "weighted", "a part", "some layers"])
+def test_recorded_steps_are_the_steps(case, monkeypatch):
+    """The whole network, with weighted classes, the part behind a cut (FedReplay), with layers that do not learn."""
+    trainer = trainer_that_records(monkeypatch)
+    start = {name: one.clone() for name, one in trainer.weights().items()}
+    weights = torch.tensor([0.3, 1.7]) if case == "weighted" else None
+    channels, size = (32, 8) if case == "a part" else (1, 16)
+    ends = []
+    for recorded in (False, True):
+        trainer.graphs = recorded
+        for _ in range(2):  # a part is cut off anew in every round
+            model = trainer.split(trainer.load(start))[1] if case == "a part" else trainer.load(start)
+            if case == "some layers":
+                model.conv1.requires_grad_(False)
+            optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1, 0.9)
+            given = noise_batches(channels, size)
+            trainer.train(given, WARM_UP + 3, optimizer, class_weights=weights, model=model)
+        ends.append(trainer.weights())
+    assert len(trainer.kept) == 1
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in start)
+    assert not torch.equal(ends[0]["fc.weight"], start["fc.weight"])
+
+
+def test_another_choice_of_layers_that_learn_is_another_graph(monkeypatch):
+    trainer = trainer_that_records(monkeypatch)
+    for frozen in (False, True):
+        trainer.model.conv1.requires_grad_(not frozen)
+        before = trainer.model.conv1.weight.detach().clone()
+        optimizer = torch.optim.SGD(trainer.model.parameters(), 0.1)
+        trainer.train(noise_batches(), WARM_UP + 3, optimizer)
+        assert torch.equal(before, trainer.model.conv1.weight) == frozen
+    assert len(trainer.kept) == 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -23,8 +23,8 @@ MOST_GRAPHS = 8
 #: CUDA allows one recording at a time in a process, and networks may learn in several threads
 _RECORDING = threading.Lock()
 
-#: images and targets to the loss
-Loss = Callable[[Tensor, Tensor], Tensor]
+#: images, targets and what else there is, to the loss
+Loss = Callable[..., Tensor]
 
 
 class GraphedFunction:
@@ -110,7 +110,7 @@ def _leave_recording(rngs: Sequence[torch.Generator]) -> None:
 
 
 class GraphedGradients:
-    """`loss(images, targets)` and its gradients w.r.t. the parameters of `model`, as CUDA graphs by shape of a batch.
+    """`loss(images, targets, ...)` and its gradients w.r.t. the parameters of `model`, a CUDA graph for each shape.
 
     The model must be in training mode, and its parameters must stay where they are. Optimisers, which are made anew in
     every round, take their steps outside.
@@ -121,17 +121,17 @@ class GraphedGradients:
         self.loss = loss
         self.passes = GraphedFunction(self._passes, "engine.graphs: a training step")
 
-    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss; its gradients are left in the parameters' `grad`."""
-        loss, gradients = self.passes(images, targets)
+        loss, gradients = self.passes(*inputs)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         return loss
 
-    def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    def _passes(self, *inputs: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         """Forward and backward pass. Gradients get new tensors, which lie in the memory of the graph."""
         for one in self.parameters:
             one.grad = None
-        loss = self.loss(images, targets)
+        loss = self.loss(*inputs)
         loss.backward()
         return loss.detach(), [one.grad for one in self.parameters]

@@ -89,7 +89,6 @@ class Trainer:
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
-        self._graphed = self._graphed_gradients() if self.graphs else None
 
     def with_optimizer(self, optimizer: Optimizer) -> Trainer:
         """A trainer of the same network with other settings of the optimiser, such as a site's own batch size."""
@@ -244,8 +243,10 @@ class Trainer:
         objective: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the loss of a batch and leaves its gradients in the model."""
-        if self._graphed is not None and model is self.model and class_weights is None and objective is None:
-            return self._graphed
+        if self.graphs and objective is None and self._owns(model):
+            weights = () if class_weights is None else (class_weights,)
+            graphed = self._graphed_gradients(model, *weights)
+            return lambda images, targets: graphed(images, targets, *weights)
 
         def of_task(images: Tensor, targets: Tensor) -> Tensor:
             return self.loss(self.forward(images, model), targets, class_weights)
@@ -259,8 +260,20 @@ class Trainer:
 
         return learn
 
-    def _graphed_gradients(self) -> GraphedGradients:
-        return GraphedGradients(self.model, lambda images, targets: self.loss(self.forward(images), targets))
+    def _owns(self, model: nn.Module) -> bool:
+        """Whether it is the trainer's network or a part of it, whose weights stay where they are."""
+        own = {id(one) for one in self.model.parameters()}
+        return model is self.model or all(id(one) in own for one in model.parameters())
+
+    def _graphed_gradients(self, model: nn.Module, *class_weights: Tensor) -> GraphedGradients:
+        """A recorded step of the network or a part: one for each choice of stages and of weights that are trained."""
+        trained = [one.requires_grad for one in model.parameters()]
+        key = f"graph: {getattr(model, 'present', '')} {trained} {len(class_weights)}"
+        if key not in self.kept:
+            self.kept[key] = GraphedGradients(
+                model, lambda images, targets, *weights: self.loss(self.forward(images, model), targets, *weights)
+            )
+        return self.kept[key]
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():
