@@ -34,6 +34,7 @@ CASES = {
     "fedavg": ("fedavg", {}, {}),
     "cwt": ("cwt", {}, {}),
     "fedreplay": ("fedreplay", {}, {}),
+    "ditto": ("ditto", {"sites.count": 2}, {}),
     "feder": ("feder", SMALL_GAN, {"buffer": 16}),
     "felicia, step by step": ("felicia", SKIN, {**QUICK, "schedule": "synchronous"}),
     "felicia, local steps": ("felicia", SKIN, {**QUICK, "schedule": "local", "exchange_every": 1}),

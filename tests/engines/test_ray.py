@@ -49,6 +49,7 @@ CASES = {
     "cwt": ({}, 1),
     "splitnn": ({"local_steps": 2}, "auto"),
     "fedreplay": ({}, 1),
+    "scaffold": ({}, 1),
 }
 
 

@@ -24,6 +24,10 @@ MORE = {
     "fedsgd": ("fedsgd", KEEP | {"optimizer.name": "adam"}),
     "fedavg-share": ("fedavg-share", {}),
     "standalone": ("standalone", {"evaluation.select": "best"}),
+    "scaffold": ("scaffold", {}),
+    "feddyn": ("feddyn", KEEP),
+    "fedper": ("fedper", {"evaluation.select": "best"}),
+    "finetune": ("finetune", {"evaluation.select": "best"}),
     "local statistics": ("fedprox", BATCH_NORM | {"model.batch_norm": "local", "evaluation.select": "best"}),
 }
 

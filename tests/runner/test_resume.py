@@ -26,6 +26,11 @@ MORE = {
     "pooled": ("centralized", KEEP | {"optimizer.name": "adam"}),
     "gradients": ("fedsgd", KEEP),
     "alone": ("standalone", {"evaluation.select": "best"}),
+    "controls": ("scaffold", KEEP),
+    "own models beside": ("ditto", KEEP | {"evaluation.select": "best"}),
+    "own models at the end": ("finetune", {"evaluation.select": "best"}),
+    "last models": ("moon", {}),
+    "adaptive": ("fedopt", {}),
 }
 
 

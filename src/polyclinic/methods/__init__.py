@@ -29,6 +29,7 @@ from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.finetune import FineTune
 from polyclinic.methods.gaussian_heads import GaussianHeads
 from polyclinic.methods.moon import Moon
+from polyclinic.methods.private_head import PrivateHead
 from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.splitnn import SplitNN
@@ -53,6 +54,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedrep": FedRep,
         "fedper": FedPer,
         "finetune": FineTune,
+        "private-head": PrivateHead,
         "fedavg-share": FedAvgShare,
         "cwt": CyclicWeightTransfer,
         "splitnn": SplitNN,

@@ -222,6 +222,8 @@ COVERABLE = {"weights", "gradients", "generator", "synthetic-images", "statistic
 def check_privacy(study: Study) -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:
+        if study.method.traits.needs_privacy:
+            raise BadInput(f"privacy: '{study.method.name}' trains with noise; add the table [privacy]")
         return
     parts = [*study.method.traits.private_networks]
     if study.replay is not None and study.replay.ratio > 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -262,15 +262,56 @@ def _pieces(site: Site, units: Units, index: Tensor, address: row_draws.Address)
         yield (*site.trainer.batch(site.data.train, part, seeds), seeds, *_owners(units, part, 0))
 
 
+def clipping_norm(site: Site) -> float:
+    """The longest contribution that one image, or one patient, may have to a private sum."""
+    return _privacy(site).clip
+
+
+def release_sum(
+    site: Site,
+    total: Callable[[Tensor, Tensor | None], Tensor],
+    batch_size: int | None,
+    *,
+    share: float = 1.0,
+) -> tuple[Tensor, float]:
+    """A private sum over the site's training images, entered as one step, and how many images (or patients) it is of on
+    average; zero if the budget does not allow it.
+
+    `total(index, patients)` is the sum of the images at `index`, on the CPU; each image, or where `patients` [B] are
+    given each patient, has at most length `privacy.clip` in it. `batch_size`: as many take part on average, each with
+    the same chance; all if None. `share`: the part of the noise that this site adds, where several sites share the
+    noise of their sum.
+    """
+    from polyclinic.privacy import dp_sgd
+
+    privacy, account = _privacy(site), account_of(site)
+    units = units_of(site, privacy.unit)
+    rate = 1.0 if batch_size is None else epsilon.sampling_rate_for(len(units), batch_size)
+    expected = rate * len(units)
+    noise = privacy.noise_in_sum(expected)
+    if not account.steps_left(privacy.target_epsilon, noise, rate, 1):
+        return torch.zeros_like(total(torch.arange(0), None)), expected
+    address = _address(site, account)
+    _enter(site, account, noise, rate, 1)
+    index = torch.arange(len(site.data.train)) if rate == 1 else next(_draw(site, units, rate, address))
+    found = total(index, None if units.patients is None else units.patients[index])
+    draw = dp_sgd.noise_from(torch.device("cpu"), *address, "noise")
+    site.state.put(STATE, account.tensors())
+    return found + share * noise * privacy.clip * draw(found), expected
+
+
 # --- records ------------------------------------------------------------------------------------------
 
 
-def record_of(site: Site, *parts: str) -> JsonObject | None:
-    """The record of a parcel that holds these parts and nothing else; None if it is not covered."""
+def record_of(site: Site, *parts: str, limits: Sequence[str] = ()) -> JsonObject | None:
+    """The record of a parcel that holds these parts and nothing else; None if it is not covered.
+
+    `limits`: what else it does not cover.
+    """
     if site.trainer.privacy is None or not covered_parts(site.trainer.privacy.on, parts):
         return None
-    limits = [CODES] if {"generator", "encoder"} & set(parts) else []
-    return _record(site, names(parts), [*limits, *_limits(site)])
+    codes = [CODES] if {"generator", "encoder"} & set(parts) else []
+    return _record(site, names(parts), [*codes, *limits, *_limits(site)])
 
 
 def record_of_scores(site: Site, split: str) -> JsonObject | None:

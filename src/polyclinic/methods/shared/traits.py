@@ -42,3 +42,5 @@ class Traits:
     takes_frozen_features: bool = False
     #: fits a head on features of an encoder, and so needs one as `model.backbone`
     needs_encoder: bool = False
+    #: is for studies with a table [privacy] only
+    needs_privacy: bool = False

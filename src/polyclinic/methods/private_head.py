@@ -1,0 +1,179 @@
+"""Private head: a linear head on features of a public encoder, by FedSGD in which everything that leaves is noisy.
+
+In a round every site gives the sum of its images' gradients, each clipped, with Gaussian noise (DP-SGD, Abadi et al.
+2016; all images in every step, or Poisson samples); the coordinator steps along the sum of the sites with momentum, and
+releases the mean of the last rounds' heads, which costs no privacy. The features are projected on a public basis of
+phantoms before, so that noise falls on few numbers. Nothing else of the images leaves but scores, where the study wants
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.encoders.kept_features import kept_features
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared.method import Method, Own
+from polyclinic.methods.shared.public_basis import public_basis
+from polyclinic.methods.shared.traits import Traits
+from polyclinic.models import Encoded
+from polyclinic.privacy.epsilon import sampling_rate_for
+from polyclinic.training import private
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
+
+#: the group of a site's state that has the basis, and where its cache has the projected features
+BASIS, VECTORS = "basis", "private head vectors"
+SHARED = "a coordinator that sees what single sites send: the noise is shared among them, and protects their sum only"
+
+
+class PrivateHead(Method):
+    name: Literal["private-head"] = "private-head"
+    rounds: int = Field(200, ge=1, description="rounds of training; a round is one step")
+    batch: Literal["full", "poisson"] = Field(
+        "full", description="images of a step: all, or each with the same chance, optimizer.batch_size on average"
+    )
+    noise: Literal["each-site", "shared"] = Field(
+        "each-site",
+        description="every site's sum is private by itself; or the sites share the noise of one sum, which needs a "
+        "coordinator that sees the sum only (simulation)",
+    )
+    numbers: int = Field(1024, ge=1, description="numbers of an image after projection on a public basis")
+    whitening: float = Field(
+        0.5, ge=0, le=1, description="how far variances of the public basis are made alike: 0 not at all, 1 all alike"
+    )
+    bias: float = Field(0.3, gt=0, description="the constant that stands beside the numbers of an image")
+    server_lr: float = Field(2.0, gt=0, description="learning rate of the coordinator")
+    beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator")
+    average: float = Field(0.5, ge=0, le=1, description="share of the rounds, the last ones, whose heads are averaged")
+
+    summary: ClassVar[str] = "a linear head on a public encoder, trained with differential privacy, step by step"
+    traits: ClassVar[Traits] = Traits(
+        tasks=("classification", "regression"),
+        batch_norm="average",
+        takes_mixup=False,
+        samples_sites=False,
+        needs_encoder=True,
+        needs_privacy=True,
+    )
+
+    # --- the coordinator --------------------------------------------------------------------------
+
+    def run(self, federation: Federation) -> Weights:
+        basis = federation.once("basis", lambda: self.hand_out_basis(federation))
+        model = _encoded(federation.trainer.model)
+        zero = torch.zeros(model.fc.out_features, basis["matrix"].shape[1] + 1)
+        state = federation.state(step={"head": zero, "velocity": zero, "sum": zero}, averaged=0)
+        weights = self.weights(basis, zero)
+        operation = "give_shared_gradient" if self.noise == "shared" else "give_gradient"
+        for number in federation.rounds(self.rounds, state):
+            replies = federation.ask_all(operation, statistics={"head": state.step["head"]})
+            images = sum(reply.metadata["expected"] for reply in replies)
+            gradient = torch.stack([reply.gradients["head"].double() for reply in replies]).sum(0).float() / images
+            velocity = self.beta * state.step["velocity"] + gradient
+            head = state.step["head"] - self.server_lr * velocity
+            counts = number > (1 - self.average) * self.rounds or number == self.rounds
+            total = state.step["sum"] + head if counts else state.step["sum"]
+            state.step, state.averaged = {"head": head, "velocity": velocity, "sum": total}, state.averaged + counts
+            if number == self.rounds:  # the mean of the heads is there at the end only
+                federation.evaluate(self.weights(basis, total / state.averaged))
+        if state.averaged:
+            weights = self.weights(basis, state.step["sum"] / state.averaged)
+        return weights
+
+    def hand_out_basis(self, federation: Federation) -> dict[str, Tensor]:
+        """The basis, which all sites get."""
+        trainer = federation.trainer
+        encoder = _encoded(trainer.model).features.encoder(trainer.device)
+        basis = public_basis(encoder, self.numbers, whitening=self.whitening)
+        federation.ask_all("take_basis", statistics={**basis, "sites": torch.tensor(len(federation.sites))})
+        return basis
+
+    def weights(self, basis: Weights, head: Tensor) -> dict[str, Tensor]:
+        """The model with a head [T, k + 1] of projected features, in terms of all features."""
+        slopes = head[:, :-1] @ basis["matrix"].T
+        return {"fc.weight": slopes, "fc.bias": self.bias * head[:, -1] - slopes @ basis["mean"]}
+
+    # --- the sites --------------------------------------------------------------------------------
+
+    @operation()
+    def take_basis(self, site: Site, statistics: Weights) -> None:
+        site.state.put(BASIS, statistics)
+
+    @operation("gradients")
+    def give_gradient(self, site: Site, statistics: Weights) -> Parcel:
+        """The noisy sum of clipped gradients of the head."""
+        return self._noisy_gradient(site, statistics["head"], share=1.0)
+
+    @operation("gradients", simulation_only=True)
+    def give_shared_gradient(self, site: Site, statistics: Weights) -> Parcel:
+        """The same with a share of the noise, so that the sum of all sites has all of it."""
+        sites = int(site.state.group(BASIS)["sites"])
+        return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(sites))
+
+    def _noisy_gradient(self, site: Site, head: Tensor, share: float) -> Parcel:
+        images = len(site.data.train)
+        rate = 1.0 if self.batch == "full" else sampling_rate_for(images, site.trainer.optimizer.batch_size)
+        vectors, trainer = self.vectors(site), site.trainer
+        targets = trainer.task.targets(torch.from_numpy(np.array(site.data.train.labels)))
+        clip = private.clipping_norm(site)
+
+        def total(index: Tensor) -> Tensor:
+            outputs = (vectors[index] @ head.T).requires_grad_()
+            losses = trainer.task.losses(outputs, targets[index], trainer.target)
+            (slopes,) = torch.autograd.grad(losses.sum(), outputs)
+            return clipped_sum(slopes, vectors[index], clip)
+
+        noisy = private.release_sum(site, total, rate, share=share)
+        limits = [SHARED] if share < 1 else []
+        record = private.record_of(site, "classifier", limits=limits)
+        return Parcel("gradients", {"head": noisy}, {"samples": images, "expected": rate * images}, record)
+
+    def vectors(self, site: Site) -> Tensor:
+        """Projected features of the site's training images and the constant, float32 [N, k + 1]."""
+        if VECTORS not in site.cache:
+            site.cache[VECTORS] = self.project(site, site.data.train)
+        return site.cache[VECTORS]
+
+    def project(self, site: Site, part: ImageSet) -> Tensor:
+        basis, features = site.state.group(BASIS), features_of(site, part)
+        vectors = (features - basis["mean"]) @ basis["matrix"]
+        return torch.cat([vectors, torch.full((len(vectors), 1), self.bias)], 1)
+
+    def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
+        """As for any method, from features that are computed once."""
+        if len(part) == 0:
+            return {}
+        trainer = site.trainer
+        output = features_of(site, part) @ weights["fc.weight"].T + weights["fc.bias"]
+        targets = trainer.task.targets(torch.from_numpy(np.array(part.labels)))
+        cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
+        observed = trainer.task.observe(output, targets, trainer.target)
+        return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
+
+
+def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float) -> Tensor:
+    """The sum over images of slope times vector, [T, k], each of at most length `clip`, from [N, T] and [N, k]."""
+    lengths = slopes.norm(dim=1) * vectors.norm(dim=1)
+    return (slopes * (clip / lengths.clamp(min=clip))[:, None]).T @ vectors
+
+
+def features_of(site: Site, part: ImageSet) -> Tensor:
+    """Features of a part's images, float32 [N, D]."""
+    encoder = _encoded(site.trainer.model).features.encoder(site.trainer.device)
+    return torch.from_numpy(np.array(kept_features(encoder, part.images)))
+
+
+def _encoded(model: object) -> Encoded:
+    assert isinstance(model, Encoded), "the study's checks want an encoder"
+    return model

@@ -1,0 +1,45 @@
+"""A public basis for features: principal components of phantoms' features, which say nothing about any patient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyclinic.data.datasets import SOURCES
+from polyclinic.encoders import Encoder
+
+#: drawn pictures whose features the basis is made of, and how many of each
+PHANTOMS = ("hand-phantom", "chest-phantom", "fundus-phantom", "brain-phantom")
+EACH = 500
+SIZE = 64
+#: a share of the largest variance that is added to all, so that directions of next to none are not blown up
+FLOOR = 0.01
+
+
+def public_basis(encoder: Encoder, numbers: int, *, whitening: float, each: int = EACH) -> dict[str, Tensor]:
+    """`mean` [D] and `matrix` [D, k], float32: (x - mean) @ matrix are `numbers` numbers of an image, or fewer where
+    phantoms have no more directions. `whitening` 0 leaves the variances of directions as they are, 1 makes them alike.
+    The median length of a phantom's vector is 1."""
+    features = torch.cat([encoder.features(_pictures(name, each)) for name in PHANTOMS]).double()
+    return basis_of(features, numbers, whitening)
+
+
+def basis_of(features: Tensor, numbers: int, whitening: float) -> dict[str, Tensor]:
+    """The same from features float64 [N, D]."""
+    mean, deviation = features.mean(0), features.std(0).clamp(min=1e-3)
+    scaled = (features - mean) / deviation
+    # N is smaller than D: the components follow from the products of images, [N, N]
+    squares, turned = torch.linalg.eigh(scaled @ scaled.T)
+    kept = squares.flip(0)[:numbers] > 1e-9 * squares[-1]
+    squares, turned = squares.flip(0)[:numbers][kept], turned.flip(1)[:, :numbers][:, kept]
+    directions = scaled.T @ turned / squares.sqrt()
+    variances = squares / len(features)
+    matrix = directions * (variances + FLOOR * variances[0]).pow(-whitening / 2)
+    lengths = (scaled @ matrix).norm(dim=1)
+    matrix = matrix / deviation[:, None] / lengths.median()
+    return {"mean": mean.float(), "matrix": matrix.float()}
+
+
+def _pictures(name: str, count: int) -> Tensor:
+    source = SOURCES[name].model_validate({"source": name, "samples": count, "size": SIZE})
+    return torch.from_numpy(source.load().images)

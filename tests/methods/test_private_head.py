@@ -1,0 +1,218 @@
+"""The private head: its sums against arithmetic by hand, its noise, its account, and what leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from polyclinic.encoders import ENCODERS, Encoder
+from polyclinic.errors import BadInput
+from polyclinic.methods import private_head
+from polyclinic.methods.shared import public_basis
+from polyclinic.privacy.epsilon import compute_epsilon
+from polyclinic.training import private
+
+AGES = {
+    "data": {"source": "hand-phantom", "samples": 120, "size": 28},
+    "sites": {"partition": "iid", "count": 2},
+    "task": {"name": "regression", "criterion": "mse"},
+    "model": {"backbone": "thumbnail"},
+    "privacy": {"noise": 1.0, "clip": 0.5, "delta": 1e-5},
+}
+FEW = {"name": "private-head", "rounds": 3, "numbers": 5}
+
+
+class Thumbnail(Encoder):
+    """The image at 4 x 4 pixels."""
+
+    width = 16
+    side = None
+
+    def encode(self, images):
+        return torch.nn.functional.adaptive_avg_pool2d(images.mean(1, keepdim=True), 4).flatten(1)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(ENCODERS, "thumbnail", Thumbnail)
+    monkeypatch.setattr(public_basis.public_basis, "__kwdefaults__", {"each": 10})
+
+
+def lines_of(result):
+    files = (result.folder / "ledger").glob("*.jsonl")
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------
+
+
+def test_a_clipped_sum_by_hand():
+    """Gradients (3, 4), of length 5, and (0.3, 0.4), of length 0.5: the first is scaled to length 1."""
+    slopes, vectors = torch.tensor([[1.0], [0.1]]), torch.tensor([[3.0, 4.0], [3.0, 4.0]])
+    total = private_head.clipped_sum(slopes, vectors, 1.0)
+    assert total.flatten().tolist() == pytest.approx([0.6 + 0.3, 0.8 + 0.4])
+
+
+def test_one_image_more_moves_the_sum_by_the_clipping_norm_at_most():
+    rng = torch.Generator().manual_seed(0)
+    slopes, vectors = torch.randn(50, 3, generator=rng), torch.randn(50, 7, generator=rng)
+    whole = private_head.clipped_sum(slopes, vectors, 0.7)
+    for left_out in range(50):
+        kept = [place for place in range(50) if place != left_out]
+        assert float((whole - private_head.clipped_sum(slopes[kept], vectors[kept], 0.7)).norm()) <= 0.7 + 1e-5
+
+
+def test_the_basis_turns_phantoms_into_few_numbers_without_correlation():
+    features = torch.randn(40, 12, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1, 13)
+    basis = public_basis.basis_of(features, 5, whitening=0.0)
+    vectors = (features.float() - basis["mean"]) @ basis["matrix"]
+    assert vectors.shape == (40, 5)
+    products = vectors.T @ vectors
+    assert float((products - products.diag().diag()).abs().max()) < 1e-3
+    assert (products.diag().diff() < 0).all()  # the largest variance first
+    assert float(vectors.norm(dim=1).median()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
+    """Two sites, momentum, the mean of the last two heads: the same from all images in one place."""
+    monkeypatch.setattr(private, "release_sum", lambda site, total, rate, share: total(torch.arange(60)[: size(site)]))
+    kept = {}
+
+    def remember(self, site):
+        kept[site.name] = project(self, site)
+        return kept[site.name]
+
+    project = private_head.PrivateHead.vectors
+    monkeypatch.setattr(private_head.PrivateHead, "vectors", remember)
+    result = tiny_run({**FEW, "rounds": 4, "average": 0.5, "server_lr": 0.5, "beta": 0.9}, **AGES)
+    vectors, targets = torch.cat([kept["site-1"], kept["site-2"]]), all_targets(result)
+    head, velocity, heads = torch.zeros(vectors.shape[1]), torch.zeros(vectors.shape[1]), []
+    for _ in range(4):
+        each = (2 * (vectors @ head - targets))[:, None] * vectors
+        each = each * (0.5 / each.norm(dim=1).clamp(min=0.5))[:, None]
+        velocity = 0.9 * velocity + each.sum(0) / len(vectors)
+        head = head - 0.5 * velocity
+        heads.append(head)
+    mean = torch.stack(heads[2:]).mean(0)
+    outputs = vectors @ mean
+    released = result.weights()
+    sites = [site_images(result, name) for name in ("site-1", "site-2")]
+    features = torch.cat([Thumbnail().features(torch.from_numpy(one.images.copy())) for one in sites])
+    by_model = features @ released["fc.weight"][0] + released["fc.bias"][0]
+    torch.testing.assert_close(by_model, outputs, rtol=1e-3, atol=1e-4)
+
+
+def size(site):
+    return len(site.data.train)
+
+
+def site_images(result, name):
+    import tomllib
+
+    from polyclinic.data.parts import open_site, prepare
+    from polyclinic.study import parse_study
+
+    study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
+    return open_site(prepare(study.data, study.sites).folder, name).train
+
+
+def all_targets(result):
+    labels = [torch.from_numpy(site_images(result, name).labels.copy()) for name in ("site-1", "site-2")]
+    return (torch.cat(labels).float() - 114) / 114
+
+
+# --- noise and account --------------------------------------------------------------------------------
+
+
+def test_all_images_in_every_step_are_accounted_for(tiny_run):
+    result = tiny_run(FEW, **AGES)
+    assert result["privacy"]["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
+    assert result["privacy"]["steps"] == 3
+
+
+def test_poisson_samples_cost_less(tiny_run):
+    full = tiny_run(FEW, **AGES)["privacy"]
+    some = tiny_run({**FEW, "batch": "poisson"}, **AGES)["privacy"]
+    assert some["epsilon"] < full["epsilon"]
+
+
+@pytest.mark.parametrize(("noise", "expected"), [("each-site", 1.0), ("shared", 1 / math.sqrt(2))])
+def test_the_noise_of_a_site(tiny_run, monkeypatch, noise, expected):
+    """Of sums of nothing only the noise is left: clip 0.5 times noise 1, or its share among two sites."""
+    monkeypatch.setattr(private_head, "clipped_sum", lambda slopes, vectors, clip: torch.zeros(1, 400))
+    sent = []
+    release = private.release_sum
+
+    def noted(*arguments, **more):
+        sent.append(release(*arguments, **more))
+        return torch.zeros(1, sent[-1].shape[1])[:, :6]
+
+    monkeypatch.setattr(private, "release_sum", noted)
+    tiny_run({**FEW, "noise": noise, "numbers": 5}, **AGES)
+    assert len(sent) == 6
+    assert float(torch.cat(sent).std()) == pytest.approx(0.5 * expected, rel=0.1)
+
+
+def test_shared_noise_says_whom_it_does_not_protect_from(tiny_run):
+    shared = tiny_run({**FEW, "noise": "shared"}, **AGES)["privacy"]
+    assert private_head.SHARED in shared["does_not_cover"]
+    assert private_head.SHARED not in tiny_run(FEW, **AGES)["privacy"]["does_not_cover"]
+    assert private_head.PrivateHead.give_shared_gradient.operation.simulation_only
+
+
+def test_a_site_whose_budget_is_spent_sends_zeros(tiny_run):
+    target = compute_epsilon(1.0, 1.0, 2, 1e-5) * 1.001
+    result = tiny_run(FEW, **{**AGES, "privacy": {**AGES["privacy"], "target_epsilon": target}})
+    assert result["privacy"]["steps"] == 2
+    assert result["privacy"]["epsilon"] <= target
+
+
+# --- what leaves --------------------------------------------------------------------------------------
+
+
+def test_everything_that_leaves_is_covered(tiny_run):
+    silent = {"evaluation": {"every": 0, "select": "last", "final": "none"}}
+    covered = {**AGES, "privacy": {**AGES["privacy"], "cover": "all"}, **silent}
+    result = tiny_run(FEW, **covered)
+    assert {line["kind"] for line in lines_of(result)} == {"gradients"}
+    assert result["privacy"]["covers"] == ["everything released"]
+    assert all(line["privacy"]["epsilon"] > 0 for line in lines_of(result))
+
+
+def test_scores_from_kept_features_are_those_of_the_model(tiny_run):
+    """The released model, image by image, gives the result's error."""
+    result = tiny_run(FEW, **AGES)
+    import tomllib
+
+    from polyclinic.data.parts import open_site, prepare
+    from polyclinic.runner.assembly import Assembly
+    from polyclinic.study import parse_study
+
+    study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
+    assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
+    trainer = assembly.trainer()
+    trainer.load(result.weights())
+    sums = [trainer.evaluate(open_site(assembly.prepared.folder, name).test) for name in ("site-1", "site-2")]
+    by_hand = study.task.finish(study.task.add(*sums))["mae"]
+    assert result.metrics["test"]["mae"] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_it_needs_a_table_of_privacy_and_an_encoder(study_of):
+    with pytest.raises(BadInput, match=r"privacy: 'private-head' trains with noise; add the table \[privacy\]"):
+        study_of(FEW, **{name: table for name, table in AGES.items() if name != "privacy"})
+    with pytest.raises(BadInput, match=r"model\.backbone"):
+        study_of(FEW, **{**AGES, "model": {"backbone": "lenet5"}})
+
+
+def test_classes_are_learnt_as_well(tiny_run):
+    eyes = {
+        **AGES,
+        "data": {"source": "fundus-phantom", "samples": 120, "size": 28},
+        "task": {"name": "classification"},
+    }
+    result = tiny_run(FEW, **eyes)
+    assert 0 <= result.metrics["test"]["accuracy"] <= 1
+    assert result.weights()["fc.weight"].shape == (2, 16)
