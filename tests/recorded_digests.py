@@ -74,6 +74,7 @@ ONE_ROUND: dict[str, tuple[dict[str, Any], Tables]] = {
     "analytic": ({"name": "analytic"}, ENCODER),
     "gaussian-heads": ({"name": "gaussian-heads"}, ENCODER),
     "gaussian-heads, naive-bayes": ({"name": "gaussian-heads", "rule": "naive-bayes"}, ENCODER),
+    "private-head": ({"name": "private-head", "phantoms": 10}, {**ENCODER, "privacy": {"noise": 1.0}}),
     "fedpft": ({"name": "fedpft", "components": 2, "iterations": 3, "passes": 2}, ENCODER),
 }
 

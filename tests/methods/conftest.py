@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from json_schemas import assert_valid
 
+from polyclinic.encoders import ENCODERS
 from polyclinic.methods import METHODS
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
@@ -46,7 +47,10 @@ def tiny_study(method: dict[str, Any], **changes: dict[str, Any]) -> Study:
     if method["name"] == "felicia" and "generator" not in changes:  # it trains GANs, and no other generator
         tables["generator"] = {"name": "dcgan", "width": 4}
         method = {"steps": 1, "learner_steps": 300, **method}
-    if METHODS[method["name"]].traits.needs_encoder:
+    traits = METHODS[method["name"]].traits
+    if traits.needs_privacy:
+        tables.setdefault("privacy", {"noise": 1.0})
+    if traits.needs_encoder and tables["model"]["backbone"] not in ENCODERS:
         tables["model"] = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
     if method["name"].endswith("-replay"):  # a probe takes longer than all the rest
         tables["replay"] = {"probe": False, **changes.get("replay", {})}

@@ -36,6 +36,7 @@ MONTHS = {
     "feder-b": 33.55,
     "felicia": 26.60,
     "analytic": 19.35,
+    "private-head": 31.40,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},
@@ -45,8 +46,12 @@ STUDY = {
 }
 
 
-#: ten passes for the head, or 300 steps of each site's networks, take too long here
-SETTINGS = {"fedrep": {"head_epochs": 1}, "felicia": {"learner_steps": 100}}
+#: what takes too long here by default
+SETTINGS = {
+    "fedrep": {"head_epochs": 1},
+    "felicia": {"learner_steps": 100},
+    "private-head": {"phantoms": 10},
+}
 
 
 @pytest.mark.parametrize("method", sorted(name for name in METHODS if "regression" in METHODS[name].traits.tasks))

@@ -44,7 +44,7 @@ def test_every_method_runs_every_task_it_is_for(tiny_run, method):
         "task": {"name": "regression"},
         "model": {"backbone": "small-cnn"},
     }
-    quick = {"learner_steps": 3} if method == "felicia" else {}
+    quick = {"felicia": {"learner_steps": 3}, "private-head": {"phantoms": 10}}.get(method, {})
     result = tiny_run({"name": method, "rounds": 1, **quick}, **ages)
     assert 0 < result.metrics["test"]["mae"] < 228
     assert set(result.metrics["per_site"]) == {"site-1", "site-2", "site-3"}

@@ -13,6 +13,7 @@ from polyclinic.errors import BadInput
 from polyclinic.methods import private_head
 from polyclinic.methods.shared import public_basis
 from polyclinic.privacy.epsilon import compute_epsilon
+from polyclinic.study import parse_study
 from polyclinic.training import private
 
 AGES = {
@@ -22,7 +23,7 @@ AGES = {
     "model": {"backbone": "thumbnail"},
     "privacy": {"noise": 1.0, "clip": 0.5, "delta": 1e-5},
 }
-FEW = {"name": "private-head", "rounds": 3, "numbers": 5}
+FEW = {"name": "private-head", "rounds": 3, "numbers": 5, "phantoms": 10}
 
 
 class Thumbnail(Encoder):
@@ -38,7 +39,6 @@ class Thumbnail(Encoder):
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setitem(ENCODERS, "thumbnail", Thumbnail)
-    monkeypatch.setattr(public_basis.public_basis, "__kwdefaults__", {"each": 10})
 
 
 def lines_of(result):
@@ -65,6 +65,22 @@ def test_one_image_more_moves_the_sum_by_the_clipping_norm_at_most():
         assert float((whole - private_head.clipped_sum(slopes[kept], vectors[kept], 0.7)).norm()) <= 0.7 + 1e-5
 
 
+def test_the_images_of_a_patient_are_clipped_together():
+    """Patient 0 has (3, 4) and (0.3, 0.4), together of length 5.5; patient 1 has (0.3, 0.4)."""
+    slopes, vectors = torch.tensor([[1.0], [0.1], [0.1]]), torch.tensor([[3.0, 4.0]] * 3)
+    total = private_head.clipped_sum(slopes, vectors, 1.0, torch.tensor([0, 1, 0]))
+    assert total.flatten().tolist() == pytest.approx([0.6 + 0.3, 0.8 + 0.4])
+
+
+def test_patients_are_the_unit_where_the_study_says_so(tiny_run):
+    """Brain phantoms have several images of a patient; epsilon is for one of them with all images."""
+    brains = {"source": "brain-phantom", "samples": 90, "size": 28}
+    by_patient = {**AGES, "data": brains, "task": {"name": "classification"}}
+    result = tiny_run(FEW, **{**by_patient, "privacy": {**AGES["privacy"], "unit": "patient"}})
+    assert result["privacy"]["unit"] == "patient"
+    assert result["privacy"]["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
+
+
 def test_the_basis_turns_phantoms_into_few_numbers_without_correlation():
     features = torch.randn(40, 12, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1, 13)
     basis = public_basis.basis_of(features, 5, whitening=0.0)
@@ -78,7 +94,7 @@ def test_the_basis_turns_phantoms_into_few_numbers_without_correlation():
 
 def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
     """Two sites, momentum, the mean of the last two heads: the same from all images in one place."""
-    monkeypatch.setattr(private, "release_sum", lambda site, total, rate, share: total(torch.arange(60)[: size(site)]))
+    monkeypatch.setattr(private, "release_sum", bare_sum)
     kept = {}
 
     def remember(self, site):
@@ -105,15 +121,14 @@ def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
     torch.testing.assert_close(by_model, outputs, rtol=1e-3, atol=1e-4)
 
 
-def size(site):
-    return len(site.data.train)
+def bare_sum(site, total, batch_size, share):
+    return total(torch.arange(len(site.data.train)), None), float(len(site.data.train))
 
 
 def site_images(result, name):
     import tomllib
 
     from polyclinic.data.parts import open_site, prepare
-    from polyclinic.study import parse_study
 
     study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
     return open_site(prepare(study.data, study.sites).folder, name).train
@@ -142,13 +157,14 @@ def test_poisson_samples_cost_less(tiny_run):
 @pytest.mark.parametrize(("noise", "expected"), [("each-site", 1.0), ("shared", 1 / math.sqrt(2))])
 def test_the_noise_of_a_site(tiny_run, monkeypatch, noise, expected):
     """Of sums of nothing only the noise is left: clip 0.5 times noise 1, or its share among two sites."""
-    monkeypatch.setattr(private_head, "clipped_sum", lambda slopes, vectors, clip: torch.zeros(1, 400))
+    monkeypatch.setattr(private_head, "clipped_sum", lambda *_: torch.zeros(1, 400))
     sent = []
     release = private.release_sum
 
     def noted(*arguments, **more):
-        sent.append(release(*arguments, **more))
-        return torch.zeros(1, sent[-1].shape[1])[:, :6]
+        noisy, expected = release(*arguments, **more)
+        sent.append(noisy)
+        return torch.zeros(1, 6), expected
 
     monkeypatch.setattr(private, "release_sum", noted)
     tiny_run({**FEW, "noise": noise, "numbers": 5}, **AGES)
@@ -189,7 +205,6 @@ def test_scores_from_kept_features_are_those_of_the_model(tiny_run):
 
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.runner.assembly import Assembly
-    from polyclinic.study import parse_study
 
     study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
@@ -200,11 +215,11 @@ def test_scores_from_kept_features_are_those_of_the_model(tiny_run):
     assert result.metrics["test"]["mae"] == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_it_needs_a_table_of_privacy_and_an_encoder(study_of):
+def test_it_needs_a_table_of_privacy_and_an_encoder():
     with pytest.raises(BadInput, match=r"privacy: 'private-head' trains with noise; add the table \[privacy\]"):
-        study_of(FEW, **{name: table for name, table in AGES.items() if name != "privacy"})
+        parse_study({**{name: table for name, table in AGES.items() if name != "privacy"}, "method": FEW})
     with pytest.raises(BadInput, match=r"model\.backbone"):
-        study_of(FEW, **{**AGES, "model": {"backbone": "lenet5"}})
+        parse_study({**AGES, "model": {"backbone": "lenet5"}, "method": FEW})
 
 
 def test_classes_are_learnt_as_well(tiny_run):

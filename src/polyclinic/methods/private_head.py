@@ -26,7 +26,6 @@ from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.public_basis import public_basis
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
-from polyclinic.privacy.epsilon import sampling_rate_for
 from polyclinic.training import private
 
 if TYPE_CHECKING:
@@ -41,7 +40,8 @@ class PrivateHead(Method):
     name: Literal["private-head"] = "private-head"
     rounds: int = Field(200, ge=1, description="rounds of training; a round is one step")
     batch: Literal["full", "poisson"] = Field(
-        "full", description="images of a step: all, or each with the same chance, optimizer.batch_size on average"
+        "full",
+        description="images (or patients) of a step: all, or each with the same chance, optimizer.batch_size on average",
     )
     noise: Literal["each-site", "shared"] = Field(
         "each-site",
@@ -52,6 +52,7 @@ class PrivateHead(Method):
     whitening: float = Field(
         0.5, ge=0, le=1, description="how far variances of the public basis are made alike: 0 not at all, 1 all alike"
     )
+    phantoms: int = Field(500, ge=2, description="phantoms of each of four kinds that the public basis is made of")
     bias: float = Field(0.3, gt=0, description="the constant that stands beside the numbers of an image")
     server_lr: float = Field(2.0, gt=0, description="learning rate of the coordinator")
     beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator")
@@ -72,7 +73,7 @@ class PrivateHead(Method):
     def run(self, federation: Federation) -> Weights:
         basis = federation.once("basis", lambda: self.hand_out_basis(federation))
         model = _encoded(federation.trainer.model)
-        zero = torch.zeros(model.fc.out_features, basis["matrix"].shape[1] + 1)
+        zero = torch.zeros(model.outputs, basis["matrix"].shape[1] + 1)
         state = federation.state(step={"head": zero, "velocity": zero, "sum": zero}, averaged=0)
         weights = self.weights(basis, zero)
         operation = "give_shared_gradient" if self.noise == "shared" else "give_gradient"
@@ -95,7 +96,7 @@ class PrivateHead(Method):
         """The basis, which all sites get."""
         trainer = federation.trainer
         encoder = _encoded(trainer.model).features.encoder(trainer.device)
-        basis = public_basis(encoder, self.numbers, whitening=self.whitening)
+        basis = public_basis(encoder, self.numbers, whitening=self.whitening, each=self.phantoms)
         federation.ask_all("take_basis", statistics={**basis, "sites": torch.tensor(len(federation.sites))})
         return basis
 
@@ -122,22 +123,21 @@ class PrivateHead(Method):
         return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(sites))
 
     def _noisy_gradient(self, site: Site, head: Tensor, share: float) -> Parcel:
-        images = len(site.data.train)
-        rate = 1.0 if self.batch == "full" else sampling_rate_for(images, site.trainer.optimizer.batch_size)
         vectors, trainer = self.vectors(site), site.trainer
         targets = trainer.task.targets(torch.from_numpy(np.array(site.data.train.labels)))
         clip = private.clipping_norm(site)
 
-        def total(index: Tensor) -> Tensor:
+        def total(index: Tensor, patients: Tensor | None) -> Tensor:
             outputs = (vectors[index] @ head.T).requires_grad_()
             losses = trainer.task.losses(outputs, targets[index], trainer.target)
             (slopes,) = torch.autograd.grad(losses.sum(), outputs)
-            return clipped_sum(slopes, vectors[index], clip)
+            return clipped_sum(slopes, vectors[index], clip, patients)
 
-        noisy = private.release_sum(site, total, rate, share=share)
+        size = None if self.batch == "full" else trainer.optimizer.batch_size
+        noisy, expected = private.release_sum(site, total, size, share=share)
         limits = [SHARED] if share < 1 else []
         record = private.record_of(site, "classifier", limits=limits)
-        return Parcel("gradients", {"head": noisy}, {"samples": images, "expected": rate * images}, record)
+        return Parcel("gradients", {"head": noisy}, {"samples": len(site.data.train), "expected": expected}, record)
 
     def vectors(self, site: Site) -> Tensor:
         """Projected features of the site's training images and the constant, float32 [N, k + 1]."""
@@ -162,10 +162,19 @@ class PrivateHead(Method):
         return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
 
 
-def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float) -> Tensor:
-    """The sum over images of slope times vector, [T, k], each of at most length `clip`, from [N, T] and [N, k]."""
-    lengths = slopes.norm(dim=1) * vectors.norm(dim=1)
-    return (slopes * (clip / lengths.clamp(min=clip))[:, None]).T @ vectors
+def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float, patients: Tensor | None = None) -> Tensor:
+    """The sum over images of slope times vector, [T, k], each of at most length `clip`, from [N, T] and [N, k].
+
+    With `patients` int64 [N] the sum of each patient's images has at most that length, whatever that of each image is.
+    """
+    if patients is None:
+        lengths = slopes.norm(dim=1) * vectors.norm(dim=1)
+        return (slopes * (clip / lengths.clamp(min=clip))[:, None]).T @ vectors
+    total = torch.zeros(slopes.shape[1], vectors.shape[1])
+    for patient in patients.unique():
+        of_patient = slopes[patients == patient].T @ vectors[patients == patient]
+        total += of_patient * (clip / of_patient.norm().clamp(min=clip))
+    return total
 
 
 def features_of(site: Site, part: ImageSet) -> Tensor:

@@ -18,6 +18,8 @@ from polyclinic.settings import Settings, variant
 from polyclinic.study import Study
 from polyclinic.study.tables import PLAIN, VARIANTS
 
+#: the backbone of a template whose method needs an encoder
+ENCODER = "efficientnet-lite0-1024"
 #: what a setting without a default becomes in a template, so that the file is a study that can run
 EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 
@@ -37,7 +39,8 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
             fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {})}
             lines = _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
         elif table in PLAIN:
-            lines = _table(table, PLAIN[table], {}, "")
+            encoder = table == "model" and _method(method).traits.needs_encoder
+            lines = _table(table, PLAIN[table], {"backbone": ENCODER} if encoder else {}, "")
         else:
             continue
         blocks += [textwrap.indent("\n".join(lines), "# ")] if table in needless else lines
@@ -48,6 +51,8 @@ def _needless(method: str) -> set[str]:
     """Tables that a study of this method can do without."""
     chosen = _method(method)
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
+    if chosen.traits.needs_privacy:
+        optional -= {"privacy"}
     if chosen.needs_generator():
         return optional - {"tuning"} if chosen.traits.tunes_generator else optional
     return optional - {"replay"} if isinstance(chosen, GenerativeReplay) else optional | {"generator"}

@@ -8,18 +8,17 @@ from torch import Tensor
 from polyclinic.data.datasets import SOURCES
 from polyclinic.encoders import Encoder
 
-#: drawn pictures whose features the basis is made of, and how many of each
+#: drawn pictures whose features the basis is made of
 PHANTOMS = ("hand-phantom", "chest-phantom", "fundus-phantom", "brain-phantom")
-EACH = 500
 SIZE = 64
 #: a share of the largest variance that is added to all, so that directions of next to none are not blown up
 FLOOR = 0.01
 
 
-def public_basis(encoder: Encoder, numbers: int, *, whitening: float, each: int = EACH) -> dict[str, Tensor]:
+def public_basis(encoder: Encoder, numbers: int, *, whitening: float, each: int) -> dict[str, Tensor]:
     """`mean` [D] and `matrix` [D, k], float32: (x - mean) @ matrix are `numbers` numbers of an image, or fewer where
     phantoms have no more directions. `whitening` 0 leaves the variances of directions as they are, 1 makes them alike.
-    The median length of a phantom's vector is 1."""
+    The median length of a phantom's vector is 1. `each`: how many phantoms of each kind."""
     features = torch.cat([encoder.features(_pictures(name, each)) for name in PHANTOMS]).double()
     return basis_of(features, numbers, whitening)
 
