@@ -110,6 +110,7 @@ def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny,
     }.get(method, {})
     alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
     assert used
+    assert (alone["environment"]["stacked"], stacked["environment"]["stacked"]) == ([], ["train"])
     a, b = weights_of(alone.folder), weights_of(stacked.folder)
     assert a.keys() == b.keys()
     for name in a:

@@ -39,6 +39,7 @@ class InProcess(WorkerPool):
     ) -> None:
         """`stacked`: operations that can work at several sites at once do so, while sites live in this process."""
         self.host, self.stacked = host, stacked
+        self.stacked_operations: set[str] = set()  # those that were done at several sites at once
         host.by_reference = True
         self.most = min(len(sites), max(1, cores() // threads)) if workers == "auto" else min(workers, len(sites))
         self.grows = workers == "auto" and may_grow and self.most > 1
@@ -78,6 +79,7 @@ class InProcess(WorkerPool):
             yield answer
 
     def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
+        self.stacked_operations.add(calls[0].operation)
         for call, answer in zip(calls, self.host.handle_group(calls), strict=True):
             if isinstance(answer, Exception):
                 yield Failure(call.site, call.operation, reason_of(answer))

@@ -68,12 +68,13 @@ def result_of(
         **federation.reports,
         "data": {key: parts.info[key] for key in ("source", "counts", "digests")},
         "timing": timing,
-        "environment": environment(study),
+        "environment": environment(study, federation),
         "weights_sha256": digest_of_weights(_flat(models)),
     }
 
 
-def environment(study: Study) -> JsonObject:
+def environment(study: Study, federation: Federation) -> JsonObject:
+    """What the result's last bits depend on: versions, the machine, and how steps were computed."""
     device = device_of(study.engine.device)
     return {
         "polyclinic": __version__,
@@ -82,4 +83,6 @@ def environment(study: Study) -> JsonObject:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "threads": study.engine.threads,
+        "recorded_steps": federation.trainer.graphs,
+        "stacked": sorted(getattr(federation.engine, "stacked_operations", ())),
     }
