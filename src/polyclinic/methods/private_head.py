@@ -41,7 +41,7 @@ class PrivateHead(Method):
     rounds: int = Field(200, ge=1, description="rounds of training; a round is one step")
     batch: Literal["full", "poisson"] = Field(
         "full",
-        description="images (or patients) of a step: all, or each with the same chance, optimizer.batch_size in the mean",
+        description="images (or patients) of a step: all, or each with one chance, optimizer.batch_size in the mean",
     )
     noise: Literal["each-site", "shared"] = Field(
         "each-site",
