@@ -1,6 +1,7 @@
 """A coordinator that lies, over real NVFlare: its server's plug-in replaces what FedAvg and FedER ask of the sites.
 
-One deployment serves all attacks, one after the other. The last two suspend a site each.
+One deployment serves all attacks, one after the other. The last two suspend a site each. The incoming check is off: it
+would stop some of them before the defence that is tried here.
 """
 
 import json
@@ -132,6 +133,10 @@ def deployment(tiny, tmp_path_factory):
     (folder / "server" / "local" / "lies.py").write_text(LIES)
     (folder / "server" / "local" / "site.toml").write_text('plugins = ["lies.py"]\n')
     give_an_image_away(studies["fedavg"], folder)
+    for site in ("site-1", "site-2"):
+        policy = folder / "sites" / site / "local" / "policy.toml"
+        assert "\non = true\n" in policy.read_text()
+        policy.write_text(policy.read_text().replace("\non = true\n", "\non = false\n"))
     try:
         up = run_command("deploy", "up", "--here", "-d", folder, "--within", 900)
         assert up.returncode == 0, up.stdout
