@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,8 +172,8 @@ WAYS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
 
 
 def settle() -> None:
-    """Until the GPU and the thread of digests have nothing left to do."""
-    BACKGROUND.submit(lambda: None, []).result()
+    """Until the GPU and the threads of digests have nothing left to do."""
+    BACKGROUND.settle()
     if GPU:
         torch.cuda.synchronize()
 
@@ -207,10 +207,10 @@ class Blocks(Display):
         return {whose: statistics.median(found[1:]) for whose, found in self.seconds.items()}
 
 
-def measure(case: Case, scratch: Path, engine: Mapping[str, Any]) -> dict[str, Any]:
+def measure(case: Case, scratch: Path, engine: Mapping[str, Any], ways: Sequence[str]) -> dict[str, Any]:
     """Seconds of a round each way, and beside the bare loop."""
     rows: dict[str, Any] = {}
-    for way, around in WAYS.items():
+    for way, around in ((name, WAYS[name]) for name in ways):
         blocks = Blocks(case, bare_round(case))
         study = parse_study(tables(case, scratch, case.block * (case.turns + 1), engine))
         with around(), tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -271,11 +271,11 @@ class Profiled(Display):
             self.torch.stop()
 
 
-def profile(case: Case, scratch: Path, engine: Mapping[str, Any]) -> dict[str, Any]:
+def profile(case: Case, scratch: Path, engine: Mapping[str, Any], ways: Sequence[str]) -> dict[str, Any]:
     """What takes longest in a round: Python functions by their own seconds (two rounds), kernels and calls of torch
     (one round)."""
     found = {}
-    for way, around in WAYS.items():
+    for way, around in ((name, WAYS[name]) for name in ways):
         seen = Profiled()
         with around(), tempfile.TemporaryDirectory(dir=scratch) as folder:
             run(parse_study(tables(case, scratch, 5, engine)), folder, display=seen, cache=scratch / "cache")
@@ -317,6 +317,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare ledgers and weights both ways")
     parser.add_argument("--profile", action="store_true", help="only list what takes longest")
     parser.add_argument("--cases", default="", help="numbers of the cases, such as 1,3; all if not given")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="both if not given")
     parser.add_argument("--turns", type=int, help="blocks of rounds that the medians are taken of")
     parser.add_argument("--set", action="append", default=[], help="a setting of the engine: graphs=true")
     options = parser.parse_args()
@@ -331,7 +332,7 @@ def main() -> None:
             figures["check"] = check(Path(scratch), engine)
         for case in () if options.check else cases:
             work, name = (profile, "profiles") if options.profile else (measure, "cases")
-            figures.setdefault(name, []).append(work(case, Path(scratch), engine))
+            figures.setdefault(name, []).append(work(case, Path(scratch), engine, options.ways))
             if options.json:
                 options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if options.json:

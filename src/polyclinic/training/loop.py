@@ -102,10 +102,10 @@ class Trainer:
         """The model with these weights in it; names that `weights` leaves out keep their values."""
         if self._frozen is not None:
             self._frozen.forget_weights()
-        own = self.model.state_dict()
-        with torch.no_grad():
-            for name, value in weights.items():
-                own[name].copy_(value)
+        if weights:
+            own = self.model.state_dict()
+            with torch.no_grad():
+                torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
         return self.model
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
@@ -118,7 +118,9 @@ class Trainer:
         if not self.weights_stay:
             return self.weights()
         state = self.model.state_dict()
-        return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+        copies = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in state.values()]
+        torch._foreach_copy_(copies, list(state.values()))
+        return dict(zip(state, copies, strict=True))
 
     def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
         """The model in two at the study's cut; both parts share their parameters with it."""

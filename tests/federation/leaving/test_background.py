@@ -31,7 +31,7 @@ def test_a_small_parcel_is_digested_at_once():
 
 
 def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
-    hold, held = threading.Event(), Background()
+    hold, held = threading.Event(), Background(1)
     monkeypatch.setattr(parcel, "BACKGROUND", held)
     held.submit(hold.wait, [])
     changed = Parcel("weights", {"a": torch.zeros(5)})
@@ -44,7 +44,7 @@ def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
 
 def test_who_adds_more_than_may_wait_waits(monkeypatch):
     monkeypatch.setattr(background, "MOST_WAITING", 100)
-    held, order = Background(), []
+    held, order = Background(1), []
     first = held.submit(lambda: order.append("first"), [torch.zeros(20)])
     held.submit(lambda: order.append("second"), [torch.zeros(20)])
     assert first.done()
@@ -54,7 +54,7 @@ def test_who_adds_more_than_may_wait_waits(monkeypatch):
 
 def test_lines_that_wait_for_digests_are_those_of_lines_written_at_once(tmp_path):
     about = {"round": 1, "operation": "train", "kind": "weights", "bytes": 3, "to": "coordinator", "privacy": None}
-    hold, held = threading.Event(), Background()
+    hold, held = threading.Event(), Background(1)
     now, soon = Ledger(tmp_path / "now.jsonl"), Ledger(tmp_path / "soon.jsonl")
     for number in range(3):
         now.append(digest=f"{number}", **about)
@@ -74,3 +74,12 @@ def test_a_line_written_at_once_comes_after_those_that_wait(tmp_path):
     ledger.append_soon(Background().submit(lambda: "first", []), kind="weights", privacy=None, **about)
     ledger.append(kind="metrics", digest="second", **about)
     assert [line["digest"] for line in verify(ledger.path)] == ["first", "second"]
+
+
+def test_settling_waits_for_all_and_leaves_errors_to_whoever_asks():
+    held = Background(2)
+    wrong = held.submit(lambda: 1 / 0, [])
+    right = [held.submit(lambda n=n: n, []) for n in range(5)]
+    held.settle()
+    assert [one.result() for one in right] == list(range(5))
+    assert isinstance(wrong.exception(), ZeroDivisionError)

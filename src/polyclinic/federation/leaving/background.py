@@ -1,13 +1,14 @@
-"""A thread beside training: digests of large parcels and lines of ledgers, one after the other, in simulations.
+"""Threads beside training: digests of large parcels in simulations.
 
 A parcel that one simulated site hands over in its process is a reference to tensors; nobody waits for its bytes. What
 reads a digest or a ledger waits for the thread, so nothing can be read before it is complete. A deployed site does not
-use it: there the line is on disk before a byte leaves.
+use them: there the line is on disk before a byte leaves.
 """
 
 from __future__ import annotations
 
-import functools
+import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,28 +22,35 @@ T = TypeVar("T")
 
 #: parcels of fewer bytes are digested at once: handing over to a thread takes as long
 PAYS_FROM = 2**20
-#: bytes of parcels that may wait for the thread; whoever adds more waits
+#: bytes of parcels that may wait for a thread; whoever adds more waits
 MOST_WAITING = 2**29
 
 
 class Background:
-    """One thread, which does what it is given in order."""
+    """A few threads, which begin what they are given in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int | None = None) -> None:
+        """As many threads as given, or one less than there are cores, and at most four."""
+        self.threads = threads or min(4, max(1, (os.cpu_count() or 1) - 1))
         self._waiting: deque[tuple[Future, int]] = deque()
 
     @cached_property
-    def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="polyclinic-digests")
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads, thread_name_prefix="polyclinic-digests")
 
     def submit(self, work: Callable[[], T], tensors: list[Tensor]) -> Future[T]:
-        """Have `work` done after all that was submitted before; it sees these tensors as they are now."""
+        """Have `work` done beside other work; it sees these tensors as they are now."""
         size = sum(tensor.nbytes for tensor in tensors)
         while self._waiting and (self._waiting[0][0].done() or self._bytes + size > MOST_WAITING):
             self._waiting.popleft()[0].exception()
-        future = self._thread.submit(_on_own_stream, work, tensors, _ready(tensors))
+        future = self._pool.submit(_on_own_stream, work, tensors, _ready(tensors))
         self._waiting.append((future, size))
         return future
+
+    def settle(self) -> None:
+        """Wait until all is done; whoever wants a digest sees what went wrong."""
+        while self._waiting:
+            self._waiting.popleft()[0].exception()
 
     @property
     def _bytes(self) -> int:
@@ -51,6 +59,7 @@ class Background:
 
 #: the one of this process
 BACKGROUND = Background()
+_LOCAL = threading.local()
 
 
 def _ready(tensors: list[Tensor]) -> torch.cuda.Event | None:
@@ -69,6 +78,8 @@ def _on_own_stream(work: Callable[[], T], tensors: list[Tensor], ready: torch.cu
         return work()
 
 
-@functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    """The one of this thread."""
+    if not hasattr(_LOCAL, "stream"):
+        _LOCAL.stream = torch.cuda.Stream(device)
+    return _LOCAL.stream

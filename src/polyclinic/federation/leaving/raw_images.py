@@ -23,6 +23,7 @@ class RawImages:
         """`images`: uint8 [N, C, H, W], all of one shape, perhaps in several arrays."""
         self._images = images
         self._shape = images[0].shape[1:]
+        self._fitting: dict[tuple[int, ...], bool] = {}  # shapes of tensors, and whether they can hold an image
 
     def found_in(self, tensor: Tensor) -> bool:
         """True if any row of `tensor` is one of the site's images."""
@@ -33,7 +34,10 @@ class RawImages:
 
     def _has_rows(self, shape: tuple[int, ...]) -> bool:
         """Whether the last axes of a tensor make up an image."""
-        return any(math.prod(shape[axis:]) == math.prod(self._shape) for axis in range(len(shape)))
+        if shape not in self._fitting:
+            size = math.prod(self._shape)
+            self._fitting[shape] = any(math.prod(shape[axis:]) == size for axis in range(len(shape)))
+        return self._fitting[shape]
 
     @cached_property
     def _known(self) -> set[bytes]:
