@@ -6,7 +6,7 @@ engines with several processes: weights leave the GPU, are encoded and digested 
 the CPU. On a machine without a GPU the same runs in fp32 on the CPU, for a try.
 
 `--check` runs a small study both ways with deterministic kernels: ledgers and weights must be the same, byte for byte.
-`--profile` lists what takes longest in a round, both ways.
+`--profile` also lists what takes longest in a round.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import itertools
 import json
 import os
 import platform
@@ -315,7 +316,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two tiny cases")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, after every case")
     parser.add_argument("--check", action="store_true", help="only compare ledgers and weights both ways")
-    parser.add_argument("--profile", action="store_true", help="only list what takes longest")
+    parser.add_argument("--profile", action="store_true", help="also list what takes longest")
     parser.add_argument("--cases", default="", help="numbers of the cases, such as 1,3; all if not given")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="both if not given")
     parser.add_argument("--turns", type=int, help="blocks of rounds that the medians are taken of")
@@ -330,9 +331,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if options.check:
             figures["check"] = check(Path(scratch), engine)
-        for case in () if options.check else cases:
-            work, name = (profile, "profiles") if options.profile else (measure, "cases")
-            figures.setdefault(name, []).append(work(case, Path(scratch), engine, options.ways))
+        works = {"cases": measure} | ({"profiles": profile} if options.profile else {})
+        for name, case in itertools.product(works, () if options.check else cases):
+            figures.setdefault(name, []).append(works[name](case, Path(scratch), engine, options.ways))
             if options.json:
                 options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if options.json:

@@ -27,10 +27,6 @@ def averages(replies: Iterable[Reply], weighting: str, *kinds: str) -> list[dict
     return [mean.tensors() for mean in means.values()]
 
 
-#: tensors that are added in one call; their float64 copies lie in memory together
-AT_ONCE = 16
-
-
 class WeightedMean:
     """The mean of sets of tensors that come one after the other.
 
@@ -50,10 +46,8 @@ class WeightedMean:
         if tensors.keys() != self._sums.keys():
             raise WorkFailed(f"the sites sent different tensors: {sorted(tensors.keys() ^ self._sums.keys())[:3]}")
         # a product of a float32 and a number of images is exact in float64: the same sums on a GPU as on a CPU
-        names = list(tensors)
-        for some in (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE)):
-            more = [tensors[name].double() for name in some]
-            torch._foreach_add_([self._sums[name] for name in some], more, alpha=weight)
+        if tensors:
+            torch._foreach_add_(list(self._sums.values()), [tensors[name] for name in self._sums], alpha=weight)
         self._weight += weight
 
     def tensors(self) -> dict[str, Tensor]:
