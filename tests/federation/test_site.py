@@ -1,6 +1,7 @@
 """A site's state survives eviction, restart and its own failures; a host runs what a method declares, no more."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +83,9 @@ class Clerk:
         return None
 
 
+TRAINER = SimpleNamespace(model=torch.nn.Linear(1, 1), privacy=None)  # of weights that nobody sends here
+
+
 def data_of(name):
     images = np.random.default_rng(len(name)).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
     return SiteData(name, *(ImageSet(some, np.zeros(4, dtype=np.int64)) for some in images))
@@ -93,7 +97,7 @@ def make_host(tmp_path):
         spec = HostSpec(
             method=Clerk(),
             seed=0,
-            trainer=None,
+            trainer=TRAINER,
             folder=tmp_path,
             open_data=data_of,
             policy=Policy(kinds=kinds),
