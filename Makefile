@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
-	$(BIN)/polyclinic compare examples/hands.toml --methods standalone,fedavg,cwt,cwt-replay,fedreplay,centralized \
-		--out runs/demo
+	$(BIN)/polyclinic compare examples/hands.toml --methods standalone,fedavg,cwt,cwt-replay,fedreplay,analytic,centralized \
+		--set analytic:model.backbone=efficientnet-lite0-1024 --set analytic:model.input_size=128 --out runs/demo
 	$(BIN)/polyclinic audit runs/demo/fedreplay-seed0  # what its latents and its encoder give away, in pictures
 
 test: $(VENV)/.ready-dev lint

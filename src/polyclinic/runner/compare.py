@@ -25,7 +25,7 @@ from polyclinic.methods import METHODS
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
-from polyclinic.study.changes import parse_sets
+from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import unknown_elsewhere
 from polyclinic.study.variants import method_has_table
 
@@ -140,7 +140,9 @@ def for_method(study: Study, method: str, changes: JsonObject) -> Study:
     kept = {key: value for key, value in tables["method"].items() if key in known}
     tables["method"] = {**kept, "name": method}
     mine = {path: value for path, value in changes.items() if has_setting(method, path)}
-    return parse_study(tables).with_settings(mine)
+    # some methods want another network than the study's: it is changed before the study is checked
+    network = {path: value for path, value in mine.items() if path.startswith("model.")}
+    return parse_study(_changed(tables, network)).with_settings(mine)
 
 
 def has_setting(method: str, path: str) -> bool:
