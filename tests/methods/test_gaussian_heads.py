@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.distributions import MultivariateNormal, Normal
 from torch.nn import functional as F
 
@@ -13,6 +14,7 @@ from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
 from polyclinic.models.encoded import QuadraticHead
 from polyclinic.randomness import numpy_rng
+from polyclinic.runner.predict import load_predictor
 
 RNG = numpy_rng("gaussian heads")
 LABELS = torch.tensor([0] * 300 + [1] * 100)
@@ -94,3 +96,11 @@ def test_every_rule_runs_and_does_not_depend_on_the_partition(tiny_run, rule):
 def test_a_projection_is_for_linear_heads(study_of):
     with pytest.raises(BadInput, match=r"method: numbers: a projection is for rule lda and fisher, not qda"):
         study_of({"name": "gaussian-heads", "rule": "qda", "numbers": 8})
+
+
+def test_a_quadratic_head_predicts_from_its_file(tiny_run, tmp_path):
+    result = tiny_run({"name": "gaussian-heads", "rule": "naive-bayes"})
+    Image.fromarray(np.full((28, 28, 3), 90, np.uint8)).save(tmp_path / "scan.png")
+    [prediction] = load_predictor(result.folder).predict([tmp_path / "scan.png"])
+    shares = [value for value in prediction.values.values() if isinstance(value, float)]
+    assert sum(shares) == pytest.approx(1, abs=1e-3)

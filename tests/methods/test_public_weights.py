@@ -56,3 +56,26 @@ def test_replay_begins_with_public_weights(tiny_run, method):
     kept = [tensor for full, tensor in found.items() if full.endswith(name)]
     assert kept
     assert all(torch.equal(tensor, public[name]) for tensor in kept)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+def test_the_head_of_an_encoder_is_trained_in_private_steps(tiny_run, method):
+    model = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
+    result = tiny_run({"name": method, "rounds": 1}, model=model, privacy={"noise": 1.0}, optimizer={"augment": []})
+    assert result["privacy"]["epsilon"] > 0
+    assert set(load_file(result.folder / "model.safetensors")) == {"fc.weight", "fc.bias"}
+
+
+def test_a_unet_begins_with_public_weights_and_keeps_what_is_frozen(tiny_run):
+    result = tiny_run(
+        {"name": "cwt", "rounds": 1},
+        data={"source": "brain-phantom", "samples": 40},
+        sites={"partition": "iid", "count": 2},
+        task={"name": "segmentation"},
+        model={**PUBLIC, "backbone": "unet-efficientnet-lite0", "freeze": "block1"},
+        optimizer={"augment": []},
+    )
+    assert 0 <= result.metrics["test"]["dice"] <= 1
+    found, public = load_file(result.folder / "model.safetensors"), public_weights("efficientnet-lite0").tensors
+    assert torch.equal(found["conv_stem.weight"], public["conv_stem.weight"])
+    assert not torch.equal(found["block2._bn1.weight"], public["block2._bn1.weight"])

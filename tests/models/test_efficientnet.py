@@ -13,6 +13,7 @@ from polyclinic.encoders.kept_features import features_file, kept_features
 from polyclinic.errors import BadInput
 from polyclinic.metrics.networks.efficientnet import SHA256, efficientnet_lite0
 from polyclinic.models.efficientnet import SMALLEST_SIDE
+from polyclinic.privacy import dp_sgd
 from polyclinic.randomness import torch_rng
 
 GREY = torch.rand(2, 1, 40, 40, generator=torch_rng("grey"))
@@ -132,3 +133,25 @@ def test_features_are_kept_beside_the_images_and_only_for_them(tmp_path, monkeyp
     np.save(tmp_path / "images.npy", (GREY.flip(0) * 255).byte().numpy())
     other = np.load(tmp_path / "images.npy", mmap_mode="r")
     assert np.array_equal(kept_features(encoder, other), found[::-1])
+
+
+def test_gradients_are_clipped_image_by_image():
+    """Its convolutions pad by themselves, which hooks for gradients of each image must know."""
+    model = build(norm="group", input_size=32)
+    labels, clip = torch.tensor([0, 2]), 1.0
+    wanted = [torch.zeros_like(parameter) for parameter in model.parameters()]
+
+    def losses(images, targets):
+        return F.cross_entropy(model(images), targets, reduction="none")
+
+    for row in range(2):
+        gradients = torch.autograd.grad(losses(GREY[row : row + 1], labels[row : row + 1]).sum(), [*model.parameters()])
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        assert norm > clip
+        wanted = [total + gradient * clip / norm for total, gradient in zip(wanted, gradients, strict=True)]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    mean = dp_sgd.NoisyMean(noise=0.0, clip=clip, expected=1, draw=torch.zeros_like)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    dp_sgd.take_noisy_steps(model, optimizer, losses, iter([(GREY, labels)]), mean, None)
+    steps = [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
+    assert all(torch.allclose(step, total, atol=1e-5) for step, total in zip(steps, wanted, strict=True))
