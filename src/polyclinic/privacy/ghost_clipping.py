@@ -34,20 +34,23 @@ class NotFollowedError(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """The gradients of a parameter for each image, [B, ...]."""
+    """The gradients of a parameter for each image, [B, ...]. With `kernel`, see `Products`."""
 
     rows: Tensor
+    kernel: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Products:
     """The gradient of image b is the sum over places t of left[b, g, t, :] times right[b, g, t, :], for each group g.
 
-    left: [B, G, T, O]; right: [B, G, T, P]; the weight has G * O rows of P numbers.
+    left: [B, G, T, O]; right: [B, G, T, P]; the weight has G * O rows of P numbers. With the sides of a `kernel` these
+    are by pixel first, then by channel: so they lie in a channels-last weight.
     """
 
     left: Tensor
     right: Tensor
+    kernel: tuple[int, ...] = ()
 
     def squares(self) -> Tensor:
         """The squared length of each image's gradient, [B]."""
@@ -56,16 +59,28 @@ class Products:
         rounding = ROUNDING * torch.finfo(gram.dtype).eps
         return gram.sum(1).add(torch.linalg.vector_norm(gram, 1, 1), alpha=rounding)
 
-    def total(self, factors: Tensor, shape: torch.Size) -> Tensor:
-        """The sum over images, each with its factor, of their gradients."""
-        weights = factors[:, None, None, None]
-        left, right = torch.where(weights > 0, self.left * weights, 0.0), torch.where(weights > 0, self.right, 0.0)
-        return (_places(left).mT @ _places(right)).reshape(shape)
+    def total(self, factors: Tensor, without: Tensor, shape: torch.Size) -> Tensor:
+        """The sum over images of their gradients, each with its factor, but for those images that are left out."""
+        out = without[:, None, None, None]
+        left = (self.left * factors[:, None, None, None]).masked_fill_(out, 0.0)
+        right = self.right.masked_fill(out, 0.0)
+        return as_weight(_places(left).mT @ _places(right), shape, self.kernel)
+
+    def stored(self) -> Stored:
+        return Stored(self.left.mT @ self.right, self.kernel)
 
     def cheaper(self) -> Stored | Products:
         """Gradients per image where these take fewer numbers than the inner products of all places."""
         places, rows, columns = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        return self if 2 * places**2 <= rows * columns else Stored(self.left.mT @ self.right)
+        return self if 2 * places**2 <= rows * columns else self.stored()
+
+
+def as_weight(numbers: Tensor, shape: torch.Size | tuple[int, ...], kernel: tuple[int, ...]) -> Tensor:
+    """Numbers as they are computed, in the shape of a weight; with a `kernel`, see `Products`."""
+    if not kernel:
+        return numbers.reshape(shape)
+    by_pixel = (*shape[: -len(kernel) - 1], *kernel, shape[-len(kernel) - 1])
+    return numbers.reshape(by_pixel).movedim(-1, -len(kernel) - 1)
 
 
 def _exact(one: Tensor) -> Tensor:
@@ -84,23 +99,25 @@ Rule = Callable[[Any, Tensor, Tensor], dict[str, Gradient]]
 
 
 def _convolution(layer: nn.Conv2d, came: Tensor, back: Tensor) -> dict[str, Gradient]:
-    return {"weight": outer_products(layer, came, back).cheaper(), "bias": Stored(back.sum((2, 3)))}
+    weight = outer_products(layer, came, back).cheaper()
+    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": Stored(back.sum((2, 3)))}
 
 
 def outer_products(layer: nn.Conv2d, came: Tensor, back: Tensor) -> Products:
     """The gradients of a convolution's weight for each image."""
-    return Products(back.unflatten(1, (layer.groups, -1)).flatten(3).mT, _patches(layer, came))
+    left = back.unflatten(1, (layer.groups, -1)).flatten(3).mT
+    return Products(left, _patches(layer, came), layer.kernel_size)
 
 
 def _transposed_convolution(layer: nn.ConvTranspose2d, came: Tensor, back: Tensor) -> dict[str, Gradient]:
     """It is a convolution from its output to its input, read backwards."""
     left = came.unflatten(1, (layer.groups, -1)).flatten(3).mT
-    weight = Products(left, _patches(layer, back)).cheaper()
-    return {"weight": weight, "bias": Stored(back.sum((2, 3)))}
+    weight = Products(left, _patches(layer, back), layer.kernel_size).cheaper()
+    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": Stored(back.sum((2, 3)))}
 
 
 def _patches(layer: nn.Conv2d | nn.ConvTranspose2d, images: Tensor) -> Tensor:
-    """What a kernel sees at each place: images [B, C, H, W] to [B, groups, T, C / groups * kernel]."""
+    """What a kernel sees at each place: images [B, C, H, W] to [B, groups, T, kernel * C / groups]."""
     if isinstance(layer, nn.ConvTranspose2d):
         down, right = (int(one) for one in layer.padding)
         images = F.pad(images, (right, right, down, down))
@@ -111,7 +128,7 @@ def _patches(layer: nn.Conv2d | nn.ConvTranspose2d, images: Tensor) -> Tensor:
         kernel, stride, spread = layer.kernel_size[axis - 2], layer.stride[axis - 2], layer.dilation[axis - 2]
         images = images.unfold(axis, (kernel - 1) * spread + 1, stride)[..., ::spread]
     grouped = images.unflatten(1, (layer.groups, -1))  # [B, G, C / G, H', W', kernel, kernel]
-    return grouped.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3)
+    return grouped.permute(0, 1, 3, 4, 5, 6, 2).flatten(4).flatten(2, 3)
 
 
 def _linear(layer: nn.Linear, came: Tensor, back: Tensor) -> dict[str, Gradient]:
@@ -202,19 +219,22 @@ class GhostClipping:
         found = self._gradients(losses)
         gradients = {one: found[one] for one in parameters if one in found}
         products = {one: grad for one, grad in gradients.items() if isinstance(grad, Products)}
-        stored = {one: grad.rows.flatten(1) for one, grad in gradients.items() if isinstance(grad, Stored)}
+        stored = {one: grad for one, grad in gradients.items() if isinstance(grad, Stored)}
         if not gradients:
             return [torch.zeros_like(one) for one in parameters]
         # one row for each image: many small parameters cost no more than one large
-        rows = torch.cat(list(stored.values()), 1) if stored else None
+        rows = torch.cat([grad.rows.flatten(1) for grad in stored.values()], 1) if stored else None
         squares = [one.squares() for one in products.values()]
         squares += [] if rows is None else [rows.square().sum(1)]
-        factors = _factors(torch.stack(squares).sum(0), clip, counted)
-        totals = {one: grad.total(factors, one.shape) for one, grad in products.items()}
+        factors, without = _factors(torch.stack(squares).sum(0), clip, counted)
+        totals = {one: grad.total(factors, without, one.shape) for one, grad in products.items()}
         if rows is not None:
-            summed = factors @ torch.where(factors[:, None] > 0, rows, 0.0)
-            pieces = summed.split([one.shape[1] for one in stored.values()])
-            totals |= {one: piece.view(one.shape) for one, piece in zip(stored, pieces, strict=True)}
+            summed = factors @ rows.masked_fill_(without[:, None], 0.0)
+            pieces = summed.split([one.numel() for one in stored])
+            totals |= {
+                one: as_weight(piece, one.shape, grad.kernel)
+                for (one, grad), piece in zip(stored.items(), pieces, strict=True)
+            }
         return [laid_out_as(one, totals[one]) if one in totals else torch.zeros_like(one) for one in parameters]
 
     @contextmanager
@@ -255,10 +275,11 @@ def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
-def _factors(squares: Tensor, clip: float, counted: Tensor | None) -> Tensor:
-    """By what each row's gradient is multiplied, [B]: 0 for rows that do not count, or have no finite gradient."""
-    usable = squares.isfinite() if counted is None else squares.isfinite() & counted
-    return torch.where(usable, (clip / (squares.sqrt() + TINY)).clamp(max=1.0), 0.0)
+def _factors(squares: Tensor, clip: float, counted: Tensor | None) -> tuple[Tensor, Tensor]:
+    """By what each row's gradient is multiplied, [B], and which rows are left out, bool [B]: those that do not count,
+    or have no finite gradient."""
+    without = squares.isfinite().logical_not_() if counted is None else (squares.isfinite() & counted).logical_not_()
+    return (clip / (squares.sqrt() + TINY)).clamp(max=1.0).masked_fill_(without, 0.0), without
 
 
 def _seen_by(layer: nn.Module, came: Tensor, output: Tensor) -> int:

@@ -14,7 +14,7 @@ from opacus.grad_sample.conv import compute_conv_grad_sample
 from torch import Tensor, nn
 
 from polyclinic.errors import WorkFailed
-from polyclinic.privacy.ghost_clipping import TINY, outer_products
+from polyclinic.privacy.ghost_clipping import TINY, as_weight, outer_products
 
 
 class StoredGradients:
@@ -61,8 +61,8 @@ def _convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor)
     lie next to each other in memory, and gives wrong numbers for others without a word."""
     if layer.padding_mode == "zeros":
         return dict(compute_conv_grad_sample(layer, [one.contiguous() for one in activations], backprops))
-    products = outer_products(layer, activations[0], backprops)
-    found = {layer.weight: (products.left.mT @ products.right).reshape(len(backprops), *layer.weight.shape)}
+    stored = outer_products(layer, activations[0], backprops).stored()
+    found = {layer.weight: as_weight(stored.rows, (len(backprops), *layer.weight.shape), stored.kernel)}
     return found if layer.bias is None else {**found, layer.bias: backprops.sum((2, 3))}
 
 
