@@ -132,7 +132,7 @@ class Federation:
         self._fraction, self._patience = spec.fraction, spec.patience
         #: the sites that take part in this round; all of them before the first and after the last
         self.chosen = spec.sites
-        self._device = spec.device
+        self.weights_device = spec.device
         self._keyed: list[str] = []  # sites that know the others' public keys, and are known
         self._held: dict[str, str] = {}  # digest of the weights each site received last
         self._out: set[str] = set()  # sites that failed in this round
@@ -314,7 +314,9 @@ class Federation:
     def _restored(self, name: str) -> dict[str, Tensor]:
         assert self._resumed
         tensors = self._checkpoint.tensors(self._resumed, name)
-        return tensors if self._device == "cpu" else {key: t.to(self._device) for key, t in tensors.items()}
+        return (
+            tensors if self.weights_device == "cpu" else {key: t.to(self.weights_device) for key, t in tensors.items()}
+        )
 
     def once(self, name: str, make: Callable[[], Weights]) -> Weights:
         """The tensors that `make` gives, made before the first round and kept for a resumed run."""

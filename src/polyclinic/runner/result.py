@@ -84,5 +84,6 @@ def environment(study: Study, federation: Federation) -> JsonObject:
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "threads": study.engine.threads,
         "recorded_steps": federation.trainer.graphs,
+        "weights_stay_on": federation.weights_device,
         "stacked": sorted(getattr(federation.engine, "stacked_operations", ())),
     }

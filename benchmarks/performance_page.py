@@ -1,0 +1,176 @@
+"""Writes docs/performance.md from the figures that benchmarks have measured, which lie in benchmarks/figures.
+
+    python benchmarks/overhead.py --json figures.json
+    python benchmarks/performance_page.py --keep figures.json --machine "two cores, no GPU" --commit 1a2b3c4
+    python benchmarks/performance_page.py              writes the page
+    python benchmarks/performance_page.py --check      exit 1 if the page is not what the figures say
+
+A kept file has the figures, the command, the machine, the date and the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "benchmarks" / "figures"
+PAGE = ROOT / "docs" / "performance.md"
+
+Figures = Mapping[str, Any]
+
+INTRODUCTION = """# Performance
+
+This page is written by `python benchmarks/performance_page.py` from the files in `benchmarks/figures`; a test compares
+both. Speed is a ratio of two loops that were measured in turns in one process, or seconds of a round.
+
+## What happens in a round
+
+| | simulated sites in one process | sites in other processes, on Ray or NVFlare, or deployed |
+|---|---|---|
+| a parcel | is handed over as tensors, which nobody may change; on a GPU they stay there | is encoded, and travels as bytes |
+| size of a parcel | follows from its header: no bytes are made | the same number |
+| digest of a parcel | of 1 MiB or more: computed by up to four threads beside training | computed before a byte leaves |
+| line of the ledger | written when the digest is there, at the latest at the round's checkpoint | written (deployed: and on disk) before a byte leaves |
+| checks of the gate | before the parcel is handed over, on the GPU where it lies there | before it is encoded |
+| average | on the GPU where the weights lie there: the same bits as on a CPU | on the CPU |
+
+Ledgers, digests, counted bytes and weights are the same, byte for byte: `python benchmarks/gpu_round.py --check` shows
+it on a GPU, and `tests/engines/test_by_reference.py` on a CPU. A tensor that is changed in place after its release
+stops the run. Weights stay on a GPU with methods whose traits say `weights_stay`.
+
+Images of the sites stay on a GPU as bytes, in the order in which they are first used, up to a quarter of its memory;
+a batch is then a selection by index. Other batches are copied from pinned memory. The order of the batches and all
+draws are the same as on a CPU.
+
+A process keeps up to 256 sites open, with up to 320 mapped files, and their states up to a 32nd of the machine's memory.
+"""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def gpu_round(figures: Figures) -> str:
+    """Seconds of a round each way, and what takes longest."""
+    rows = []
+    for case in figures["cases"]:
+        for way, found in case["ways"].items():
+            rows.append([case["case"], way, found["bare_seconds"], found["seconds"], found["ratio"]])
+    text = table(["case", "parcels", "bare loop, s a round", "Polyclinic, s a round", "ratio"], rows)
+    for profile in figures.get("profiles", []):
+        for way in (name for name in profile if name != "case"):
+            text += f"\n\nWhat takes longest, {profile['case']}, {way}:\n\n"
+            text += table(
+                ["Python function", "own ms a round"],
+                [[f"`{where}`", own] for own, _, where in profile[way]["python_ms"][:8]],
+            )
+            if profile[way]["gpu_ms"]:
+                kernels = [[f"`{name[:60]}`", own] for own, _, name in profile[way]["gpu_ms"][:5]]
+                text += "\n\n" + table(["GPU kernel", "ms a round"], kernels)
+    return text
+
+
+def overhead(figures: Figures) -> str:
+    """Ratios to the bare loop on a CPU."""
+    rows = [
+        [
+            case["case"],
+            f"{case['cpu_ratio']['median']:.3f} ({case['cpu_ratio']['q1']:.3f} to {case['cpu_ratio']['q3']:.3f})",
+            f"{case['wall_ratio']['median']:.3f} ({case['wall_ratio']['q1']:.3f} to {case['wall_ratio']['q3']:.3f})",
+            case["added_cpu_ms_per_site_and_round"],
+        ]
+        for case in figures["cases"]
+    ]
+    return table(
+        ["case", "CPU seconds, ratio (quartiles)", "wall, ratio (quartiles)", "added ms a site and round"], rows
+    )
+
+
+def scaling(figures: Figures) -> str:
+    """Time, memory and disk by the number of sites."""
+    rows = [
+        [
+            f"{row['method']}, {row['backbone']}",
+            f"{row['sites']:,}",
+            row["seconds_per_round"],
+            row["ms_per_site_and_round"],
+            row["peak_mib"],
+            f"{row['folder_mib']} MiB in {row['files']:,} files" if "files" in row else "",
+        ]
+        for row in figures["points"]
+    ]
+    head = ["method, network", "sites", "s a round", "ms a site at work", "peak memory, MiB", "run folder"]
+    return table(head, rows)
+
+
+def ray_nodes(figures: Figures) -> str:
+    """Rounds on a cluster of node processes and in one process."""
+    rows = [
+        [name, figures[key]["round_seconds"], figures[key]["whole_seconds"]]
+        for key, name in (("in_process", "one process"), ("ray", f"Ray, {figures['nodes']} node processes"))
+    ]
+    same = "The weights were the same, bit for bit." if figures["same_weights"] else "The weights differed."
+    text = table([f"FedAvg, ResNet-18, {figures['sites']} sites", "s a round", "s in all"], rows)
+    return f"{text}\n\n{same} An actor worked on each of {figures['ray']['busy_nodes']} nodes."
+
+
+#: file in `figures` -> heading and what its table shows
+SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
+    "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
+    "gpu_round_bytes": ("The same with parcels as bytes", gpu_round),
+    "overhead": ("A round on a CPU beside a bare loop", overhead),
+    "scaling": ("Many sites", scaling),
+    "ray_nodes": ("Ray with several node processes", ray_nodes),
+}
+
+
+def page() -> str:
+    parts = [INTRODUCTION]
+    for name, (heading, show) in SECTIONS.items():
+        file = KEPT / f"{name}.json"
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            where = f"`{kept['command']}`, {kept['date']}, commit {kept['commit']}, on {kept['machine']}."
+            parts.append(f"## {heading}\n\n{where}\n\n{show(kept['figures'])}\n")
+    return "\n".join(parts)
+
+
+def keep(file: Path, options: argparse.Namespace) -> None:
+    """Put the figures of a benchmark where the page is written from."""
+    figures = json.loads(file.read_text(encoding="utf-8"))
+    kept = {
+        "command": options.command or f"python benchmarks/{figures['benchmark']}.py",
+        "machine": options.machine,
+        "date": figures.get("date", datetime.now(UTC).strftime("%Y-%m-%d")),
+        "commit": options.commit,
+        "figures": figures,
+    }
+    KEPT.mkdir(exist_ok=True)
+    target = KEPT / f"{options.name or figures['benchmark']}.json"
+    target.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, help="figures that a benchmark wrote with --json")
+    parser.add_argument("--name", help="another name to keep them under than the benchmark's")
+    parser.add_argument("--command", help="the command that measured them")
+    parser.add_argument("--machine", default="unknown", help="in words")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    options = parser.parse_args()
+    if options.keep:
+        keep(options.keep, options)
+    if options.check:
+        raise SystemExit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE}: not what the figures say")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
