@@ -23,33 +23,6 @@ PAGE = ROOT / "docs" / "performance.md"
 
 Figures = Mapping[str, Any]
 
-INTRODUCTION = """# Performance
-
-This page is written by `python benchmarks/performance_page.py` from the files in `benchmarks/figures`; a test compares
-both. Speed is a ratio of two loops that were measured in turns in one process, or seconds of a round.
-
-## What happens in a round
-
-| | simulated sites in one process | sites in other processes, on Ray or NVFlare, or deployed |
-|---|---|---|
-| a parcel | is handed over as tensors, which nobody may change; on a GPU they stay there | is encoded, and travels as bytes |
-| size of a parcel | follows from its header: no bytes are made | the same number |
-| digest of a parcel | of 1 MiB or more: computed by up to four threads beside training | computed before a byte leaves |
-| line of the ledger | written when the digest is there, at the latest at the round's checkpoint | written (deployed: and on disk) before a byte leaves |
-| checks of the gate | before the parcel is handed over, on the GPU where it lies there | before it is encoded |
-| average | on the GPU where the weights lie there: the same bits as on a CPU | on the CPU |
-
-Ledgers, digests, counted bytes and weights are the same, byte for byte: `python benchmarks/gpu_round.py --check` shows
-it on a GPU, and `tests/engines/test_by_reference.py` on a CPU. A tensor that is changed in place after its release
-stops the run. Weights stay on a GPU with methods whose traits say `weights_stay`.
-
-Images of the sites stay on a GPU as bytes, in the order in which they are first used, up to a quarter of its memory;
-a batch is then a selection by index. Other batches are copied from pinned memory. The order of the batches and all
-draws are the same as on a CPU.
-
-A process keeps up to 256 sites open, with up to 320 mapped files, and their states up to a 32nd of the machine's memory.
-"""
-
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -131,7 +104,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
 
 
 def page() -> str:
-    parts = [INTRODUCTION]
+    parts = [(KEPT / "introduction.md").read_text(encoding="utf-8")]
     for name, (heading, show) in SECTIONS.items():
         file = KEPT / f"{name}.json"
         if file.exists():
