@@ -42,7 +42,7 @@ def _family(attack: str) -> str:
 
 def _means(rows: list[dict[str, Any]]) -> dict[tuple[str, str, float], tuple[float, float]]:
     groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in (one for one in rows if one["of"]):
         groups.setdefault((_family(row["attack"]), row["attack"], row["strength"]), []).append(row)
     return {
         key: (
