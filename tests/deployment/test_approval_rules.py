@@ -103,3 +103,22 @@ def test_a_limit_where_there_was_none_is_narrower_but_for_delta():
 def test_a_setting_that_nobody_thought_of_counts_as_wider():
     before = {**Policy(**NARROW).model_dump(mode="json"), "deployed": "perhaps"}
     assert len(widened(before, Policy(**NARROW))) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wider"),
+    [
+        (None, {}, False),  # approved before there was such a check
+        (None, {"on": False}, True),
+        ({}, {"on": False}, True),
+        ({}, {"moved": 5.0}, True),
+        ({}, {"moved": 0.1}, False),
+        ({}, {"images": 8}, True),
+        ({"on": False}, {"moved": 5.0}, False),
+    ],
+)
+def test_an_incoming_check_that_stops_less_is_wider(old, new, wider):
+    before = Policy(incoming=old or {}).model_dump(mode="json")
+    if old is None:
+        del before["incoming"]
+    assert bool(widened(before, Policy(incoming=new))) == wider

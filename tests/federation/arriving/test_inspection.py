@@ -21,10 +21,8 @@ def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tm
     tables, settings = SETTINGS.get(method, ({}, {}))
     if method == "fedbn":
         tables = {"model.backbone": "small-cnn"}
-    plain = undisturbed(tiny(method, {**tables, "engine.on_failure": "stop"}, rounds=2, **settings))
-    checked = tiny(
-        method, {**tables, "engine.on_failure": "stop", "policy.incoming": {"on": True}}, rounds=2, **settings
-    )
+    plain = undisturbed(tiny(method, tables, rounds=2, **settings))
+    checked = tiny(method, {**tables, "policy.incoming": {"on": True}}, rounds=2, **settings)
     assert run(checked, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
 
 

@@ -82,8 +82,9 @@ class Inspection:
         before = history.most(parcel.kind)
         refuse(lengths(found, before, self.limits), DataDependentRefusal)
         if parcel.kind == "gradients":
-            longer = {name: t for name, t in parcel.tensors.items() if found[name] > before.get(name, found[name])}
-            refuse(dominances(longer, self.limits), DataDependentRefusal)
+            own = site.trainer.model.state_dict()  # of a parameter, rows are units and not images
+            longer = [name for name in found if name not in own and found[name] > before.get(name, found[name])]
+            refuse(dominances({name: parcel.tensors[name] for name in longer}, self.limits), DataDependentRefusal)
         history.take_most(parcel.kind, found)
 
     def _inspect_weights(self, site: Site, weights: Weights, history: History, *, sealed: bool) -> None:
