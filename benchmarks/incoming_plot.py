@@ -20,10 +20,11 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     for panel, backbone in zip(panels[0], backbones, strict=True):
         for (family, _, _), (alarms, share) in _means([r for r in rows if r["backbone"] == backbone]).items():
             marker = "s" if family == "honest" else "o"
-            panel.scatter(100 * alarms, 100 * share, color=colours[family], marker=marker, alpha=0.7, s=36)
+            beside = 1.5 * (names.index(family) - len(names) / 2)  # so that marks do not cover each other
+            panel.scatter(100 * alarms + beside, 100 * share, color=colours[family], marker=marker, alpha=0.7, s=36)
         panel.set_title(backbone)
         panel.set_xlabel("sites that give alarm (%)")
-        panel.set_xlim(-6, 106)
+        panel.set_xlim(-12, 112)
         panel.set_ylim(-4, 104)
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("images identified, less by chance (%)")
