@@ -52,7 +52,7 @@ class PrivateHead(Method):
     whitening: float = Field(
         0.5, ge=0, le=1, description="how far variances of the public basis are made alike: 0 not at all, 1 all alike"
     )
-    phantoms: int = Field(500, ge=2, description="phantoms of each of four kinds that the public basis is made of")
+    phantoms: int = Field(500, ge=10, description="phantoms of each of four kinds that the public basis is made of")
     bias: float = Field(0.3, gt=0, description="the constant that stands beside the numbers of an image")
     server_lr: float = Field(2.0, gt=0, description="learning rate of the coordinator")
     beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator")
