@@ -8,6 +8,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation, FederationSpec
 from polyclinic.federation.host import SiteHost
@@ -86,7 +87,9 @@ def make(tmp_path):
             trainer=None,
             folder=tmp_path,
             open_data=data_of,
-            policy=Policy(kinds=tuple(KINDS)),
+            policy=Policy(
+                kinds=tuple(KINDS), incoming=Incoming(on=False)
+            ),  # there is no network to try weights on
             expected={"weights": Expected.like("weights", {"w": SECRET})},
         )
         spec = FederationSpec(
