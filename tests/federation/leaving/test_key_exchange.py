@@ -87,9 +87,7 @@ def make(tmp_path):
             trainer=None,
             folder=tmp_path,
             open_data=data_of,
-            policy=Policy(
-                kinds=tuple(KINDS), incoming=Incoming(on=False)
-            ),  # there is no network to try weights on
+            policy=Policy(kinds=tuple(KINDS), incoming=Incoming(on=False)),  # there is no network to try weights on
             expected={"weights": Expected.like("weights", {"w": SECRET})},
         )
         spec = FederationSpec(
