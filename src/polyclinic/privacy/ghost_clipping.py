@@ -149,8 +149,10 @@ def _layer_norm(layer: nn.LayerNorm, came: Tensor, back: Tensor) -> dict[str, Gr
 
 
 def _embedding(layer: nn.Embedding, came: Tensor, back: Tensor) -> dict[str, Gradient]:
-    chosen = F.one_hot(came.flatten(1), layer.num_embeddings).to(back.dtype)
-    return {"weight": Products(chosen[:, None], back.flatten(1, -2)[:, None]).cheaper()}
+    """Codes [B] or [B, ...], and what came back for each."""
+    places = came.reshape(len(came), 1, -1)
+    chosen = F.one_hot(places, layer.num_embeddings).to(back.dtype)
+    return {"weight": Products(chosen, back.reshape(*places.shape, -1)).cheaper()}
 
 
 RULES: dict[type[nn.Module], Rule] = {
