@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
 
-from polyclinic.encoders import ENCODERS
+from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve
@@ -106,3 +108,20 @@ def test_rounds_are_one_and_a_trained_backbone_is_refused(study_of):
         study.with_settings({"model.backbone": "lenet5"})
     with pytest.raises(BadInput, match=r"'analytic' sends exact sums"):
         study.with_settings({"privacy.noise": 1.0})
+
+
+class Means(Encoder):
+    """The mean and the deviation of each channel."""
+
+    width: ClassVar[int] = 6
+
+    def encode(self, images):
+        return torch.cat([images.mean((2, 3)), images.std((2, 3))], 1)
+
+
+@pytest.mark.parametrize("method", ["analytic", "fedavg"])
+def test_an_encoder_from_outside_is_a_backbone(tiny_run, monkeypatch, method):
+    monkeypatch.setitem(ENCODERS, "means", Means)
+    result = tiny_run({"name": method}, **AGES, model={"backbone": "means"}, optimizer={"augment": []})
+    assert 0 < result.metrics["test"]["mae"] < 228
+    assert result.weights()["fc.weight"].shape == (1, 6)

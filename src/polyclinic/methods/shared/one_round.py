@@ -75,8 +75,8 @@ class OneRound(Method):
 
     def privacy_obstacle(self) -> str | None:
         return (
-            f"method.name: '{self.name}' sends exact sums of features; choose a method that trains the head in private "
-            "steps, such as fedsgd with the same encoder as model.backbone"
+            f"method.name: '{self.name}' sends exact sums of features; choose private-head, which trains the head in "
+            "private steps"
         )
 
     @operation("statistics")
