@@ -47,8 +47,8 @@ LONGEST = (
     "test_contributing.py",
     "test_golden.py",
     "test_plugins.py",
+    "test_replay_methods.py",
     "test_methods.py",
-    "test_benchmarks.py",
 )
 
 

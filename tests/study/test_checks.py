@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,19 @@ def generators() -> list[dict[str, Any]]:
 
 
 def studies(method: str, task: str) -> list[tuple[dict[str, Any], Study | BadInput]]:
-    """All studies of a method and a task; one that is refused, as its refusal."""
+    """All studies of a method and a task that differ in what they use; one that is refused, as its refusal."""
     replays = [{}, {"replay": {"codes": "prior"}}] if METHODS[method].traits.takes_replay else [{}]
     found: list[tuple[dict[str, Any], Study | BadInput]] = []
-    for variant in VARIANTS.get(method, [{}]):
+    for variant, replay in itertools.product(VARIANTS.get(method, [{}]), replays):
         for generator in generators():
-            for replay in replays:
-                given = tables({"name": method, **variant}, generator, task, **replay)
-                try:
-                    found.append((given, parse_study(given)))
-                except BadInput as refusal:
-                    found.append((given, refusal))
+            given = tables({"name": method, **variant}, generator, task, **replay)
+            try:
+                found.append((given, study := parse_study(given)))
+            except BadInput as refusal:
+                found.append((given, refusal))
+                continue
+            if not uses_generator(study):  # another generator is the same study
+                break
     return found
 
 
