@@ -31,8 +31,10 @@ Weights = Mapping[str, Tensor]
 
 #: parcels that are inspected
 INSPECTED = ("weights", "gradients", "generator")
-#: fewest images of which one can dominate
+#: fewest images that weights are tried on
 FEWEST_IMAGES = 4
+#: fewest images of which one that stands out tells something: of five, one often has a unit for itself
+ENOUGH_IMAGES = 16
 
 
 class Inspection:
@@ -130,7 +132,8 @@ class Inspection:
             return
         if last:
             yield from units.quiet(found, history.quiet(), self.limits)
-            yield from units.exposure(found, history.most("exposed"), self.limits)
+            if len(losses) >= ENOUGH_IMAGES:
+                yield from units.exposure(found, history.most("exposed"), self.limits)
             yield from self._losses(losses, gradients, history.most("loss").get("mean"))
         history.take_most("loss", {"mean": float(losses.mean())})
 
@@ -140,7 +143,7 @@ class Inspection:
         if before is None:
             return
         yield Figure("loss", "images", mean / max(before, 1e-12), self.limits.loss)
-        if mean > before and len(losses) >= FEWEST_IMAGES:
+        if mean > before and len(losses) >= ENOUGH_IMAGES:
             share = float(gradients.max() / gradients.sum().clamp(min=1e-30))
             yield Figure("dominance", "images", share, self.limits.dominance)
 
