@@ -7,6 +7,7 @@ import typer
 from polyclinic import __version__
 from polyclinic.cli import (
     audit,
+    bench,
     compare,
     data,
     deploy,
@@ -54,6 +55,7 @@ app.command("forgetting")(forgetting.forgetting)
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("privacy")(privacy.privacy)
+app.command("bench")(bench.bench)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(site.app, name="site")

@@ -63,7 +63,7 @@ def run(
     if study.privacy is not None:
         for site, counts in parts.info["counts"].items():
             check_budget(study.privacy, {site: counts["train"]}, study.optimizer.at_site(site).batch_size)
-    with run_lock(folder), _threads(study.engine.threads):
+    with run_lock(folder), threads(study.engine.threads):
         write_run_format(folder)
         check_same_images(folder, parts.info["digests"])
         note_plugins(folder, study)
@@ -180,7 +180,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """A while in which torch computes with so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -41,11 +41,11 @@ def augment(images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws:
     """Change each image [B, C, H, W] by a draw of its own, its mask [B, H, W] with it. Mixup is `mix`'s work."""
     count = len(images)
     if "flip" in kinds:
-        chosen = _flips(count, draws).to(images.device)
+        chosen = _flips(count, draws).to(images.device, non_blocking=True)
         images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
         masks = masks if masks is None else torch.where(chosen[:, None, None], masks.flip(-1), masks)
     if "turn" in kinds:
-        turns = _turns(count, draws).to(images.device)
+        turns = _turns(count, draws).to(images.device, non_blocking=True)
         for quarter in (1, 2, 3):
             chosen = turns == quarter
             images = torch.where(chosen[:, None, None, None], images.rot90(quarter, (-2, -1)), images)
@@ -65,12 +65,12 @@ def mix(images: Tensor, targets: Tensor, draws: torch.Generator) -> tuple[Tensor
     """
     seed = int(torch.randint(2**62, (), generator=draws))
     share = torch.from_numpy(numpy_rng(seed, "mixup").beta(MIXUP_ALPHA, MIXUP_ALPHA, len(images)))
-    other = torch.randperm(len(images), generator=draws).to(images.device)
+    other = torch.randperm(len(images), generator=draws).to(images.device, non_blocking=True)
     return tuple(_between(one, one[other], share) for one in (images, targets))  # type: ignore[return-value]
 
 
 def _between(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
-    weight = share.to(first).reshape(-1, *(1 for _ in first.shape[1:]))
+    weight = share.to(first, non_blocking=True).reshape(-1, *(1 for _ in first.shape[1:]))
     return weight * first + (1 - weight) * second
 
 
@@ -102,7 +102,7 @@ def _affine(count: int, kinds: tuple[str, ...], draws: Draws) -> Tensor:
 
 def _resample(images: Tensor, masks: Tensor | None, affine: Tensor) -> tuple[Tensor, Tensor | None]:
     """Images between pixels, masks at the nearest one; what lies outside is a reflection."""
-    grid = F.affine_grid(affine.to(images), list(images.shape), align_corners=False)
+    grid = F.affine_grid(affine.to(images, non_blocking=True), list(images.shape), align_corners=False)
     new = F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
     if masks is None:
         return new, None
@@ -112,7 +112,7 @@ def _resample(images: Tensor, masks: Tensor | None, affine: Tensor) -> tuple[Ten
 
 def _grey_values(images: Tensor, kinds: tuple[str, ...], draws: Draws) -> Tensor:
     """Other contrast around the image's own mean, then brightness, then noise; within [0, 1] again."""
-    drawn = _uniform(len(images), 3, draws, "grey values").to(images)[:, :, None, None, None]
+    drawn = _uniform(len(images), 3, draws, "grey values").to(images, non_blocking=True)[:, :, None, None, None]
     if "contrast" in kinds:
         mean = images.mean((1, 2, 3), keepdim=True)
         images = mean + (images - mean) * MOST_CONTRAST ** drawn[:, 0]

@@ -292,9 +292,11 @@ class Trainer:
     def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
         self.model.eval()
+        batches = ((self.forward(images).float(), target) for images, target in self.in_order(part))
+        if not self.task.dense:  # small outputs: the GPU is waited for once
+            batches = iter([tuple(torch.cat(some) for some in zip(*batches, strict=True))])
         observed, targets = [], []
-        for images, target in self.in_order(part):
-            output = self.forward(images).float()
+        for output, target in batches:
             observed.append(self.task.observe(output, target, self.target).cpu())
             targets.append(target.cpu())
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
