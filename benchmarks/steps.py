@@ -64,7 +64,7 @@ def batch(size: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def autocast() -> contextlib.AbstractContextManager:
-    return torch.autocast(DEVICE.type, torch.bfloat16)
+    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda")
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:

@@ -78,3 +78,24 @@ def test_segmentation_sites_scores_models_as_their_runs_do_and_draws(tmp_path):
     wanted = {site: round(found["dice"], 4) for site, found in result["metrics"]["per_site"].items()}
     assert written["rows"][0]["dice"] == wanted
     assert (tmp_path / "masks" / "segmentation_sites.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_private_gradients_are_those_of_a_loop_over_images(tmp_path):
+    written, printed = run_benchmark("dp_gradients", file=tmp_path / "figures.json")
+    assert written == printed
+    assert [row["backbone"] for row in written["checks"]] == ["small-cnn", "lenet5"]
+    for row in written["checks"]:
+        assert set(row["errors"]) >= {"ghost", "stored"}
+        assert max(row["errors"].values()) < 1e-3
+    assert all(value > 0 for row in written["steps"] for value in row["milliseconds"].values())
+
+
+@pytest.mark.slow
+def test_steps_of_stacked_sites_are_the_steps_of_each(tmp_path):
+    written, printed = run_benchmark("steps", file=tmp_path / "figures.json")
+    assert written == printed
+    check, *rows = written["rows"]
+    assert check["stacked"] < 1e-3 < check["another seed"]
+    assert [row["networks"] for row in rows] == [1, 1, 4]
+    assert all(value > 0 for row in rows for value in row["milliseconds"].values())
