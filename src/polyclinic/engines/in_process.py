@@ -51,7 +51,8 @@ class InProcess(WorkerPool):
         self._consider_growing(calls)
         if self._pool:
             return self._call_workers(calls)
-        if self.stacked and 1 < len(calls) <= self.host.GROUPED and self.host.is_grouped(calls[0].operation):
+        together = self.stacked and 1 < len(calls) <= self.host.GROUPED
+        if together and self.host.is_grouped(calls[0].operation, len(calls)):
             return self._call_group(calls)
         return self._call_in_turn(calls)
 

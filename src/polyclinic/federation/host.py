@@ -62,15 +62,15 @@ class SiteHost:
             raise answer
         return answer
 
-    def is_grouped(self, operation: str) -> bool:
-        """Whether a method can work at several sites at once in this operation.
+    def is_grouped(self, operation: str, sites: int) -> bool:
+        """Whether a method can work at so many sites at once in this operation.
 
         An archive, and a smallest cohort, want to know which images each site used.
         """
         declared, spec = self._operation(operation)[1], self.spec
         if declared.together is None or spec.archive or spec.policy.min_cohort or spec.trainers:
             return declared.grouped
-        return spec.method.may_stack(spec.trainer)
+        return spec.method.may_stack(spec.trainer, sites)
 
     def handle_group(self, calls: Sequence[Call]) -> list[Reply | Exception]:
         """Run an operation at several sites at once; every site's parcels pass its own gate.

@@ -32,3 +32,14 @@ RECORDED: dict[Shape, tuple[float, float]] = {
 def recording_pays() -> bool:
     """Whether a step is faster as a CUDA graph, for whatever shape: every measured one is."""
     return all(recorded < eager for eager, recorded in RECORDED.values())
+
+
+#: a step of several networks in graphs: one after the other, and stacked
+STACKED: dict[tuple[Shape, int], tuple[float, float]] = {}
+#: the largest network, in weights, that was faster in a stack, and the fewest networks
+MOST_WEIGHTS, FEWEST = 0, 2
+
+
+def stacking_pays(weights: int, networks: int) -> bool:
+    """Whether so many networks of so many weights are faster in a stack than in graphs one after the other."""
+    return weights <= MOST_WEIGHTS and networks >= FEWEST

@@ -19,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.tasks import Classification, Regression
+from polyclinic.training.choices import stacking_pays
 from polyclinic.training.graphs import GraphedFunction
 from polyclinic.training.stacked_convolutions import all_at_once
 
@@ -180,16 +181,12 @@ def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
         yield from zip(images, targets, strict=True)
 
 
-def can_stack(trainer: Trainer) -> bool:
+def can_stack(trainer: Trainer, members: int) -> bool:
     """Whether the study wants it, and networks learn in a stack what they learn alone, up to rounding."""
-    if trainer.stacked == "never" or (trainer.stacked == "auto" and not pays(trainer)):
+    weights = sum(one.numel() for one in trainer.model.parameters())
+    if trainer.stacked == "never" or (trainer.stacked == "auto" and not stacking_pays(weights, members)):
         return False
     drops = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in trainer.model.modules())
     known = type(trainer.task) in (Classification, Regression)
     plain = trainer.privacy is None and not trainer.optimizer.keep_state and "mixup" not in trainer.optimizer.augment
     return known and plain and not drops
-
-
-def pays(trainer: Trainer) -> bool:
-    """Whether a stack is faster than networks one after the other, by what was measured on a GPU: not yet."""
-    return False

@@ -57,9 +57,9 @@ class Method(Settings):
         """Replayed images that join a site's mini-batches; None here, see `generative_replay.GenerativeReplay`."""
         return None
 
-    def may_stack(self, trainer: TrainerLike) -> bool:
-        """Whether operations with a `together` may work at several simulated sites at once."""
-        return type(self).replayed is Method.replayed and can_stack(trainer)
+    def may_stack(self, trainer: TrainerLike, sites: int) -> bool:
+        """Whether operations with a `together` may work at so many simulated sites at once."""
+        return type(self).replayed is Method.replayed and can_stack(trainer, sites)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """Names of the weights that stay at each site: batch-norm statistics where the study says so."""
