@@ -27,6 +27,12 @@ def test_the_python_examples_of_studies_run(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "two-sites" / "result.json").exists()
 
 
+def test_the_python_example_of_statistics_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "statistics.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("0.875 [")
+
+
 def test_the_plugins_of_extend_md_run_together(tmp_path):
     """Every block is a whole plug-in file: one study takes a source, a partition, ... from each of them."""
     codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(), re.DOTALL)

@@ -1,4 +1,4 @@
-"""Metrics: PSNR and SSIM, ROC, distances between sets of images, perceptual distance, and the networks they need.
+"""Metrics: PSNR and SSIM, ROC, statistics, distances between sets of images, perceptual distance, and their networks.
 
 A leaf package: it imports errors, files, messages, randomness and settings, and no other room.
 """

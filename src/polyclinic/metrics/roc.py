@@ -102,15 +102,21 @@ def auc_interval(members: np.ndarray, others: np.ndarray, confidence: float = CO
         return (area, 1 - reach, 1.0) if area else (area, 0.0, reach)
     from scipy import stats  # as below: every process of a run would pay for it, and only audits need it
 
-    ranks = stats.rankdata(np.concatenate([members, others]))
-    # the share of the other set that each one beats
-    of_members = (ranks[:n] - stats.rankdata(members)) / m
-    of_others = 1 - (ranks[n:] - stats.rankdata(others)) / n
+    of_members, of_others = placements(members, others)
     deviation = np.sqrt(of_members.var(ddof=1) / n + of_others.var(ddof=1) / m)
     step = stats.norm.ppf((1 + confidence) / 2) * deviation / (area * (1 - area))
     centre = np.log(area / (1 - area))
     low, high = (float(1 / (1 + np.exp(-(centre + sign * step)))) for sign in (-1, 1))
     return area, low, high
+
+
+def placements(members: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share of the others that each member scores above [N], and of the members that score above each other [M]."""
+    from scipy import stats
+
+    n, m = len(members), len(others)
+    ranks = stats.rankdata(np.concatenate([members, others]))
+    return (ranks[:n] - stats.rankdata(members)) / m, 1 - (ranks[n:] - stats.rankdata(others)) / n
 
 
 def threshold(others: np.ndarray, false_alarms: float) -> float:

@@ -1,0 +1,153 @@
+"""Confidence intervals: of a mean over seeds (Student's t), and of any metric by a bootstrap over patients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from polyclinic.errors import BadInput
+from polyclinic.metrics.roc import CONFIDENCE
+from polyclinic.metrics.statistics.checks import Numbers, numbers, same_length, share
+from polyclinic.randomness import numpy_rng
+
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def mean_interval(values: Numbers, *, confidence: float = CONFIDENCE, overlap: float = 0.0) -> Interval:
+    """The mean of two or more values, as of several seeds, with the interval of Student's t.
+
+    `overlap` is for cross-validation, whose training images overlap: test images divided by training images, which is
+    1 / (folds - 1). The variance of the mean is then (1/n + overlap) times that of the values (Nadeau and Bengio 2003).
+    """
+    from scipy import stats
+
+    found = numbers(values, "values", least=2)
+    reach = stats.t.ppf((1 + share(confidence, "confidence")) / 2, len(found) - 1) * mean_deviation(found, overlap)
+    mean = float(found.mean())
+    return Interval(mean, float(mean - reach), float(mean + reach), confidence)
+
+
+def mean_deviation(values: np.ndarray, overlap: float = 0.0) -> float:
+    """The standard error of the mean of values [N]; 0 where all are equal but for rounding."""
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return 0.0
+    return float(np.sqrt((1 / len(values) + overlap) * values.var(ddof=1)))
+
+
+def bootstrap_interval(
+    metric: Callable[[np.ndarray], float],
+    cases: int,
+    *,
+    patients: Sequence[Hashable] | np.ndarray | None = None,
+    address: Sequence[str | int] = ("statistics", "bootstrap"),
+    draws: int = DRAWS,
+    kind: Literal["bca", "percentile"] = "bca",
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """The bootstrap interval of one metric; see `bootstrap_intervals`."""
+    found = bootstrap_intervals(
+        lambda rows: {"metric": metric(rows)},
+        cases,
+        patients=patients,
+        address=address,
+        draws=draws,
+        kind=kind,
+        confidence=confidence,
+    )
+    if not found:
+        raise BadInput("statistics: the metric is not defined on these cases; give more cases, of every class")
+    return found["metric"]
+
+
+def bootstrap_intervals(
+    metrics: Callable[[np.ndarray], Mapping[str, float]],
+    cases: int,
+    *,
+    patients: Sequence[Hashable] | np.ndarray | None = None,
+    address: Sequence[str | int] = ("statistics", "bootstrap"),
+    draws: int = DRAWS,
+    kind: Literal["bca", "percentile"] = "bca",
+    confidence: float = CONFIDENCE,
+) -> dict[str, Interval]:
+    """Bootstrap intervals of several metrics of the same cases, from the same draws.
+
+    `metrics(rows)` gives the metrics of the cases with the numbers `rows` (int64, some several times), out of 0 to
+    `cases` - 1. Whole patients are drawn with replacement; without `patients` every case is a patient of its own.
+    `address` names the random draws: the same address gives the same interval. `kind`: "bca", corrected for bias and
+    for skewness (Efron 1987), or "percentile". A draw on which a metric is NaN or missing, as an AUC without positive
+    cases is, does not count for it; a metric that fails on half of the draws has no interval and is left out.
+    """
+    share(confidence, "confidence")
+    if cases < 2 or draws < 2:
+        raise BadInput("statistics: a bootstrap needs two cases and two draws or more")
+    groups = rows_by_patient(patients, cases)
+    if len(groups) < 2:
+        raise BadInput("statistics: all cases are of one patient; a bootstrap by patient needs two or more")
+    whole = metrics(np.arange(cases))
+    picks = numpy_rng(*address).integers(0, len(groups), (draws, len(groups)))
+    drawn = [metrics(np.concatenate([groups[i] for i in pick])) for pick in picks]
+    left_out = [metrics(np.concatenate([*groups[:i], *groups[i + 1 :]])) for i in _needed(kind, len(groups))]
+    found = {}
+    for name, value in whole.items():
+        values = _defined(drawn, name)
+        if np.isfinite(value) and len(values) * 2 > draws:
+            low, high = _ends(value, values, _defined(left_out, name), confidence)
+            found[name] = Interval(float(value), low, high, confidence)
+    return found
+
+
+def rows_by_patient(patients: Sequence[Hashable] | np.ndarray | None, cases: int) -> list[np.ndarray]:
+    """The numbers of the cases of each patient, patients in the order in which they first come."""
+    if patients is None:
+        return list(np.arange(cases)[:, None])
+    same_length(np.asarray(patients), "patients", cases)
+    rows: dict[Hashable, list[int]] = {}
+    for row, patient in enumerate(np.asarray(patients).tolist()):
+        rows.setdefault(patient, []).append(row)
+    return [np.array(mine) for mine in rows.values()]
+
+
+def _needed(kind: str, patients: int) -> range:
+    """The patients to leave out in turn (jackknife), for the skewness."""
+    if kind not in ("bca", "percentile"):
+        raise BadInput(f"statistics: no such bootstrap: '{kind}'; choose bca or percentile")
+    return range(patients if kind == "bca" else 0)
+
+
+def _defined(found: list[Mapping[str, float]], name: str) -> np.ndarray:
+    values = np.array([one.get(name, np.nan) for one in found], dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def _ends(value: float, values: np.ndarray, left_out: np.ndarray, confidence: float) -> tuple[float, float]:
+    """The ends of the interval: quantiles of the drawn values; BCa where there are values with one patient left out."""
+    from scipy import stats
+
+    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+    # a draw equal to the value counts half, so that a metric of few steps has no bias of its own
+    below = ((values < value).sum() + (values <= value).sum()) / (2 * len(values))
+    if len(left_out) and 0 < below < 1:
+        bias = stats.norm.ppf(below)
+        apart = left_out.mean() - left_out
+        spread = (apart**2).sum() ** 1.5
+        skewness = (apart**3).sum() / (6 * spread) if spread > 0 else 0.0
+        moved = bias + stats.norm.ppf(tails)
+        tails = stats.norm.cdf(bias + moved / (1 - skewness * moved))
+    low, high = np.quantile(values, tails)
+    return float(low), float(high)

@@ -1,0 +1,130 @@
+"""Tests between models against scipy, statsmodels and counts by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
+from statsmodels.stats.multitest import multipletests
+
+from polyclinic.errors import BadInput
+from polyclinic.metrics.statistics import compare_with_baseline, holm, mcnemar, paired_test
+
+OURS, THEIRS = [0.81, 0.84, 0.79, 0.86, 0.9], [0.8, 0.79, 0.81, 0.8, 0.83]
+
+
+def test_paired_t_is_scipys():
+    found, expected = paired_test(OURS, THEIRS), stats.ttest_rel(OURS, THEIRS)
+    interval = expected.confidence_interval()
+    assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    assert (found.difference, found.n) == (pytest.approx(0.034), 5)
+
+
+def test_overlapping_folds_give_a_larger_p():
+    plain, folds = paired_test(OURS, THEIRS), paired_test(OURS, THEIRS, overlap=1 / 4)
+    t = np.subtract(OURS, THEIRS).mean() / np.sqrt((1 / 5 + 1 / 4) * np.subtract(OURS, THEIRS).var(ddof=1))
+    assert folds.p == pytest.approx(2 * stats.t.sf(t, 4))
+    assert folds.p > plain.p
+
+
+def test_equal_differences_are_no_certainty():
+    assert paired_test([0.5, 0.6], [0.5, 0.6]).p == 1
+    # both seeds better by 0.1: the sign test's two cases out of four
+    assert paired_test([0.6, 0.7], [0.5, 0.6]).p == 0.5
+
+
+def test_wilcoxon_without_ties_is_scipys_exact_test():
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(0.4, 1, 15), rng.normal(size=15)
+    expected = stats.wilcoxon(ours, theirs, method="exact").pvalue
+    assert paired_test(ours, theirs, test="wilcoxon").p == pytest.approx(expected, abs=1e-12)
+
+
+def test_wilcoxon_with_ties_counts_all_changes_of_sign():
+    apart = np.array([1.0, 1, 2, 3, -1, 0])
+    ranks = {1: 2.0, 2: 4.0, 3: 5.0}  # of |1 1 2 3 1|; the zero is left out
+    observed = 2 + 2 + 4 + 5
+    sums = [
+        sum(ranks[abs(int(value))] for value, sign in zip(apart[:5], signs, strict=True) if sign)
+        for signs in itertools.product((0, 1), repeat=5)
+    ]
+    expected = np.mean([abs(one - 7.5) >= observed - 7.5 for one in sums])
+    assert paired_test(apart, np.zeros(6), test="wilcoxon").p == expected
+    assert paired_test([1.0, 2], [1.0, 2], test="wilcoxon").p == 1
+
+
+def test_wilcoxon_of_many_tied_pairs_is_scipys_approximation():
+    apart = np.random.default_rng(1).integers(-3, 5, 60).astype(float)
+    expected = stats.wilcoxon(apart, method="asymptotic").pvalue
+    assert paired_test(apart, np.zeros(60), test="wilcoxon").p == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("p", [[0.01, 0.04, 0.03], [0.5, 0.02], [0.2], [0.01, 0.01, 0.9, 0.004]])
+def test_holm_is_statsmodels(p):
+    assert holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
+
+
+def test_holm_by_hand():
+    # 0.01 * 3; 0.03 * 2; 0.04 * 1, but no smaller than the one before
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.randoms())
+def test_holm_keeps_the_order_and_does_not_depend_on_it(p, random):
+    corrected = holm(p)
+    assert all(one <= two <= 1 for one, two in zip(p, corrected, strict=True))
+    places = list(range(len(p)))
+    random.shuffle(places)
+    assert holm([p[i] for i in places]) == pytest.approx([corrected[i] for i in places])
+    assert np.diff(np.array(corrected)[np.argsort(p)]).min(initial=0) >= 0
+
+
+@pytest.mark.parametrize(("only_ours", "only_theirs"), [(7, 1), (5, 5), (30, 12), (0, 3)])
+@pytest.mark.parametrize("exact", [True, False])
+def test_mcnemar_is_statsmodels(only_ours, only_theirs, exact):
+    table = [[20, only_ours], [only_theirs, 4]]
+    pairs = np.repeat([(1, 1), (1, 0), (0, 1), (0, 0)], np.ravel(table), axis=0)
+    if not exact:
+        for correction in (True, False):
+            expected = statsmodels_mcnemar(table, exact=False, correction=correction).pvalue
+            if only_ours == only_theirs and correction:
+                expected = 1.0  # statsmodels takes (|0| - 1)^2; R does not correct here, and neither do we
+            assert mcnemar(*pairs.T, exact=False, correction=correction) == pytest.approx(expected, abs=1e-12)
+    expected = statsmodels_mcnemar(table, exact=only_ours + only_theirs <= 25 or exact).pvalue
+    assert mcnemar(*pairs.T, exact=exact or None) == pytest.approx(expected, abs=1e-12)
+
+
+def test_mcnemar_of_models_that_agree():
+    assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
+    assert mcnemar(np.array([True, False]), np.array([False, True])) == 1
+
+
+def test_methods_against_a_baseline_are_corrected_together():
+    values = {"fedavg": THEIRS, "cwt": OURS, "feder": [0.9, 0.91, 0.89, 0.9, 0.95]}
+    found = compare_with_baseline(values, "fedavg")
+    assert list(found) == ["cwt", "feder"]
+    plain = [paired_test(values[name], THEIRS).p for name in found]
+    assert [one.p for one in found.values()] == plain
+    assert [one.p_holm for one in found.values()] == holm(plain)
+    assert compare_with_baseline({"fedavg": [1.0]}, "fedavg") == {}
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(BadInput, match="baseline 'moon' is not among fedavg"):
+        compare_with_baseline({"fedavg": OURS}, "moon")
+    with pytest.raises(BadInput, match="baseline has 5 values for 2 cases"):
+        paired_test([1.0, 2.0], THEIRS)
+    with pytest.raises(BadInput, match="choose t"):
+        paired_test(OURS, THEIRS, test="wilcoxon", overlap=0.25)
+    with pytest.raises(BadInput, match="second must be 0 or 1"):
+        mcnemar([1, 0], [2, 0])
+    with pytest.raises(BadInput, match="between 0 and 1"):
+        holm([1.5])
