@@ -36,7 +36,7 @@ MONTHS = {
     "feder-b": 34.07,
     "felicia": 26.62,
     "analytic": 19.35,
-    "private-head": 28.64,
+    "private-head": 24.29,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},

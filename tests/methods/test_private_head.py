@@ -110,7 +110,7 @@ def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
         each = (2 * (vectors @ head - targets))[:, None] * vectors
         each = each * (0.5 / each.norm(dim=1).clamp(min=0.5))[:, None]
         velocity = 0.9 * velocity + each.sum(0) / len(vectors)
-        head = head - 0.5 * velocity
+        head = head - 0.5 / 0.5 * velocity  # a learning rate of 0.5 for gradients as long as the clipping norm, 0.5
         heads.append(head)
     mean = torch.stack(heads[2:]).mean(0)
     outputs = vectors @ mean

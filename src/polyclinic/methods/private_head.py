@@ -38,7 +38,7 @@ SHARED = "a coordinator that sees what single sites send: the noise is shared am
 
 class PrivateHead(Method):
     name: Literal["private-head"] = "private-head"
-    rounds: int = Field(200, ge=1, description="rounds of training; a round is one step")
+    rounds: int = Field(100, ge=1, description="rounds of training; a round is one step")
     batch: Literal["full", "poisson"] = Field(
         "full",
         description="images (or patients) of a step: all, or each with one chance, optimizer.batch_size in the mean",
@@ -48,13 +48,15 @@ class PrivateHead(Method):
         description="every site's sum is private by itself; or the sites share the noise of one sum, which needs a "
         "coordinator that sees the sum only (simulation)",
     )
-    numbers: int = Field(1024, ge=1, description="numbers of an image after projection on a public basis")
+    numbers: int = Field(1500, ge=1, description="numbers of an image after projection on a public basis")
     whitening: float = Field(
-        0.5, ge=0, le=1, description="how far variances of the public basis are made alike: 0 not at all, 1 all alike"
+        0.75, ge=0, le=1, description="how far variances of the public basis are made alike: 0 not at all, 1 all alike"
     )
     phantoms: int = Field(500, ge=10, description="phantoms of each of four kinds that the public basis is made of")
     bias: float = Field(0.3, gt=0, description="the constant that stands beside the numbers of an image")
-    server_lr: float = Field(2.0, gt=0, description="learning rate of the coordinator")
+    server_lr: float = Field(
+        0.45, gt=0, description="learning rate of the coordinator, for a gradient as long as privacy.clip"
+    )
     beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator")
     average: float = Field(0.5, ge=0, le=1, description="share of the rounds, the last ones, whose heads are averaged")
 
@@ -76,13 +78,15 @@ class PrivateHead(Method):
         zero = torch.zeros(model.outputs, basis["matrix"].shape[1] + 1)
         state = federation.state(step={"head": zero, "velocity": zero, "sum": zero}, averaged=0)
         weights = self.weights(basis, zero)
+        assert federation.trainer.privacy is not None, "the study's checks want the table [privacy]"
+        clip = federation.trainer.privacy.clip
         operation = "give_shared_gradient" if self.noise == "shared" else "give_gradient"
         for number in federation.rounds(self.rounds, state):
             replies = federation.ask_all(operation, statistics={"head": state.step["head"]})
             images = sum(reply.metadata["expected"] for reply in replies)
             gradient = torch.stack([reply.gradients["head"].double() for reply in replies]).sum(0).float() / images
             velocity = self.beta * state.step["velocity"] + gradient
-            head = state.step["head"] - self.server_lr * velocity
+            head = state.step["head"] - self.server_lr / clip * velocity
             counts = number > (1 - self.average) * self.rounds or number == self.rounds
             total = state.step["sum"] + head if counts else state.step["sum"]
             state.step, state.averaged = {"head": head, "velocity": velocity, "sum": total}, state.averaged + counts
