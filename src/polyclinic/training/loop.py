@@ -292,7 +292,9 @@ class Trainer:
     def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
         self.model.eval()
-        batches = ((self.forward(images).float(), target) for images, target in self.in_order(part))
+        batches: Iterator[tuple[Tensor, ...]] = (
+            (self.forward(images).float(), target) for images, target in self.in_order(part)
+        )
         if not self.task.dense:  # small outputs: the GPU is waited for once
             batches = iter([tuple(torch.cat(some) for some in zip(*batches, strict=True))])
         observed, targets = [], []
