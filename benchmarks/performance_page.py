@@ -96,7 +96,7 @@ def ray_nodes(figures: Figures) -> str:
 #: file in `figures` -> heading and what its table shows
 SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
-    "gpu_round_bytes": ("The same with parcels as bytes", gpu_round),
+    "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
     "scaling": ("Many sites", scaling),
     "ray_nodes": ("Ray with several node processes", ray_nodes),
