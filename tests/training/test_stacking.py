@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import polyclinic
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.models import build
-from polyclinic.training import stacking
+from polyclinic.training import choices, stacking
 from polyclinic.training.graphs import WARM_UP
 from polyclinic.training.stacked_convolutions import convolve
 from polyclinic.training.stacking import StackedGradients, StackedModel
@@ -144,3 +144,27 @@ def test_sites_train_one_by_one_where_a_stack_fails(tiny, tmp_path, monkeypatch)
         failed = run(tiny, tmp_path, "fedavg", "always")
     a, b = weights_of(failed.folder), weights_of(alone.folder)
     assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_auto_stacks_what_was_measured_to_be_faster():
+    for (shape, networks), (one_by_one, stacked) in choices.STACKED.items():
+        weights = sum(one.numel() for one in build(shape.backbone, channels=1, outputs=3, size=shape.size).parameters())
+        pixels = networks * shape.batch * shape.size**2
+        if choices.stacking_pays(weights, networks, pixels):
+            assert stacked < one_by_one, (shape, networks)
+    assert choices.stacking_pays(57_000, 64, 64 * 32 * 32**2)
+    assert not choices.stacking_pays(57_000, 15, 1000)
+    assert not choices.stacking_pays(24_000_000, 16, 1000)
+    assert not choices.stacking_pays(57_000, 16, 16 * 32 * 224**2)
+
+
+@pytest.mark.parametrize(("sites", "stacked"), [(16, True), (3, False)])
+def test_auto_counts_the_sites(sites, stacked, tiny, tmp_path, monkeypatch):
+    """On a GPU; here the engine is told that it is one."""
+    used = []
+    monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, used))
+    monkeypatch.setattr("polyclinic.runner.engines.device_of", lambda name: "cuda")
+    options = {"sites.count": sites, "sites.partition": "iid", "data.samples": 16 * 12}
+    study = tiny("fedavg", {**options, "engine.workers": 1, "optimizer.batch_size": 4, "method.rounds": 1})
+    polyclinic.run(study, tmp_path / "run")
+    assert bool(used) == stacked

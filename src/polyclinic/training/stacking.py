@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.tasks import Classification, Regression
-from polyclinic.training.choices import stacking_pays
+from polyclinic.training.choices import FEWEST_NETWORKS, stacking_pays
 from polyclinic.training.graphs import GraphedFunction
 from polyclinic.training.stacked_convolutions import all_at_once
 
@@ -183,10 +183,18 @@ def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
 
 def can_stack(trainer: Trainer, members: int) -> bool:
     """Whether the study wants it, and networks learn in a stack what they learn alone, up to rounding."""
-    weights = sum(one.numel() for one in trainer.model.parameters())
-    if trainer.stacked == "never" or (trainer.stacked == "auto" and not stacking_pays(weights, members)):
+    if trainer.stacked == "never" or (trainer.stacked == "auto" and members < FEWEST_NETWORKS):
         return False
     drops = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in trainer.model.modules())
     known = type(trainer.task) in (Classification, Regression)
     plain = trainer.privacy is None and not trainer.optimizer.keep_state and "mixup" not in trainer.optimizer.augment
     return known and plain and not drops
+
+
+def is_worthwhile(members: Sequence[Member]) -> bool:
+    """Whether these sites, with batches of one size, are faster as a stack, or the study wants it in any case."""
+    trainer, part = members[0].trainer, members[0].part
+    rows = min(trainer.optimizer.batch_size, len(part))
+    weights = sum(one.numel() for one in trainer.model.parameters())
+    pixels = len(members) * rows * part.images.shape[-1] * part.images.shape[-2]
+    return trainer.stacked == "always" or stacking_pays(weights, len(members), pixels)

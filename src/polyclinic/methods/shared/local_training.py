@@ -139,10 +139,8 @@ def train_together(
         places = [place for place, own in enumerate(sizes) if own == size]
         group = [sites[place] for place in places]
         given, counts = [weights[place] for place in places], [steps[place] for place in places]
-        try:
-            parcels = _train_stack(group, given, counts, correct)
-        except RuntimeError as error:  # no memory, or no kernel
-            warnings.warn(f"engine.stacked: sites train one after the other, more slowly: {error}", stacklevel=2)
+        parcels = _train_stack(group, given, counts, correct)
+        if parcels is None:
             each = zip(group, given, counts, strict=True)
             parcels = [train(site, own, steps=count, correct=correct) for site, own, count in each]
         found |= dict(zip(places, parcels, strict=True))
@@ -154,15 +152,21 @@ def _train_stack(
     weights: Sequence[Weights],
     steps: Sequence[int],
     correct: Callable[[Any], None] | None,
-) -> list[Parcel]:
+) -> list[Parcel] | None:
+    """None where a stack does not pay, or fails: then nothing has happened."""
     trainer = sites[0].trainer
-    stack = stacking.stacked_trainer(trainer, len(sites))
-    stack.model.load([assemble(site, own) for site, own in zip(sites, weights, strict=True)])
-    optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), sites[0].round)
     members = [stacking.Member(site.trainer, site.data.train, site.rng("batches")) for site in sites]
-    device = None if trainer.weights_stay else "cpu"
-    batches = stacking.stacked_batches(members)
-    losses, states = stack.train(batches, steps, optimizer, correct=correct, device=device)
+    if not stacking.is_worthwhile(members):
+        return None
+    try:
+        stack = stacking.stacked_trainer(trainer, len(sites))
+        stack.model.load([assemble(site, own) for site, own in zip(sites, weights, strict=True)])
+        optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), sites[0].round)
+        batches, device = stacking.stacked_batches(members), None if trainer.weights_stay else "cpu"
+        losses, states = stack.train(batches, steps, optimizer, correct=correct, device=device)
+    except RuntimeError as error:  # no memory, or no kernel
+        warnings.warn(f"engine.stacked: sites train one after the other, more slowly: {error}", stacklevel=3)
+        return None
     return [
         release(site, state, {"samples": len(site.data.train), "steps": count, "loss": loss})
         for site, state, count, loss in zip(sites, states, steps, losses, strict=True)
