@@ -212,7 +212,13 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     printed = capsys.readouterr().out
     assert "cwt" in printed
     assert "±" in printed
+    assert "Holm-corrected" in printed
     summary = json.loads((here / "all" / "comparison.json").read_text())
+    assert errors("comparison", summary) == []
+    assert summary["baseline"] == "cwt"
+    assert summary["statistics"]["fedprox"]["test_accuracy"]["against_baseline"]["n"] == 2
+    lines = list(csv.DictReader((here / "all" / "comparison_statistics.csv").open()))
+    assert {(line["method"], line["baseline"]) for line in lines} == {("cwt", "cwt"), ("fedprox", "cwt")}
     assert summary["methods"]["cwt"]["test_accuracy"]["n"] == 2
     assert len({row["weights_sha256"] for row in summary["rows"]}) == 4
     rows = list(csv.DictReader((here / "all" / "comparison.csv").open()))
@@ -231,6 +237,14 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     again = json.loads((here / "all" / "comparison.json").read_text())
     assert [row["weights_sha256"] for row in again["rows"]] == [row["weights_sha256"] for row in summary["rows"]]
     assert (here / "all" / "cwt-seed0" / "result.json").read_bytes() == kept
+
+
+def test_a_baseline_must_be_among_the_methods_compared(here, capsys):
+    arguments = ["compare", "study.toml", "--methods", "cwt,fedprox", "--baseline", "moon", "--out", "all"]
+    assert "--baseline moon: is not among the methods compared; choose from cwt, fedprox" in fails_with(
+        capsys, 2, arguments
+    )
+    assert not (here / "all").exists()
 
 
 def test_compare_over_values_of_a_setting_has_a_comparison_for_each_and_one_figure(here, capsys, forked, monkeypatch):

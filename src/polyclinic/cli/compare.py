@@ -25,6 +25,9 @@ def compare(
     folds: int | None = typer.Option(
         None, min=2, help="Cross-validation: runs for each method and seed, each tests on another fold."
     ),
+    baseline: str | None = typer.Option(
+        None, help="The method that the others are tested against.  [default: the first]", show_default=False
+    ),
     out: Path = typer.Option(Path("runs/comparison"), help="The folder for all runs and the comparison."),
     sets: list[str] = SET,
     tuned: Path | None = typer.Option(
@@ -50,11 +53,13 @@ def compare(
 
     from polyclinic.runner import compare as comparison
     from polyclinic.runner import comparison_figure
+    from polyclinic.runner.comparison_statistics import choose_baseline
     from polyclinic.runner.tune import chosen_settings
 
     chosen = chosen_study(study, [])
     best = chosen_settings(tuned) if tuned else None
     names = comparison.parse_methods(methods)
+    against = choose_baseline(names, baseline)
     groups = {
         group: comparison.entries(chosen, names, seeds, out / group, [*sets, *more], folds, best)
         for group, more in groups_over(over).items()
@@ -66,7 +71,7 @@ def compare(
             failed |= comparison.run_all(
                 planned, out / group, jobs or comparison.default_jobs(chosen), lambda _: bars.update(every)
             )
-    found = {group: comparison.summarise(planned) for group, planned in groups.items()}
+    found = {group: comparison.summarise(planned, against) for group, planned in groups.items()}
     for group, summary in found.items():
         comparison.write(summary, chosen, out / group)
     if as_json:
@@ -150,23 +155,44 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     where = f"{study.data.source}, {group}" if group else study.data.source
     table = Table(title=f"{where}, mean KS between sites {ks:.2f}, {runs}")
     table.add_column("method", no_wrap=True)
+    main, tested = f"test_{study.task.metric}", bool(summary["statistics"])
     for name in names:
         table.add_column(name.removeprefix("test_").replace("_", " "), justify="right")
-    main = f"mean_{study.task.metric}"
+        if name == main and tested:
+            table.add_column("95 % interval", justify="right")
+            table.add_column(f"p against {summary['baseline']}", justify="right")
     table.add_column(f"{study.task.metric}, own site", justify="right")
     table.add_column("carried", justify="right")
     table.add_column("seconds", justify="right")
     for method, values in summary["methods"].items():
-        cells = [mean_and_deviation(values.get(name)) for name in [*names, main]]
+        cells = []
+        for name in [*names, f"mean_{study.task.metric}"]:
+            cells.append(mean_and_deviation(values.get(name)))
+            if name == main and tested:
+                cells += interval_and_p(summary["statistics"].get(method, {}).get(name))
         carried = human_bytes(values["total_bytes"]["mean"])
         table.add_row(method, *cells, carried, f"{values['seconds']['mean']:.0f}")
     Console().print(table)
     typer.echo(
         "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
     )
+    if tested:
+        typer.echo(
+            "interval and p: Student's t over runs; p: runs of the same seed and fold are pairs, Holm-corrected; "
+            "comparison_statistics.csv has all metrics"
+        )
 
 
 def mean_and_deviation(value: dict[str, float] | None) -> str:
     if value is None:
         return "-"
     return f"{value['mean']:.3f}" + (f" ± {value['std']:.3f}" if value["n"] > 1 else "")
+
+
+def interval_and_p(entry: JsonObject | None) -> list[str]:
+    """The interval of a mean, and p against the baseline, as cells."""
+    if entry is None:
+        return ["-", "-"]
+    test = entry.get("against_baseline")
+    p = "-" if test is None else "< 0.001" if test["p_holm"] < 0.001 else f"{test['p_holm']:.3f}"
+    return [f"{entry['low']:.3f} to {entry['high']:.3f}", p]

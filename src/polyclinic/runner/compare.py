@@ -22,6 +22,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
+from polyclinic.runner.comparison_statistics import as_csv, choose_baseline, statistics_of
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
@@ -76,17 +77,21 @@ def compare(
     sets: Iterable[str] = (),
     tuned: Mapping[str, JsonMapping] | None = None,
     jobs: int | None = None,
+    baseline: str | None = None,
 ) -> JsonObject:
     """Run several methods on one study, each in its own process and folder; the content of `comparison.json`.
 
     `folds` is the number of folds of a cross-validation: every method and seed runs once for each.
     `sets` are changes such as `optimizer.lr=0.1`, or `fedprox:method.mu=0.1` for one method. `tuned` are settings by
     method, as `{name: found["methods"][name]["chosen"]}` of what `tune` returns; `sets` stand above them.
+    `baseline` is the method that the others are tested against, the first if none is named.
     """
     out = Path(out)
-    planned = entries(study, parse_methods(",".join(methods)), seeds, out, list(sets), folds, tuned)
+    names = parse_methods(",".join(methods))
+    chosen = choose_baseline(names, baseline)
+    planned = entries(study, names, seeds, out, list(sets), folds, tuned)
     failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
-    summary = summarise(planned)
+    summary = summarise(planned, chosen)
     write(summary, study, out)
     if failed:
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
@@ -259,14 +264,17 @@ def default_jobs(study: Study) -> int:
 # --- summing up ---------------------------------------------------------------------------------------
 
 
-def summarise(planned: list[Entry]) -> JsonObject:
-    """`rows`, one for each finished run, and `methods`, with mean and standard deviation over seeds and folds."""
+def summarise(planned: list[Entry], baseline: str) -> JsonObject:
+    """`rows`, one for each finished run, `methods`, with mean and standard deviation over seeds and folds, and
+    `statistics`, with intervals and tests against the baseline."""
     rows = [row_of(entry) for entry in planned if entry.result is not None]
     methods = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
         methods[method] = dict(_spreads(mine))
-    return {"methods": methods, "rows": rows}
+    folds = max(entry.fold or 0 for entry in planned) or None
+    tests = statistics_of(rows, baseline, folds)
+    return {"methods": methods, "baseline": baseline, "statistics": tests, "rows": rows}
 
 
 def row_of(entry: Entry) -> JsonObject:
@@ -289,7 +297,7 @@ def _spreads(rows: list[JsonObject]) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def write(summary: JsonObject, study: Study, out: Path) -> None:
-    """`comparison.json` and `comparison.csv`."""
+    """`comparison.json`, `comparison.csv` with a line for each run, and `comparison_statistics.csv`."""
     content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
     atomic_write(out / "comparison.json", json.dumps(content, indent=2) + "\n")
     columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
@@ -298,3 +306,4 @@ def write(summary: JsonObject, study: Study, out: Path) -> None:
     table.writeheader()
     table.writerows(summary["rows"])
     atomic_write(out / "comparison.csv", text.getvalue())
+    atomic_write(out / "comparison_statistics.csv", as_csv(summary))

@@ -108,18 +108,29 @@ def test_mcnemar_of_models_that_agree():
 
 
 def test_methods_against_a_baseline_are_corrected_together():
-    values = {"fedavg": THEIRS, "cwt": OURS, "feder": [0.9, 0.91, 0.89, 0.9, 0.95]}
-    found = compare_with_baseline(values, "fedavg")
+    lists = {"fedavg": THEIRS, "cwt": OURS, "feder": [0.9, 0.91, 0.89, 0.9, 0.95]}
+    found = compare_with_baseline({name: dict(enumerate(values)) for name, values in lists.items()}, "fedavg")
     assert list(found) == ["cwt", "feder"]
-    plain = [paired_test(values[name], THEIRS).p for name in found]
+    plain = [paired_test(lists[name], THEIRS).p for name in found]
     assert [one.p for one in found.values()] == plain
     assert [one.p_holm for one in found.values()] == holm(plain)
-    assert compare_with_baseline({"fedavg": [1.0]}, "fedavg") == {}
+    assert compare_with_baseline({"fedavg": {0: 1.0}}, "fedavg") == {}
+
+
+def test_values_are_paired_by_seed_and_one_pair_is_no_test():
+    baseline = {("seed", 1): 0.5, ("seed", 2): 0.7, ("seed", 3): 0.6}
+    values = {
+        "fedavg": baseline,
+        "cwt": {("seed", 3): 0.9, ("seed", 9): 0.1, ("seed", 1): 0.6},
+        "moon": {("seed", 1): 1.0},
+    }
+    found = compare_with_baseline(values, "fedavg")
+    assert found == {"cwt": paired_test([0.9, 0.6], [0.6, 0.5])}
 
 
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(BadInput, match="baseline 'moon' is not among fedavg"):
-        compare_with_baseline({"fedavg": OURS}, "moon")
+        compare_with_baseline({"fedavg": {0: 0.5}}, "moon")
     with pytest.raises(BadInput, match="baseline has 5 values for 2 cases"):
         paired_test([1.0, 2.0], THEIRS)
     with pytest.raises(BadInput, match="choose t"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -97,21 +97,26 @@ def _all_signs(ranks: np.ndarray, positive: np.ndarray) -> float:
 
 
 def compare_with_baseline(
-    values: Mapping[str, Numbers],
+    values: Mapping[str, Mapping[Hashable, float]],
     baseline: str,
     *,
     test: PairedTest = "t",
     overlap: float = 0.0,
     confidence: float = CONFIDENCE,
 ) -> dict[str, Difference]:
-    """Each of several methods against one of them, `baseline`, by pairs (see `paired_test`), with Holm's correction."""
+    """Each of several methods against one of them, `baseline`, by pairs (see `paired_test`), with Holm's correction.
+
+    `values[method]` are its values by seed, fold or site; a pair are two values of the same key. A method with fewer
+    than two pairs is left out.
+    """
     if baseline not in values:
         raise BadInput(f"statistics: baseline '{baseline}' is not among {', '.join(values)}")
-    found = {
-        name: paired_test(mine, values[baseline], test=test, overlap=overlap, confidence=confidence)
-        for name, mine in values.items()
-        if name != baseline
-    }
+    theirs, found = values[baseline], {}
+    for name, ours in values.items():
+        keys = [key for key in ours if key in theirs]
+        if name != baseline and len(keys) > 1:
+            pair = [ours[key] for key in keys], [theirs[key] for key in keys]
+            found[name] = paired_test(*pair, test=test, overlap=overlap, confidence=confidence)
     corrected = holm([one.p for one in found.values()])
     return {name: replace(one, p_holm=p) for (name, one), p in zip(found.items(), corrected, strict=True)}
 
