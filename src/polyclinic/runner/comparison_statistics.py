@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict
 
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 
 #: columns of `comparison_statistics.csv`
-COLUMNS = ("method", "metric", "mean", "std", "n", "low", "high", "baseline", "difference")
-COLUMNS += ("difference_low", "difference_high", "p", "p_holm", "pairs")
+COLUMNS = (
+    *("method", "metric", "mean", "std", "n", "low", "high"),
+    *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "pairs"),
+)
 
 
 def choose_baseline(methods: list[str], baseline: str | None) -> str:
@@ -51,9 +53,9 @@ def metrics_in(rows: Iterable[JsonObject]) -> list[str]:
     return [name for name in names if name.startswith(("test_", "mean_")) and name != "mean_ks"]
 
 
-def _values(rows: list[JsonObject], metric: str) -> dict[str, dict[tuple[int, int], float]]:
+def _values(rows: list[JsonObject], metric: str) -> dict[str, dict[Hashable, float]]:
     """Finite values of a metric, by method, and by seed and fold."""
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    found: dict[str, dict[Hashable, float]] = {}
     for row in rows:
         if metric in row and math.isfinite(row[metric]):
             found.setdefault(row["method"], {})[row["seed"], row.get("fold", 0)] = row[metric]
