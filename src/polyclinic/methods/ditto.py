@@ -38,7 +38,12 @@ class Ditto(PersonalFedAvg):
 
         start = site.state.group("local") or site.trainer.initial_local
         own, _ = local_training.fit(
-            site, start, steps=self.steps_at(site), correct=pull_back, optimizer_group="own optimizer"
+            site,
+            start,
+            steps=self.steps_at(site),
+            correct=pull_back,
+            replayed=self.replayed(site),
+            optimizer_group="own optimizer",
         )
         site.state.put("local", own)
         return parcel
