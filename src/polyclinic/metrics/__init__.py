@@ -6,6 +6,7 @@ A leaf package: it imports errors, files, messages, randomness and settings, and
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyclinic.metrics import statistics as statistics
     from polyclinic.metrics.distribution import efficientnet_features as efficientnet_features
     from polyclinic.metrics.distribution import fidelity as fidelity
     from polyclinic.metrics.distribution import inception_features as inception_features
@@ -22,12 +23,14 @@ _HOMES = {
     "perceptual_distance": "metrics.perceptual",
     "precision_recall": "metrics.distribution",
 }
-__all__ = [*_HOMES]
+__all__ = ["statistics", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     import importlib
 
+    if name == "statistics":
+        return importlib.import_module("polyclinic.metrics.statistics")
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(importlib.import_module(f"polyclinic.{_HOMES[name]}"), name)
