@@ -14,7 +14,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,19 @@ PARTS = ("honest", "attacks", "cost")
 
 
 def honest(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
-    """Studies in turn until there are enough rounds, or the time is over."""
+    """Studies in turn until there are enough rounds, or the time is over. A line is printed when a study ends."""
     rows: list[dict[str, Any]] = []
-    ends, numbers = time.monotonic() + options.seconds, iter(range(options.first, 10**6))
+    ends, numbers = time.time() + options.seconds, iter(range(options.first, 10**6))
     with _pool(options.workers) as pool:
-        waiting = {pool.submit(incoming_honest.run_one, next(numbers), scratch) for _ in range(options.workers)}
+        begin = lambda: pool.submit(incoming_honest.run_one, next(numbers), scratch, ends)  # noqa: E731
+        waiting = {begin() for _ in range(options.workers)}
         while waiting:
-            done = next(as_completed(waiting))
-            waiting.remove(done)
-            rows.append(done.result())
-            if sum(row["rounds"] for row in rows) < options.rounds and time.monotonic() < ends:
-                waiting.add(pool.submit(incoming_honest.run_one, next(numbers), scratch))
+            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for one in ended:
+                rows.append(one.result())
+                print(json.dumps(rows[-1]), flush=True)
+                if sum(row["rounds"] for row in rows) < options.rounds and time.time() < ends:
+                    waiting.add(begin())
     return incoming_honest.summary(rows)
 
 
@@ -98,7 +100,7 @@ def cost(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
         other = {n: t * (1 + 1e-3 * (number + 1)) if t.dim() > 1 else t for n, t in weights.items()}
         parcel = Parcel("weights", other)
         call = Call(name, "train", 1, {"weights": parcel})
-        checks.append(_seconds(lambda call=call: inspection.arrived(site, call, call.parcels), site.trainer.device))
+        checks.append(_seconds(lambda call=call: _check(inspection, site, call), site.trainer.device))
     ratios = [check / epoch for check, epoch in zip(checks[1:], epochs[1:], strict=True)]
     return {
         "images": len(site.data.train),
@@ -108,6 +110,12 @@ def cost(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "pairs": len(ratios),
     }
+
+
+def _check(inspection: Inspection, site: Any, call: Call) -> None:
+    """What the check does in a round: with what arrives, and with what leaves."""
+    inspection.arrived(site, call, call.parcels)
+    inspection.left(site, call.parcels.values())
 
 
 def _limits() -> Any:
@@ -134,7 +142,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few rounds, one backbone, few attacks, a small network")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given several times")
     parser.add_argument("--rounds", type=int, default=3000, help="honest rounds")
-    parser.add_argument("--seconds", type=float, default=1e9, help="no further honest study is begun after so long")
+    parser.add_argument("--seconds", type=float, default=1e9, help="honest studies stop after so long")
     parser.add_argument("--first", type=int, default=0, help="number of the first honest study")
     parser.add_argument("--images", type=int, default=16, help="images of the attacked site, all behind one gradient")
     parser.add_argument("--seeds", type=int, default=1, help="attacked sites of each sort")

@@ -7,7 +7,9 @@ private training are among them. Every alarm of a site's check is counted, and t
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -123,17 +125,24 @@ def tables(number: int) -> dict[str, Any]:
     return study
 
 
-class Interrupt(Display):
-    """Stops a run in the middle, as Ctrl-C would."""
+class Watch(Display):
+    """Counts rounds, and stops a run as Ctrl-C would: after some round, or when the time is over."""
+
+    def __init__(self, ends: float) -> None:
+        self.ends, self.last, self.rounds = ends, math.inf, 0
 
     def round_done(self, line: Any, rounds: int) -> None:
-        if line["round"] == rounds // 2:
+        self.rounds = line["round"]
+        if self.rounds >= self.last or time.time() > self.ends:
             raise KeyboardInterrupt
 
 
-def run_one(number: int, scratch: str) -> dict[str, Any]:
-    """Rounds, figures and alarms of one study. One in seven has weights from a file, one in five is resumed."""
-    chosen = tables(number)
+def run_one(number: int, scratch: str, ends: float = math.inf) -> dict[str, Any]:
+    """Rounds, figures and alarms of one study, which stops at the clock time `ends`.
+
+    One in seven has weights from a file, one in five is resumed.
+    """
+    chosen, watch = tables(number), Watch(ends)
     row: dict[str, Any] = {"number": number, "method": chosen["method"]["name"], "rounds": 0}
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen:
@@ -141,10 +150,13 @@ def run_one(number: int, scratch: str) -> dict[str, Any]:
                 chosen["model"]["weights"] = _file_of_weights(chosen, Path(folder), Path(scratch))
             study, places = polyclinic.Study(**chosen), {"out": Path(folder) / "run", "cache": Path(scratch) / "cache"}
             if number % 5 == 1:
+                watch.last = chosen["method"]["rounds"] // 2
                 with contextlib.suppress(KeyboardInterrupt):
-                    polyclinic.run(study, display=Interrupt(), **places)
-            polyclinic.run(study, resume=number % 5 == 1, **places)
-        row["rounds"] = chosen["method"]["rounds"]
+                    polyclinic.run(study, display=watch, **places)
+                watch.last = math.inf
+            with contextlib.suppress(KeyboardInterrupt):
+                polyclinic.run(study, display=watch, resume=number % 5 == 1, **places)
+        row["rounds"] = watch.rounds
     except (BadInput, WorkFailed) as error:
         row["failed"] = str(error)[:200]
     row["figures"] = sum(seen.figures.values())

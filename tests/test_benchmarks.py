@@ -40,6 +40,16 @@ def test_overhead_compares_two_loops_that_end_in_the_same_weights(tmp_path):
         assert case["largest_difference_of_weights"] <= 1e-6
 
 
+def test_incoming_counts_honest_rounds_through_the_pool_until_the_time_is_over(tmp_path):
+    """The clock stops study 6 in its first round, before a checkpoint: resumed, it begins there again."""
+    options = ("--part", "honest", "--first", "6", "--seconds", "0")
+    written, printed = run_benchmark("incoming", *options, file=tmp_path / "figures.json")
+    assert written == printed
+    assert written["honest"]["rounds_by_method"] == {"fedbn": 1}
+    assert (written["honest"]["runs"], written["honest"]["runs_that_failed"]) == (1, 0)
+    assert written["honest"]["figures"] > 50
+
+
 def test_scaling_measures_each_point_in_a_process_of_its_own(tmp_path):
     options = ("--series", "fedavg/small-cnn", "--sites", "2", "3")
     written, printed = run_benchmark("scaling", *options, file=tmp_path / "figures.json")

@@ -65,9 +65,9 @@ def test_numbers_that_are_none_are_named():
     assert [alarm.where for alarm in alarms(orders.largest(weights, LIMITS))] == ["a", "b"]
 
 
-def test_shares_of_rows_by_hand():
+def test_rows_are_counted_by_hand():
     rows = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    assert orders.row_shares(rows) == (0.25, 0.5)
+    assert orders.row_counts(rows) == (1, 2)
 
 
 def test_a_figure_that_is_not_a_number_is_an_alarm():
@@ -79,6 +79,6 @@ def test_long_rows_are_folded_and_parallel_ones_stay_parallel():
     rng = torch_rng("orders", "rows")
     rows = torch.randn(6, 3 * orders.FOLD + 5, generator=rng)
     rows[4], rows[5] = 2 * rows[0], -rows[1]
-    assert orders.row_shares(rows) == (0.0, 4 / 6)
+    assert orders.row_counts(rows) == (0, 4)
     first, second, third, _ = rows[0].split(orders.FOLD)
     torch.testing.assert_close(orders.folded(rows)[0], first - second + third)

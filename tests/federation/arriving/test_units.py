@@ -42,6 +42,34 @@ def test_a_channel_of_a_convolution_is_alive_at_any_place():
     assert found.level is None
 
 
+@pytest.mark.parametrize(
+    ("biases", "quiet"),
+    [
+        ([-35.0, -45.0, -35.0, 5.0], [False, False, False, True]),  # saturated for all images, on either side
+        ([-65.0, -75.0, -55.0, -80.0], [True, True, False, True]),  # on one side for all images but one, or for all
+    ],
+)
+def test_a_saturated_tanh_is_quiet_where_its_output_is_constant(biases, quiet):
+    found = responses(dense([10.0] * 4, biases, nn.Tanh))
+    assert not found.alive.any()
+    assert units.quiet_units(found).tolist() == quiet
+
+
+def test_a_saturated_channel_answers_where_any_place_of_an_image_is_on_its_rarer_side():
+    z = torch.full((8, 2, 2, 2), 5.0)
+    z[:, :, 0, 0] = -5.0  # the same place of all images: constant
+    z[:2, 0, 1, 1] = -5.0
+    found = units.responses_to(z, rectifier=False)
+    assert found.answers.sum(0).tolist() == [2, 0]
+
+
+def test_a_channel_that_is_constant_for_all_images_shows_none_and_is_not_quiet():
+    z = torch.full((8, 3, 2, 2), -1.0)
+    z[0, 1] = 1.0
+    z[:2, 2] = 1.0
+    assert units.quiet_units(units.responses_to(z, rectifier=True)).tolist() == [False, True, False]
+
+
 def test_quiet_units_are_those_of_one_image_in_eight_and_only_new_ones_count():
     found = responses(dense([1.0, 1.0, 1.0, 1.0], [-6.5, -9.0, -5.5, 1.0]))
     assert units.quiet_units(found).tolist() == [True, True, False, False]

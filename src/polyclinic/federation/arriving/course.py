@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from polyclinic.federation.arriving.orders import Weights, floating
+from polyclinic.federation.arriving.orders import Weights, floating, numbers
 from polyclinic.federation.arriving.settings import Figure, Incoming
 
 #: ends of the names of batch-norm statistics, which follow the images and not a gradient
@@ -43,13 +43,13 @@ def _belongs(bias: Tensor, weight: Tensor | None) -> bool:
 def movement(weights: Weights, reference: Weights) -> dict[str, float]:
     """How far the row of each layer moved that moved farthest, in units of its length (or of the layer's mean one)."""
     common = {name: tensor for name, tensor in weights.items() if name in reference}
-    before = layers({name: reference[name] for name in common})
+    before = layers({name: reference[name].to(tensor.device) for name, tensor in common.items()})
     found = {}
     for layer, now in layers(common).items():
         length = before[layer].norm(dim=1)
-        least = length.mean() if len(length) > 1 else LEAST * before[layer].shape[1] ** 0.5
-        found[layer] = float(((now - before[layer]).norm(dim=1) / length.clamp(min=float(least))).max())
-    return found
+        least = length.mean() if len(length) > 1 else length.new_tensor(LEAST * before[layer].shape[1] ** 0.5)
+        found[layer] = ((now - before[layer]).norm(dim=1) / length.clamp(min=least)).max()
+    return dict(zip(found, numbers(list(found.values())), strict=True))
 
 
 def moved(found: Mapping[str, float], own: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:

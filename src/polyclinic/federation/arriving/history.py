@@ -27,7 +27,7 @@ class History:
     def take(self, weights: Mapping[str, Tensor]) -> None:
         """Remember weights that passed. Half of the digits are enough to see how far others are away."""
         for name, tensor in floating(weights).items():
-            self.state[f"{GROUP}/last/{name}"] = tensor.detach().cpu().bfloat16()
+            self.state[f"{GROUP}/last/{name}"] = tensor.detach().bfloat16().cpu()
 
     def quiet(self) -> dict[str, Tensor]:
         """bool [U]: the units of every layer that were quiet with the first weights."""

@@ -59,7 +59,7 @@ class Inspection:
         if not last:
             return
         sent = {parcel.kind: parcel.tensors for parcel in released}
-        trained = {**site.state.group("local"), **sent.get("weights", {})}
+        trained = _on(site.trainer.device, {**site.state.group("local"), **sent.get("weights", {})})
         history.take_most("own", course.movement(trained, last))
         if "gradients" in sent:
             optimizer = site.trainer.optimizer
@@ -71,9 +71,10 @@ class Inspection:
         history = History(site.state)
         if parcel.kind == "weights" and history.has_passed(parcel.digest):
             return
-        refuse(open_figures(parcel, self.limits), ParcelRejected)
+        tensors = _on(site.trainer.device, parcel.tensors)
+        refuse(open_figures(parcel.kind, tensors, self.limits), ParcelRejected)
         if parcel.kind == "weights":
-            self._inspect_weights(site, parcel.tensors, history, sealed=sealed)
+            self._inspect_weights(site, tensors, history, sealed=sealed)
             history.take_passed(parcel.digest)
         else:
             self._inspect_lengths(site, parcel, history)
@@ -178,11 +179,11 @@ class Inspection:
         return self._twins[id(trainer.model)]
 
 
-def open_figures(parcel: Parcel, limits: Incoming) -> Iterator[Figure]:
+def open_figures(kind: str, tensors: Weights, limits: Incoming) -> Iterator[Figure]:
     """Figures of what arrived alone: nobody's images are in them."""
-    yield from orders.largest(parcel.tensors, limits)
-    if parcel.kind == "weights":
-        yield from orders.rows(parcel.tensors, limits)
+    yield from orders.largest(tensors, limits)
+    if kind == "weights":
+        yield from orders.rows(tensors, limits)
 
 
 def lengths(found: Mapping[str, float], before: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
@@ -204,6 +205,11 @@ def refuse(figures: Iterable[Figure], error: type[Exception]) -> None:
     for figure in figures:
         if figure.is_alarm:
             raise error(f"incoming check: {figure}")
+
+
+def _on(device: torch.device, tensors: Weights) -> dict[str, Tensor]:
+    """What arrived, on the device of the site's network: brought there once, all figures are computed there."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _fits(weights: Weights, trainer: TrainerLike) -> bool:

@@ -5,7 +5,7 @@ Nothing here looks at the site's data, so an answer tells nothing about it and m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,9 +26,10 @@ FEWEST_ROWS, SHORTEST_ROW = 4, 8
 
 def largest(weights: Weights, limits: Incoming) -> Iterator[Figure]:
     """The largest number of each tensor: no NaN, no infinity, and none so large that a product of two overflows."""
-    for name, tensor in floating(weights).items():
-        if tensor.numel():
-            yield Figure("largest", name, float(tensor.abs().max()), limits.largest)
+    tensors = {name: tensor for name, tensor in floating(weights).items() if tensor.numel()}
+    found = numbers([torch.stack(tensor.aminmax()).abs().max() for tensor in tensors.values()])
+    for name, value in zip(tensors, found, strict=True):
+        yield Figure("largest", name, value, limits.largest)
 
 
 def rows(weights: Weights, limits: Incoming) -> Iterator[Figure]:
@@ -36,25 +37,26 @@ def rows(weights: Weights, limits: Incoming) -> Iterator[Figure]:
 
     Bins of an imprinted layer are the same row with other biases; opened convolutions are copies of a few kernels.
     """
-    for name, tensor in floating(weights).items():
-        if tensor.dim() < 2 or len(tensor) < FEWEST_ROWS or tensor[0].numel() < SHORTEST_ROW:
-            continue
-        empty, alike = row_shares(tensor)
-        yield Figure("empty", name, empty, limits.empty)
-        yield Figure("alike", name, alike, limits.alike)
+    tensors = {
+        name: tensor
+        for name, tensor in floating(weights).items()
+        if tensor.dim() > 1 and len(tensor) >= FEWEST_ROWS and tensor[0].numel() >= SHORTEST_ROW
+    }
+    counts = numbers([count for tensor in tensors.values() for count in row_counts(tensor)])
+    for name, empty, alike in zip(tensors, counts[::2], counts[1::2], strict=True):
+        yield Figure("empty", name, empty / len(tensors[name]), limits.empty)
+        yield Figure("alike", name, alike / len(tensors[name]), limits.alike)
 
 
-def row_shares(tensor: Tensor, parallel: float = PARALLEL) -> tuple[float, float]:
-    """Shares of the rows of a tensor [R, ...]: those that are zero, and those parallel to another one."""
+def row_counts(tensor: Tensor, parallel: float = PARALLEL) -> tuple[Tensor, Tensor]:
+    """How many rows of a tensor [R, ...] are zero, and how many are parallel to another one."""
     found = folded(tensor.detach().flatten(1).float())
     lengths = found.norm(dim=1)
-    alive = lengths > 1e-6 * lengths.max()
-    directions = found[alive] / lengths[alive, None]
+    empty = lengths <= 1e-6 * lengths.max()
+    directions = (found / lengths[:, None]).masked_fill(empty[:, None], 0.0)
     # a row is parallel to itself: two or more says that there is another one
-    alike = sum(
-        int((((some @ directions.T).abs() >= parallel).sum(1) > 1).sum()) for some in directions.split(ROWS_AT_ONCE)
-    )
-    return 1 - float(alive.float().mean()), alike / len(found)
+    alike = [((some @ directions.T).abs() >= parallel).sum(1) > 1 for some in directions.split(ROWS_AT_ONCE)]
+    return empty.sum(), torch.cat(alike).sum()
 
 
 def folded(rows: Tensor) -> Tensor:
@@ -65,6 +67,11 @@ def folded(rows: Tensor) -> Tensor:
         return rows
     signs = (1 - 2 * (torch.arange(pieces) % 2)).to(rows)
     return torch.einsum("rpf,p->rf", rows[:, : pieces * FOLD].unflatten(1, (pieces, FOLD)), signs)
+
+
+def numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Scalars as numbers: a device is waited for once, and not for each."""
+    return torch.stack([scalar.double() for scalar in scalars]).tolist() if scalars else []
 
 
 def floating(weights: Weights) -> dict[str, Tensor]:

@@ -29,9 +29,10 @@ FEWEST = 4
 
 
 class Responses(NamedTuple):
-    """What enters one activation: for which images a unit has a gradient, and, of a dense layer, its values."""
+    """What enters one activation: for which images a unit has a gradient, or an output of its own, and its values."""
 
-    alive: Tensor  #: bool [N, U]; of a convolution: at any place of an image
+    alive: Tensor  #: bool [N, U]: has a gradient; of a convolution: at any place of an image
+    answers: Tensor  #: bool [N, U]: the output is not the constant one that the unit has for most images
     level: Tensor | None  #: [N, U]; None for a convolution
 
 
@@ -40,10 +41,8 @@ def watch(model: nn.Module, images: Tensor) -> tuple[dict[str, Responses], Tenso
     found: dict[str, Responses] = {}
 
     def note(name: str, kind: nn.Module, entering: Tensor) -> None:
-        z = entering.detach().float()
-        alive = z > 0 if isinstance(kind, RECTIFIERS) else z.abs() < SATURATED
-        responses = Responses(alive, z) if z.dim() == 2 else Responses(alive.flatten(2).any(2), None)
-        found[name if name not in found else f"{name}, {len(found)}"] = responses
+        key = name if name not in found else f"{name}, {len(found)}"
+        found[key] = responses_to(entering.detach().float(), rectifier=isinstance(kind, RECTIFIERS))
 
     hooks = [
         module.register_forward_pre_hook(lambda kind, inputs, name=name: note(name, kind, inputs[0]))
@@ -58,9 +57,30 @@ def watch(model: nn.Module, images: Tensor) -> tuple[dict[str, Responses], Tenso
     return found, output
 
 
+def responses_to(z: Tensor, *, rectifier: bool) -> Responses:
+    """Responses to what enters an activation, [N, U] or [N, U, ...].
+
+    A rectifier is constant below zero. A saturated tanh is constant on one side: a unit that is saturated on one side
+    for some images and on the other for the rest tells them apart, so it answers to those on the rarer side.
+    """
+    if rectifier:
+        alive = answers = z > 0
+    else:
+        alive = z.abs() < SATURATED
+        answers = alive | (z.sign() != z.sign().sum(0).sign())
+    if z.dim() == 2:
+        return Responses(alive, answers, z)
+    return Responses(alive.flatten(2).any(2), answers.flatten(2).any(2), None)
+
+
 def quiet_units(responses: Responses) -> Tensor:
-    """bool [U]: units that answer to few of the images, or to none."""
-    return responses.alive.float().mean(0) <= QUIET
+    """bool [U]: units that answer to few of the images; of a dense layer, also to none.
+
+    A dense unit that answers to no image that is tried may wait for another one. A channel of a convolution that is
+    constant at every place of every image shows none: large steps of honest training make such channels.
+    """
+    share = responses.answers.float().mean(0)
+    return (share <= QUIET) if responses.level is not None else (share <= QUIET) & (share > 0)
 
 
 def quiet(found: Mapping[str, Responses], first: Mapping[str, Tensor], limits: Incoming) -> Iterator[Figure]:
