@@ -155,4 +155,9 @@ def _is_narrower(name: str, old: Any, new: Any) -> bool:
         return new is not None and (without_limit or (old is not None and new <= old))
     if name in LESS_IS_WIDER:
         return old is not None and new >= old
-    return (name, new) in (("unit", "patient"), ("scores", "coarse"), ("draws", "own"))
+    return (name, new) in (
+        ("unit", "patient"),
+        ("scores", "coarse"),
+        ("draws", "own"),
+        ("few_images", "refuse"),
+    )

@@ -231,8 +231,9 @@ def _policy_text(rehearsed: bool) -> str:
     kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images") if rehearsed else Policy().kinds
     scores: Any = "fine" if rehearsed else "coarse"  # a rehearsal gives the scores of a run in one process
     draws: Any = "study" if rehearsed else "own"  # and its bits
+    few: Any = "allow" if rehearsed else "refuse"  # and its images, which are few
     cohort = 1 if rehearsed else 10
-    chosen = Policy(kinds=kinds, min_cohort=cohort, max_scores=MAX_SCORES, scores=scores, draws=draws)
+    chosen = Policy(kinds=kinds, min_cohort=cohort, few_images=few, max_scores=MAX_SCORES, scores=scores, draws=draws)
     rules = settings_with_comments(ApprovalRules(every=rehearsed))
     settings = settings_with_comments(chosen, without=("deployed", "incoming"))
     incoming = settings_with_comments(chosen.incoming)

@@ -174,6 +174,8 @@ class OpenSites:
             own_draws=spec.policy.deployed and spec.policy.draws == "own",
             keys=self.key_ring,
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
+            min_cohort=spec.policy.min_cohort if spec.policy.deployed else 0,
+            few_images=spec.policy.few_images if spec.policy.deployed else "allow",
             keep_model=spec.keep_model,
             cache_folder=spec.cache,
         )

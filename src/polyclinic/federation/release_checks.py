@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from polyclinic.federation.host_spec import HostSpec
@@ -95,6 +96,31 @@ def check_drawn_patients(policy: Policy, turn: Turn) -> None:
     images = len(torch.cat([batch.flatten() for batch in turn.used]).unique()) if turn.used else 0
     if turn.used and images >= policy.min_cohort > patients_in(turn.site.data.train, turn.used):
         raise GateRefusedData(f"'{turn.call.operation}': {images} images were drawn, of fewer than min_cohort patients")
+
+
+def check_classes(site: Site) -> None:
+    """GateRefusedData if a deployed site has training images of a class, and of fewer than min_cohort patients: called
+    by operations that release something about each class by itself."""
+    train = site.data.train
+    if site.min_cohort == 0 or site.trainer.task.like != "classification":
+        return
+    labels = torch.from_numpy(np.array(train.labels))
+    for label in labels.unique():
+        if patients_in(train, [(labels == label).nonzero()]) < site.min_cohort:
+            raise GateRefusedData(
+                f"class {int(label)} has training images of fewer than min_cohort patients; leave the class out of the "
+                "study, or add images"
+            )
+
+
+def check_more_images_than(width: int, site: Site, images: int) -> None:
+    """GateRefusedData if sums of products of `width` features of so many images would give single images' features
+    away, and the site's policy does not allow it."""
+    if site.few_images == "refuse" and 0 < images <= width:
+        raise GateRefusedData(
+            f"sums of products of {width} features of {images} images give the features of single images away; take a "
+            'smaller method.numbers, or write few_images = "allow" into policy.toml'
+        )
 
 
 def patients_behind(spec: HostSpec, turn: Turn, parcel: Parcel) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Site:
     the site's people find it; nobody is there at a simulated site. `keys` are the sealing keys that it has and knows.
     `cache_folder` is where a deployed site keeps trained generators; None is the user's cache.
     `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
+    `min_cohort` and `few_images` are those of a deployed site's policy, for what is computed from each class by itself.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Site:
     own_draws: bool = False
     keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
     max_delta: float = 1.0
+    min_cohort: int = 0
+    few_images: Literal["refuse", "allow"] = "allow"
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_folder: Path | None = None
 

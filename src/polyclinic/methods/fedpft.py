@@ -20,6 +20,7 @@ from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.release_checks import check_classes
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
 from polyclinic.methods.shared.traits import Traits
@@ -109,6 +110,7 @@ class FedPFT(OneRound):
     @operation("statistics")
     def give_mixtures(self, site: Site) -> Parcel:
         """The mixture of each class that the site has, and how many images it is of."""
+        check_classes(site)
         features, labels = self.features(site), np.asarray(site.data.train.labels)
         tensors: dict[str, Tensor] = {}
         counts = []
@@ -116,8 +118,12 @@ class FedPFT(OneRound):
             rows = torch.from_numpy(np.array(features[labels == label])).double()
             counts.append(len(rows))
             if len(rows):
-                components = max(1, min(self.components, len(rows) // IMAGES_A_COMPONENT))
+                least = max(IMAGES_A_COMPONENT, site.min_cohort)
+                components = max(1, min(self.components, len(rows) // least))
                 mixture = fit(rows, components, self.iterations, site.rng(f"mixture of class {label}"))
+                while (mixture.shares * len(rows)).min() < site.min_cohort and components > 1:
+                    components -= 1  # a component of few images would be these images under another name
+                    mixture = fit(rows, components, self.iterations, site.rng(f"mixture of class {label}"))
                 tensors |= {f"{label}/{part}": value.float() for part, value in mixture._asdict().items()}
         return Parcel("statistics", tensors, {"samples": len(labels), "counts": counts})
 

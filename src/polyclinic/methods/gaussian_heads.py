@@ -19,6 +19,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.release_checks import check_classes, check_more_images_than
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION
@@ -79,8 +80,12 @@ class GaussianHeads(OneRound):
     @operation("statistics")
     def give_class_sums(self, site: Site) -> Parcel:
         """Counts, sums and second moments of the features of each class."""
+        check_classes(site)
         features, labels = self.features(site), np.asarray(site.data.train.labels)
         rows = [features[labels == place] for place in range(len(site.trainer.target.classes))]
+        if self.rule != "naive-bayes":
+            for one in rows:
+                check_more_images_than(features.shape[1], site, len(one))
         sums = moments.sums_and_squares if self.rule == "naive-bayes" else moments.sums_and_products
         pairs = [sums(one, site.trainer.device) for one in rows]
         tensors = {

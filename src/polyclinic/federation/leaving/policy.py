@@ -54,6 +54,11 @@ class Policy(Settings):
     min_cohort: int = Field(
         0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
     )
+    few_images: Literal["refuse", "allow"] = Field(
+        "refuse",
+        description="sums of products of features (analytic, gaussian-heads) from a deployed site with no more images "
+        "than features, of which the features of single images follow: refuse, or allow",
+    )
 
     def delta_for(self, images: int) -> float:
         """The delta at which a site with so many training images counts epsilon."""

@@ -17,6 +17,7 @@ from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.release_checks import check_classes, check_more_images_than
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.method import Method
@@ -81,7 +82,10 @@ class OneRound(Method):
 
     @operation("statistics")
     def give_sums(self, site: Site) -> Parcel:
-        sums = moments.moments(self.features(site), scaled_targets(site), site.trainer.device)
+        check_classes(site)
+        features = self.features(site)
+        check_more_images_than(features.shape[1], site, len(features))
+        sums = moments.moments(features, scaled_targets(site), site.trainer.device)
         return Parcel("statistics", sums.tensors(), {"samples": sums.count})
 
     def features(self, site: Site) -> np.ndarray:
