@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyclinic.data.splits import SPLITS
 from polyclinic.federation.call import COORDINATOR, Call
 from polyclinic.federation.leaving.cohort import scored_splits
 from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation, signature_of
+
+if TYPE_CHECKING:
+    from polyclinic.federation.site import Site
 
 
 def check_call(call: Call, declared: Operation, work: Callable[..., Any], *, deployed: bool) -> None:
@@ -32,3 +35,36 @@ def check_call(call: Call, declared: Operation, work: Callable[..., Any], *, dep
         signature.bind(None, **{**call.parcels, **call.arguments})
     except TypeError as error:
         raise ParcelRejected(f"'{call.operation}' does not take what came with it: {error}") from None
+
+
+def check_parcel(site: Site, name: str, parcel: Parcel, declared: Operation, work: Callable[..., Any]) -> None:
+    """ParcelRejected unless a deployed site's operation takes this parcel, opened, as the argument `name`.
+
+    What is checked of a parcel follows from its kind, so the kind is the operation's to say, and not the sender's.
+    """
+    if parcel.kind != declared.kind_of(name):
+        raise ParcelRejected(
+            f"'{declared.address}' takes {declared.kind_of(name)} as '{name}', and {parcel.kind} came in their place"
+        )
+    if parcel.kind == "weights":
+        taken = signature_of(work).parameters.get(name)
+        _check_names(site, parcel, declared, optional=taken is not None and taken.default is None)
+
+
+def _check_names(site: Site, weights: Parcel, declared: Operation, *, optional: bool) -> None:
+    """ParcelRejected unless weights name all that the method shares of a network: a name that is left out would keep
+    the value that it has, which may be of the site's own model."""
+    came = weights.tensors.keys()
+    if optional and not came:
+        return
+    missing: set[str] = set()
+    for trainer in (site.trainer, *site.trainers):
+        whole = set(trainer.model.state_dict())
+        shared = whole - trainer.local_names or whole
+        if declared.front:
+            shared = set(trainer.split(trainer.model)[0].state_dict())
+        if came in (whole, shared):
+            return
+        missing = missing or (shared - came)
+    left_out = ", ".join(sorted(missing)[:3]) or "nothing"
+    raise ParcelRejected(f"weights: the names are not those that the method shares; left out: {left_out}")

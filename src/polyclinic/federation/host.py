@@ -10,7 +10,7 @@ import torch
 
 from polyclinic.federation.arriving.inspection import Inspection
 from polyclinic.federation.call import COORDINATOR, Call, Reply
-from polyclinic.federation.call_check import check_call
+from polyclinic.federation.call_check import check_call, check_parcel
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.budget import SCORES
@@ -122,7 +122,7 @@ class SiteHost:
         site.round = call.round
         turn = Turn(site, call)
         with undone_on_error([turn]):
-            turn.parcels = {name: self._received(site, one, call, declared) for name, one in call.parcels.items()}
+            turn.parcels = {name: self._received(site, name, call, declared) for name in call.parcels}
             self.inspection.arrived(site, call, turn.parcels)
         if self.spec.archive:
             self.spec.archive.begins(site, turn.parcels)
@@ -209,12 +209,15 @@ class SiteHost:
         """The splits of the site's images that the operation's release is computed from."""
         return scored_splits(turn.call, declared, self._work_of(turn.call))
 
-    def _received(self, site: Site, parcel: Parcel, call: Call, declared: Operation) -> Parcel:
+    def _received(self, site: Site, name: str, call: Call, declared: Operation) -> Parcel:
         """A parcel that came, opened if it is sealed, and what the site expects of its kind."""
+        parcel = call.parcels[name]
         if declared.sealed_only and parcel.kind != SEALED:
             raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
         found = key_exchange.unseal(site, parcel, call) if parcel.kind == SEALED else parcel
         self.spec.expected.get(found.kind, Expected(found.kind)).check(found)
+        if self.spec.policy.deployed:
+            check_parcel(site, name, found, declared, self._work_of(call))
         return found
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:

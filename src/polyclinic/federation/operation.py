@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
@@ -21,6 +21,12 @@ class Operation(NamedTuple):
     repeats: bool
     begins_round: bool
     together: str | None
+    takes: Mapping[str, str]
+    front: bool
+
+    def kind_of(self, argument: str) -> str:
+        """The kind of parcel that the operation takes as this argument."""
+        return self.takes.get(argument, argument.replace("_", "-"))
 
 
 def signature_of(work: Callable) -> inspect.Signature:
@@ -45,6 +51,8 @@ def operation(
     repeats: bool = False,
     begins_round: bool = False,
     together: str | None = None,
+    takes: Mapping[str, str] | None = None,
+    front: bool = False,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -60,7 +68,9 @@ def operation(
     operation that releases something once a round. `begins_round`: the weights that it is given are those that
     `evaluate` scored in the round before, which a deployed site checks. `together`: the name of a function that does
     the same work at several simulated sites at once, up to rounding; it is like a `grouped` one, and is called where
-    the method's `may_stack` says so.
+    the method's `may_stack` says so. `takes`: the kinds of parcel that it takes, by argument, where an argument is not
+    named like its kind; a deployed site refuses any other kind. `front`: the weights that it is given are those of the
+    network up to the study's cut, and not of all of it.
     """
 
     def mark(function: Callable) -> Callable:
@@ -76,6 +86,8 @@ def operation(
             repeats,
             begins_round,
             together,
+            dict(takes or {}),
+            front,
         )
         return function
 

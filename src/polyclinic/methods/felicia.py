@@ -214,7 +214,7 @@ class Felicia(FeliciaSettings):
             released |= {site.name: self.parcel_of(site, made[site.name]) for site in group}
         return [released.get(site.name) for site in sites]
 
-    @operation("synthetic-images", grouped=True, address="train_apart", repeats=True)
+    @operation("synthetic-images", grouped=True, address="train_apart", repeats=True, takes={"central": "generator"})
     def train_locally(
         self,
         sites: Sequence[Site],

@@ -78,7 +78,7 @@ class SplitNN(LocalWork, Method):
         optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
         return {**handed_on.weights, **trainer.weights(rest)}
 
-    @operation("statistics")
+    @operation("statistics", front=True)
     def begin(self, site: Site, weights: Weights) -> Parcel:
         """Take over the front of the network; say how many mini-batches the turn will have."""
         trainer, part = site.trainer, site.data.train
