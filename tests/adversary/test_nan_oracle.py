@@ -1,12 +1,16 @@
 """Attack: weights with which one image's gradient overflows, so that "holds NaN" means "this patient is yours"."""
 
+import math
+
 import pytest
 import torch
 from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.suspension import Suspended, Suspensions
+from polyclinic.methods.private_head import clipped_sum, features_of
 
 
 @pytest.mark.parametrize("method", [{"name": "fedsgd", "rounds": 3}, {"name": "fedavg", "rounds": 3}])
@@ -99,4 +103,43 @@ def test_a_full_machine_suspends_nothing(kit, monkeypatch):
     monkeypatch.setattr(type(host.spec.trainer), "train", fail)
     with pytest.raises(torch.OutOfMemoryError):
         ask(host, "train", weights=first_weights(host))
+    assert Suspensions(kit.folder).all() == []
+
+
+# --- private-head: the coordinator chooses the basis ---------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", [None, torch.arange(3)], ids=["image", "patient"])
+@pytest.mark.parametrize("far", [math.inf, math.nan, 3e38])
+def test_an_image_that_a_basis_sends_to_infinity_counts_as_one_without_a_gradient(unit, far):
+    slopes = torch.tensor([[0.5], [1.0], [0.0]])
+    vectors = torch.tensor([[0.6, 0.8], [far, far], [far, 1.0]])
+    assert clipped_sum(slopes, vectors, 1.0, unit).flatten().tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_a_basis_that_sends_one_image_to_infinity_tells_nothing(kit):
+    """The image farthest out lies beyond what float32 holds; the site answers as if it were not there."""
+    method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
+    encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
+    host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+    site = host.sites.get("north")
+    features = features_of(site, site.data.train)
+    mean = features.mean(0)
+    direction = features[0] - mean
+    matrix = torch.zeros(len(mean), 4)
+    matrix[:, 0] = direction * (3.5e38 / float(((features - mean) @ direction).abs().max()))
+    assert int(((features - mean) @ matrix).isfinite().all(1).sum()) == len(features) - 1
+    basis = {"matrix": matrix, "mean": mean, "sites": torch.tensor(2)}
+    ask(host, "take_basis", 0, parcels={"statistics": Parcel("statistics", basis)})
+    head = Parcel("statistics", {"head": torch.zeros(2, 5)})
+    assert ask(host, "give_gradient", 1, parcels={"statistics": head}).parcels[0].privacy
+    assert Suspensions(kit.folder).all() == []
+
+
+def test_a_basis_that_is_not_finite_is_refused(kit):
+    method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
+    encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
+    host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+    with pytest.raises(ParcelRejected, match="the basis that came is not finite"):
+        ask(host, "take_basis", 0, parcels={"statistics": Parcel("statistics", {"matrix": torch.tensor([math.inf])})})
     assert Suspensions(kit.folder).all() == []

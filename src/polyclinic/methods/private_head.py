@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method, Own
@@ -113,6 +113,8 @@ class PrivateHead(Method):
 
     @operation()
     def take_basis(self, site: Site, statistics: Weights) -> None:
+        if not all(bool(tensor.isfinite().all()) for tensor in statistics.values()):
+            raise ParcelRejected("the basis that came is not finite; it must be the one of public phantoms")
         site.state.put(BASIS, statistics)
 
     @operation("gradients")
@@ -170,14 +172,19 @@ def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float, patients: Tensor |
     """The sum over images of slope times vector, [T, k], each of at most length `clip`, from [N, T] and [N, k].
 
     With `patients` int64 [N] the sum of each patient's images has at most that length, whatever that of each image is.
+    An image (or patient) whose gradient is not finite counts as one without a gradient: whether a sum is finite must
+    not depend on one of them.
     """
     if patients is None:
         lengths = slopes.norm(dim=1) * vectors.norm(dim=1)
+        finite = lengths.isfinite()[:, None]
+        slopes, vectors, lengths = slopes.where(finite, 0.0), vectors.where(finite, 0.0), lengths.nan_to_num(clip)
         return (slopes * (clip / lengths.clamp(min=clip))[:, None]).T @ vectors
     total = torch.zeros(slopes.shape[1], vectors.shape[1])
     for patient in patients.unique():
         of_patient = slopes[patients == patient].T @ vectors[patients == patient]
-        total += of_patient * (clip / of_patient.norm().clamp(min=clip))
+        if bool(of_patient.norm().isfinite()):
+            total += of_patient * (clip / of_patient.norm().clamp(min=clip))
     return total
 
 
