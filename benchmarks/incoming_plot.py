@@ -1,7 +1,14 @@
-"""Recovery against alarms of the incoming check: a panel for each backbone, a mark for each attack and strength."""
+"""Recovery against alarms of the incoming check: a panel for each backbone, a mark for each attack and strength.
+
+    python benchmarks/incoming_plot.py PICTURE LOG...
+
+draws the lines that `incoming.py --part attacks` printed, also those of a run that was stopped.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +59,13 @@ def _means(rows: list[dict[str, Any]]) -> dict[tuple[str, str, float], tuple[flo
         )
         for key, group in groups.items()
     }
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """The rows that `incoming.py --part attacks` printed, one a line; other lines are passed over."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"backbone"')]
+
+
+if __name__ == "__main__":
+    draw([row for log in sys.argv[2:] for row in lines_of(Path(log))], Path(sys.argv[1]))

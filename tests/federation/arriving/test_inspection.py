@@ -35,6 +35,16 @@ def test_the_history_lies_in_the_sites_state(tiny, tmp_path):
     assert not list(plain.folder.glob("sites/*/state-*.safetensors"))
 
 
+def test_weights_from_a_file_are_the_beginning_that_later_ones_are_compared_with(tiny, tmp_path):
+    before = run(tiny("fedavg", {"sites.count": 2}, rounds=1), tmp_path / "before")
+    tables = {"policy.incoming": {"on": True}, "sites.count": 2, "model.backbone": "lenet5"}
+    tables["model.weights"] = str(before.folder / "model.safetensors")
+    result = run(tiny("fedavg", tables, rounds=2), tmp_path / "run")
+    for state in result.folder.glob("sites/*/state-*.safetensors"):
+        kept = {name.split("/")[1] for name in read_tensors(state) if name.startswith(GROUP)}
+        assert kept >= {"last", "own", "quiet", "loss"}
+
+
 def test_a_simulated_site_refuses_what_is_above_a_limit(tiny, tmp_path):
     """A limit that no round can hold: every site fails in the first round after the first weights."""
     study = tiny(

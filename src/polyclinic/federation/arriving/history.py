@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from polyclinic.federation.arriving import units
 from polyclinic.federation.arriving.orders import floating
 from polyclinic.federation.state import SiteState
 
@@ -33,8 +34,11 @@ class History:
         """bool [U]: the units of every layer that were quiet with the first weights."""
         return self.state.group(f"{GROUP}/quiet")
 
-    def take_quiet(self, units: Mapping[str, Tensor]) -> None:
-        self.state.put(f"{GROUP}/quiet", {name: tensor.cpu() for name, tensor in units.items()})
+    def take_beginning(self, found: Mapping[str, units.Responses]) -> None:
+        """Remember what the weights that a study begins with do with the site's images."""
+        quiet = {name: units.quiet_units(one).cpu() for name, one in found.items()}
+        self.state.put(f"{GROUP}/quiet", quiet)
+        self.take_most("exposed", {name: units.exposed(one) for name, one in found.items()})
 
     def most(self, kind: str) -> dict[str, float]:
         """The largest figures of a kind so far, by name."""

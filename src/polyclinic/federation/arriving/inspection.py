@@ -33,7 +33,8 @@ Weights = Mapping[str, Tensor]
 INSPECTED = ("weights", "gradients", "generator")
 #: fewest images that weights are tried on
 FEWEST_IMAGES = 4
-#: fewest images of which one that stands out tells something: of five, one often has a unit for itself
+#: fewest images of which one that stands out tells something: of five, one often has a unit for itself, and many
+#: units measure the same thing
 ENOUGH_IMAGES = 16
 
 
@@ -113,8 +114,7 @@ class Inspection:
         found, losses, _ = self._try(site, site.trainer, twin)
         history.take(first)
         history.take_most("own", course.movement(site.state.group("local"), first))
-        history.take_quiet({name: units.quiet_units(one) for name, one in found.items()})
-        history.take_most("exposed", {name: units.exposed(one) for name, one in found.items()})
+        history.take_beginning(found)
         history.take_most("loss", {"mean": float(losses.mean())})
 
     def _known(self, site: Site, history: History) -> dict[str, Tensor]:
@@ -128,7 +128,8 @@ class Inspection:
         last = history.last() if own_network else {}
         yield from course.moved(course.movement(weights, last), history.most("own"), self.limits)
         found, losses, gradients = self._try(site, site.trainer_for(weights), twin)
-        yield from units.graded(found, self.limits)
+        if len(losses) >= ENOUGH_IMAGES:
+            yield from units.graded(found, self.limits)
         if not own_network:
             return
         if last:
@@ -136,6 +137,8 @@ class Inspection:
             if len(losses) >= ENOUGH_IMAGES:
                 yield from units.exposure(found, history.most("exposed"), self.limits)
             yield from self._losses(losses, gradients, history.most("loss").get("mean"))
+        else:
+            history.take_beginning(found)
         history.take_most("loss", {"mean": float(losses.mean())})
 
     def _losses(self, losses: Tensor, gradients: Tensor, before: float | None) -> Iterator[Figure]:

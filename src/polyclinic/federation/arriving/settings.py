@@ -25,7 +25,7 @@ class Incoming(Settings):
         10.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
     )
     quiet: float = Field(
-        0.5,
+        0.75,
         gt=0,
         le=1,
         description="share of a layer's units that may have turned to few of the site's images, or to none",
@@ -34,7 +34,7 @@ class Incoming(Settings):
         0.4, ge=0, le=1, description="share of the site's images that may newly have a unit for themselves"
     )
     graded: int = Field(
-        6, ge=2, description="units of a layer that may measure the same thing, each with another threshold"
+        9, ge=2, description="units of a layer that may measure the same thing, each with another threshold"
     )
     loss: float = Field(15.0, gt=1, description="how many times the largest loss so far the site's images may have")
     dominance: float = Field(
