@@ -79,3 +79,14 @@ def test_the_front_of_a_network_is_enough_where_an_operation_says_so(kit):
     assert ask(host, "begin", weights=front).parcels
     with pytest.raises(ParcelRejected, match="left out"):
         ask(host, "evaluate", weights=front)
+
+
+def test_an_argument_with_a_name_of_its_own_has_the_kind_that_the_operation_declares(kit):
+    generator = {"name": "dcgan", "width": 4, "latent": 8, "batch_size": 8}
+    method = {"name": "felicia", "rounds": 2, "steps": 2, "schedule": "local", "exchange_every": 2}
+    data = {"source": "at-sites", "dataset": "scans", "size": 32, "classes": ["clear", "ill"]}
+    host = kit.host(data=data, method=method, generator=generator)
+    turn = {"begin": 0, "steps": 2, "names": ["north", "south"]}
+    with pytest.raises(ParcelRejected, match="takes generator as 'central', and statistics came"):
+        ask(host, "train_locally", parcels={"central": Parcel("statistics", {})}, **turn)
+    assert ask(host, "train_locally", parcels={"central": Parcel("generator", {})}, **turn).parcels

@@ -50,7 +50,7 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
-        self.inspection = Inspection(spec.policy.incoming, spec.first_weights)
+        self.inspection = Inspection(spec.policy.incoming, spec.first_weights, has_course=spec.has_course)
         self.sites = OpenSites(spec)
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False

@@ -38,6 +38,8 @@ class HostSpec:
     expected: Mapping[str, Expected]
     #: the weights that a site's network begins with; None where they follow from more than the study's seed
     first_weights: Callable[[str], Mapping[str, Tensor] | None] = lambda _: None
+    #: whether the method's weights come nearer step by step, by training at the sites
+    has_course: bool = True
     #: keeps parcels for an audit, where the study says so
     archive: ParcelArchive | None = None
     #: what leaves instead of a parcel, given what the site had received

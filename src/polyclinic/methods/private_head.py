@@ -67,6 +67,7 @@ class PrivateHead(Method):
         takes_mixup=False,
         samples_sites=False,
         needs_encoder=True,
+        has_course=False,
         needs_privacy=True,
     )
 

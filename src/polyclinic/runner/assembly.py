@@ -262,6 +262,7 @@ class Assembly:
             policy=self.policy or self._simulated_policy(),
             expected=self.expected,
             first_weights=self.first_weights,
+            has_course=self.study.method.traits.has_course,
             archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             defend=self.study.defence,
             generator=self.study.generator,

@@ -40,10 +40,14 @@ ENOUGH_IMAGES = 16
 
 class Inspection:
     """The incoming check of a process. `first_weights` gives the weights that the study begins with at a site, or None
-    where they follow from more than the study's seed."""
+    where they follow from more than the study's seed. `has_course` is false for a method whose weights do not come
+    nearer step by step: a head that is solved for at once is far from the first one, and no site has trained it."""
 
-    def __init__(self, limits: Incoming, first_weights: Callable[[str], Weights | None]) -> None:
+    def __init__(
+        self, limits: Incoming, first_weights: Callable[[str], Weights | None], *, has_course: bool = True
+    ) -> None:
         self.limits = limits
+        self.has_course = has_course
         self._first_weights = first_weights
         self._twins: dict[int, nn.Module] = {}
 
@@ -95,7 +99,7 @@ class Inspection:
         trainer = site.trainer_for(weights)
         if not _fits(weights, trainer) or len(site.data.train) < FEWEST_IMAGES:
             return
-        own_network = trainer is site.trainer and not sealed
+        own_network = trainer is site.trainer and not sealed and self.has_course
         if own_network and not history.last():
             self._begin(site, history)
         twin = self._twin(trainer)

@@ -36,6 +36,7 @@ ENCODER_TRAITS = Traits(
     takes_mixup=False,
     samples_sites=False,
     needs_encoder=True,
+    has_course=False,
 )
 
 

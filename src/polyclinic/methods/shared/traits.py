@@ -42,5 +42,8 @@ class Traits:
     takes_frozen_features: bool = False
     #: fits a head on features of an encoder, and so needs one as `model.backbone`
     needs_encoder: bool = False
+    #: its weights come nearer step by step, by training at the sites, and are not solved for or averaged at the end, so
+    #: that the incoming check can compare them with those before
+    has_course: bool = True
     #: is for studies with a table [privacy] only
     needs_privacy: bool = False
