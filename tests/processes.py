@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.reduction import DupFd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from polyclinic.engines.worker_process import WorkerProcess
@@ -25,6 +26,11 @@ from polyclinic.engines.worker_process import WorkerProcess
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: what the first optimiser of a process would import
 _CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.engines", "torch._dynamo"])
+
+
+def idle_host():
+    """A host for an engine whose sites all live in workers: it is never asked for anything."""
+    return SimpleNamespace(by_reference=False, settle=lambda: None)
 
 
 def start(function: Callable, *arguments: Any, **keywords: Any) -> multiprocessing.Process:

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from processes import wait_for
+from processes import idle_host, wait_for
 
 from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.pool import PREFETCH
@@ -37,7 +37,7 @@ def done():
 
 
 def engine_of(done, after=None, start=None):
-    return InProcess(None, SITES, start or (lambda: Worker(done, after)), workers=2)
+    return InProcess(idle_host(), SITES, start or (lambda: Worker(done, after)), workers=2)
 
 
 def calls():

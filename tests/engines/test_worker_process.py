@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from processes import kill, start, wait_for
+from processes import idle_host, kill, start, wait_for
 
 from polyclinic.engines import worker_process
 from polyclinic.engines.in_process import InProcess
@@ -33,7 +33,7 @@ def engine(tmp_path):
         def start_worker():
             return WorkerProcess(["sh", "-c", script.replace("$READY", str(tmp_path / "ready"))], threads=1)
 
-        made.append(InProcess(None, sites, start or start_worker, workers=workers, deadline=deadline))
+        made.append(InProcess(idle_host(), sites, start or start_worker, workers=workers, deadline=deadline))
         return made[-1]
 
     yield make
