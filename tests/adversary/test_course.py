@@ -7,6 +7,7 @@ from attacked_site import ask, first_weights
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.state import SitePosition
 
 
 def times(weights, factor):
@@ -62,3 +63,63 @@ def test_weights_that_were_scored_are_trained_next(kit):
     with pytest.raises(ParcelRejected, match="are not those that were scored in round 1"):
         ask(host, "train", 2, weights=weights)
     assert ask(host, "train", 2, weights=times(weights, 3)).parcels
+
+
+def test_a_run_that_is_put_back_again_and_again_answers_three_different_calls(kit):
+    """The ledger forgets nothing when the site is put back, in the same process or in a new one."""
+    host = kit.host(method={"name": "fedsgd", "rounds": 3})
+    weights = first_weights(host)
+    for factor in (1, 2, 3, 1, 2, 3):  # those that were answered are answered again, the same
+        assert ask(host, "gradient", 1, weights=times(weights, factor)).parcels
+        host.restore({})
+    for _ in range(2):
+        with pytest.raises(GateRefused, match="'gradient' has released what it made in round 1 already"):
+            ask(host, "gradient", 1, weights=times(weights, 4))
+        host = kit.host(method={"name": "fedsgd", "rounds": 3})
+        host.restore({"north": SitePosition(0, 0)})
+    assert host.sites.open("north")
+    assert host.sites.ledgers["north"].times(1, "gradient", "coordinator") == 3
+
+
+def test_a_run_that_is_put_back_again_and_again_scores_three_different_weights(kit):
+    """Also where the scores are the same: coarse ones of other weights often are."""
+    kit.policy(scores="coarse")
+    host = kit.host()
+    weights = first_weights(host)
+
+    def scored(number):
+        host.restore({})
+        moved = {**weights, "fc3.bias": weights["fc3.bias"] + 1e-4 * number}
+        return ask(host, "evaluate", 1, weights=moved)
+
+    for number in (0, 1, 2, 0, 1, 2):
+        assert scored(number).parcels
+    with pytest.raises(GateRefused, match="'evaluate' has released its scores of round 1 already"):
+        scored(3)
+
+
+def test_rounds_do_not_go_back(kit):
+    host = kit.host()
+    weights = first_weights(host)
+    ask(host, "train", 2, weights=weights)
+    for operation in ("evaluate", "train"):
+        with pytest.raises(ParcelRejected, match=f"'{operation}' came for round 1, and round 2 has begun"):
+            ask(host, operation, 1, weights=weights)
+    host = kit.host()
+    host.restore({"north": SitePosition(0, 1)})  # in a new process, that stands where the ledger does
+    with pytest.raises(ParcelRejected, match="round 2 has begun"):
+        ask(host, "evaluate", 1, weights=weights)
+    assert Suspensions(kit.folder).all() == []
+
+
+def test_after_an_interruption_the_rounds_since_the_checkpoint_come_again(kit):
+    host = kit.host()
+    weights = first_weights(host)
+    ask(host, "train", 1, weights=weights)
+    checkpoint = host.checkpoint()
+    ask(host, "train", 2, weights=weights)
+    ask(host, "train", 3, weights=weights)
+    host.restore(checkpoint)
+    assert ask(host, "train", 2, weights=weights).parcels
+    with pytest.raises(ParcelRejected, match="round 2 has begun"):
+        ask(host, "evaluate", 1, weights=weights)

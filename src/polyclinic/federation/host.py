@@ -17,7 +17,15 @@ from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.cohort import scored_splits
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
-from polyclinic.federation.leaving.score_course import ScoredWeights, check_once, check_round, check_scores
+from polyclinic.federation.leaving.score_course import (
+    AnsweredCalls,
+    ScoredWeights,
+    check_once,
+    check_order,
+    check_round,
+    check_scores,
+    digest_of_call,
+)
 from polyclinic.federation.leaving.signing import Anchor, is_countersigned, signer_of_line
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
 from polyclinic.federation.open_sites import OpenSites
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
 
 #: in a deployed site's folder: the digests of the weights that it scored
 SCORED = "scored.json"
+#: and those of the calls that it answered
+ANSWERED = "answered.json"
 
 
 class SiteHost:
@@ -111,16 +121,17 @@ class SiteHost:
         check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
         if self.spec.policy.deployed:
             check_round(call, self.spec.method.rounds)
-        site = self.sites.get(call.site, group)
+        site, asked = self.sites.get(call.site, group), ""
         if call.anchor and self.spec.anchors:
             self._take_anchor(call.site, call.anchor)
         if self.spec.policy.deployed:
-            self._check_course(site, call, declared)
+            asked = "" if declared.repeats else digest_of_call(site, call)
+            self._check_course(site, call, declared, asked)
             kinds, size, private = declared.releases, model_bytes(site.trainer), site.trainer.privacy is not None
             gate = self.sites.gates[call.site]
             held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
         site.round = call.round
-        turn = Turn(site, call)
+        turn = Turn(site, call, asked=asked)
         with undone_on_error([turn]):
             turn.parcels = {name: self._received(site, name, call, declared) for name in call.parcels}
             self.inspection.arrived(site, call, turn.parcels)
@@ -128,9 +139,12 @@ class SiteHost:
             self.spec.archive.begins(site, turn.parcels)
         return turn
 
-    def _check_course(self, site: Site, call: Call, declared: Operation) -> None:
+    def _check_course(self, site: Site, call: Call, declared: Operation, asked: str) -> None:
         """What came must be a step of the method's own course, whatever else the coordinator would like to know."""
-        check_once(call, declared, self.sites.ledgers[call.site], put_back=call.site in self.sites.put_back)
+        ledger, put_back = self.sites.ledgers[call.site], call.site in self.sites.put_back
+        answered, rounds = AnsweredCalls(site.folder / ANSWERED), self.spec.method.rounds
+        check_once(call, declared, ledger, answered, asked=asked, rounds=rounds, put_back=put_back)
+        check_order(call, declared, ledger)
         if declared.begins_round:
             ScoredWeights(site.folder / SCORED).check(call)
 
@@ -249,6 +263,8 @@ class SiteHost:
             else None,
             by_reference=self.by_reference,
         )
+        if policy.deployed and parcels and not declared.repeats:
+            AnsweredCalls(site.folder / ANSWERED).note(call, turn.asked)
         if policy.deployed and any(parcel.kind == SCORES for parcel in parcels):
             ScoredWeights(site.folder / SCORED).note(call)
         if self.spec.archive:

@@ -18,8 +18,9 @@ class Turn:
     """An operation at a site. `undo` leaves the site as it was, as if its process had died: no half-made state (or NaN
     in it) may reach the next round."""
 
-    def __init__(self, site: Site, call: Call) -> None:
-        self.site, self.call = site, call
+    def __init__(self, site: Site, call: Call, asked: str = "") -> None:
+        """`asked`: a digest of the call and of the site's state before it, at a deployed site."""
+        self.site, self.call, self.asked = site, call, asked
         #: what came with the call, opened
         self.parcels: Mapping[str, Parcel] = {}
         self.before, self.changed = dict(site.state), site.state.changed

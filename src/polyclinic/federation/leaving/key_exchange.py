@@ -98,7 +98,7 @@ def _take_once(site: Site, box: Tensor, sender: str, call: Call) -> None:
     """
     drawn = box[: sealing.KEY_BYTES].cpu().reshape(1, -1)
     taken = site.state.get(TAKEN, torch.zeros(0, sealing.KEY_BYTES, dtype=torch.uint8))
-    now = _asked(site, call) if site.secret else ""
+    now = asked_in_state(site, call) if site.secret else ""
     first = BoxFile(site.folder / BOXES).first_use(_bytes(drawn).hex(), now) if site.secret else ""
     if bool((taken == drawn).all(1).any()) or first != now:
         raise ParcelRejected(f"the sealed parcel from site '{sender}' was taken before")
@@ -120,7 +120,7 @@ class BoxFile:
         return known.get(box, asked)
 
 
-def _asked(site: Site, call: Call) -> str:
+def asked_in_state(site: Site, call: Call) -> str:
     """A digest of a call and of the site's state before it."""
     found = hashlib.blake2b(json.dumps([call.operation, call.round, dict(call.arguments)]).encode(), digest_size=32)
     for name in sorted(site.state):

@@ -52,6 +52,8 @@ class Ledger:
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
         self._on_record: Counter[tuple] = Counter()
         self._times: Counter[tuple] = Counter(_address(line) for line in lines)
+        #: the last round in which something was released; without what came after the position a site was put back to
+        self.last_round = max((line["round"] for line in lines), default=0)
         self._due: list[tuple[Future[str], JsonObject]] = []  # lines of parcels whose digests are being computed
         if anchor:
             anchor.check(path, self._digests)
@@ -83,7 +85,9 @@ class Ledger:
         if lines > self._position.lines:
             raise LedgerBroken(f"{self.path}: holds {self._position.lines} lines, its last checkpoint has seen {lines}")
         if lines < self._position.lines:
-            self._on_record = Counter(_identity(line) for line in verify(self.path)[lines:])
+            known = verify(self.path)
+            self._on_record = Counter(_identity(line) for line in known[lines:])
+            self.last_round = max((line["round"] for line in known[:lines]), default=0)
 
     def has(self, round: int, operation: str, kind: str, digest: str, to: str) -> bool:
         """Whether a release repeats one on record, made by an interrupted attempt."""
@@ -150,6 +154,7 @@ class Ledger:
             "to": about["to"],
             "privacy": about["privacy"],
         }
+        self.last_round = max(self.last_round, about["round"])
         if self._on_record[_identity(line)] > 0:
             self._on_record[_identity(line)] -= 1
             return

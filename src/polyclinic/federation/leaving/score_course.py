@@ -6,17 +6,23 @@ patients. The ledger counts, and a file of the site has the weights that were sc
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.key_exchange import asked_in_state
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
 from polyclinic.files import atomic_write
+
+if TYPE_CHECKING:
+    from polyclinic.federation.site import Site
 
 
 def check_round(call: Call, rounds: int) -> None:
@@ -25,15 +31,71 @@ def check_round(call: Call, rounds: int) -> None:
         raise ParcelRejected(f"the study has rounds 0 to {rounds}, and round {call.round!r} came")
 
 
-def check_once(call: Call, declared: Operation, ledger: Ledger, *, put_back: bool = False) -> None:
+def check_order(call: Call, declared: Operation, ledger: Ledger) -> None:
+    """ParcelRejected for a round before one in which the site has released something. After it was put back, what it
+    released since then does not count."""
+    if not set(declared.releases) <= {"keys"} and call.round < ledger.last_round:
+        raise ParcelRejected(f"'{call.operation}' came for round {call.round}, and round {ledger.last_round} has begun")
+
+
+def check_once(
+    call: Call,
+    declared: Operation,
+    ledger: Ledger,
+    answered: AnsweredCalls,
+    *,
+    asked: str,
+    rounds: int,
+    put_back: bool = False,
+) -> None:
     """GateRefused, before the work, if an operation that a method asks once a round has released something in this one.
 
-    Scores have a rule of their own. What an interrupted run has released may be released again.
+    Scores have a rule of their own. In a run that was put back, a call that was answered is answered again, the same;
+    other calls are answered REPEATS times more. `asked` is the call's digest.
     """
-    if declared.repeats or set(declared.releases) <= {SCORES, "keys"} or ledger.may_repeat(call.round, call.operation):
+    if declared.repeats or (put_back and answered.has(call, asked)):
         return
-    if ledger.times(call.round, call.operation, call.to) >= 1 + (REPEATS if put_back else 0):
+    most = 1 + (REPEATS if put_back else 0)
+    if set(declared.releases) <= {SCORES, "keys"}:
+        most += call.round == rounds  # after the last round the test images are scored, too
+        if SCORES in declared.releases and put_back and answered.times(call) >= most:
+            raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")
+    elif ledger.times(call.round, call.operation, call.to) >= most:
         raise GateRefused(f"'{call.operation}' has released what it made in round {call.round} already")
+
+
+def digest_of_call(site: Site, call: Call) -> str:
+    """A digest of a call with all that came with it, and of the site's state before it."""
+    parcels = {name: parcel.digest for name, parcel in sorted(call.parcels.items())}
+    return hashlib.sha256(json.dumps([asked_in_state(site, call), parcels]).encode()).hexdigest()
+
+
+class AnsweredCalls:
+    """The digests of the calls that a site answered in each round, in a file that nobody puts back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def has(self, call: Call, asked: str) -> bool:
+        return asked in self._known().get(_key(call), [])
+
+    def times(self, call: Call) -> int:
+        """How many different calls of this operation were answered in this round."""
+        return len(self._known().get(_key(call), []))
+
+    def note(self, call: Call, asked: str) -> None:
+        """The site answers this call; on disk when this returns."""
+        known = self._known()
+        if asked not in known.setdefault(_key(call), []):
+            known[_key(call)].append(asked)
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+
+    def _known(self) -> dict[str, list[str]]:
+        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
+
+
+def _key(call: Call) -> str:
+    return f"{call.round} {call.operation} {call.to}"
 
 
 class ScoredWeights:
