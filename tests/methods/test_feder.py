@@ -13,6 +13,7 @@ from processes import ForkedWorker
 from run_folders import history, result
 from safetensors.torch import load_file
 
+from polyclinic.data import parts
 from polyclinic.engines.in_process import InProcess
 from polyclinic.federation.leaving.image_codec import pack
 from polyclinic.federation.leaving.parcel import SEALED
@@ -166,6 +167,7 @@ def test_a_buffer_is_compressed_once_even_where_sites_are_sent_to_disk(go, monke
 @pytest.mark.parametrize("name", ["feder", "feder-a", "feder-b"])
 def test_what_each_variant_trains_on(go, monkeypatch, name):
     """FedER-B never touches a real image once its generator is trained: its statistics say so, and it is so."""
+    monkeypatch.setattr(parts, "READ_AT_ONCE", 0)
     trained_on = []
     batches = Trainer.batches
     monkeypatch.setattr(

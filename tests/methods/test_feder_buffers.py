@@ -47,7 +47,7 @@ def site_with(**changes):
     )
     settings = {"generator": DCGAN(), "tuning": None, "seed": 0, "name": "west", "round": 0, **changes}
     rng = lambda purpose: torch.Generator().manual_seed(len(purpose))  # noqa: E731
-    return SimpleNamespace(data=SimpleNamespace(train=train), trainer=trainer, rng=rng, **settings)
+    return SimpleNamespace(data=SimpleNamespace(train=train), trainer=trainer, rng=rng, own_draws=False, **settings)
 
 
 def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
@@ -178,13 +178,13 @@ def test_batches_hold_both_halves_of_eq_5(go, monkeypatch, share, size):
     sizes = []
     train = Trainer.train
 
-    def noted(self, batches, steps, optimizer):
+    def noted(self, batches, steps, optimizer, **more):
         def watched():
             for images, labels in batches:
                 sizes.append((len(images), len(labels)))
                 yield images, labels
 
-        return train(self, watched(), steps, optimizer)
+        return train(self, watched(), steps, optimizer, **more)
 
     monkeypatch.setattr(Trainer, "train", noted)
     go(method={"real_share": share, "rounds": 1, "local_steps": 3})
@@ -203,7 +203,9 @@ def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
     """Also where the buffer is all that a site trains on: a pass is as long as one over its real images."""
     steps = []
     train = Trainer.train
-    monkeypatch.setattr(Trainer, "train", lambda self, b, count, o: steps.append(count) or train(self, b, count, o))
+    monkeypatch.setattr(
+        Trainer, "train", lambda self, b, count, o, **more: steps.append(count) or train(self, b, count, o, **more)
+    )
     for buffer in (8, 64):
         go("feder-b", method={"buffer": buffer, "rounds": 1})
     assert steps[:6] == steps[6:]
