@@ -47,7 +47,8 @@ def test_a_public_front_wants_weights_that_are_not_random(study_of):
 
 @pytest.mark.parametrize("method", ["cwt-replay", "fedavg-replay", "feder"])
 def test_replay_begins_with_public_weights(tiny_run, method):
-    settings = {} if method != "feder" else {"generator": {"name": "dcgan", "width": 4, "steps": 1}}
+    feder = {"generator": {"name": "dcgan", "width": 4, "steps": 1}, "tuning": {"on": False}}
+    settings = feder if method == "feder" else {}
     model = {**PUBLIC, "freeze": "block16"}
     result = tiny_run({"name": method, "rounds": 1}, model=model, optimizer={"lr": 0.01}, **settings)
     assert (result.folder / "weights.json").exists()
