@@ -13,7 +13,8 @@ from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.registry import GROUPS, registry_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONGEST_LINE = 100
 
 
 def test_the_python_examples_of_studies_run(tmp_path, monkeypatch):
@@ -73,3 +74,12 @@ def test_the_index_leads_to_every_page():
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert pages <= set(re.findall(r"\]\(([\w.]+\.md)[)#]", index))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_prose_are_short(page):
+    """Long lines are for tables, code and a link that cannot be broken."""
+    text = re.sub(r"^ *```.*?^ *```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.M | re.S)
+    for number, line in enumerate(text.splitlines(), 1):
+        breakable = " " in line.strip() and not line.lstrip().startswith("|")
+        assert len(line) <= LONGEST_LINE or not breakable, f"{page.name}:{number} has {len(line)} characters: {line}"
