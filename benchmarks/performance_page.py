@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "figures"
 PAGE = ROOT / "docs" / "performance.md"
+LONGEST_LINE = 100  # of prose in docs
 
 Figures = Mapping[str, Any]
 
@@ -109,7 +111,8 @@ def page() -> str:
         file = KEPT / f"{name}.json"
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
-            where = f"`{kept['command']}`, {kept['date']}, commit {kept['commit']}, on {kept['machine']}."
+            told = f"`{kept['command']}`, {kept['date']}, commit {kept['commit']}, on {kept['machine']}."
+            where = textwrap.fill(told, LONGEST_LINE, break_long_words=False, break_on_hyphens=False)
             parts.append(f"## {heading}\n\n{where}\n\n{show(kept['figures'])}\n")
     return "\n".join(parts)
 
