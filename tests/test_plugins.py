@@ -27,7 +27,7 @@ from polyclinic.federation.leaving.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.registry import GROUPS
-from polyclinic.runner import engines
+from polyclinic.runner import engines, model_file
 from polyclinic.runner import predict as prediction
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
@@ -352,7 +352,7 @@ def test_a_package_that_has_changed_is_refused(package, tmp_path):
 
 def test_a_model_of_a_package_that_has_changed_is_refused(package, tmp_path):
     done = run(median_study().with_settings({"method.rounds": 1}), tmp_path / "run")
-    card, _ = prediction._read_file(done.folder / "model.safetensors")
+    card, _ = model_file.read_model_file(done.folder / "model.safetensors")
     assert list(card.installed) == ["fed-median 0.1"]
     prediction.load_predictor(done.folder)
     (package / "fed_median" / "backbone.py").open("a").write("\n# another line\n")
@@ -452,9 +452,9 @@ def test_a_model_runs_no_code_that_came_with_it(study, tmp_path, monkeypatch):
     done = run(study, tmp_path / "run")
     (tmp_path / "sent").mkdir()
     (tmp_path / "sent" / "theirs.py").write_text(MARKING.format(mark=str(mark)))
-    card, tensors = prediction._read_file(done.folder / "model.safetensors")
+    card, tensors = model_file.read_model_file(done.folder / "model.safetensors")
     forged = card.model_copy(update={"plugins": {"theirs.py": "0" * 64}})
-    (tmp_path / "sent" / "model.safetensors").write_bytes(prediction.model_file(tensors, forged))
+    (tmp_path / "sent" / "model.safetensors").write_bytes(model_file.model_file(tensors, forged))
     monkeypatch.chdir(tmp_path / "sent")
     with pytest.raises(BadInput, match="a file that came with it and is not run"):
         prediction.load_predictor(tmp_path / "sent" / "model.safetensors")
@@ -570,5 +570,5 @@ def test_a_model_names_only_the_plugins_that_its_network_and_task_come_from(stud
     )
     both = study.with_settings({"plugins": [str(plugin), str(other)], "method": {"name": "mine", "rounds": 1}})
     done = run(both, tmp_path / "run")
-    card, _ = prediction._read_file(done.folder / "model.safetensors")
+    card, _ = model_file.read_model_file(done.folder / "model.safetensors")
     assert list(card.plugins) == [str(plugin)]

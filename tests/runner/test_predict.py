@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from safetensors.torch import save_file
 
 from polyclinic.cli import run_app
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.errors import BadInput
-from polyclinic.runner.predict import Card, load_predictor, model_file
+from polyclinic.errors import BadInput, Notice
+from polyclinic.runner.calibration import Calibration
+from polyclinic.runner.model_file import Card, model_file, read_model_file
+from polyclinic.runner.predict import load_predictor, predict
+from polyclinic.runner.release import digest_of_weights
 
 SITES = ("site-1", "site-2", "site-3")
 
@@ -123,10 +127,78 @@ def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
         load_predictor(tmp_path)
 
 
+def test_a_bad_file_is_named_and_skipped_unless_strict(joined, pngs, tmp_path, capsys):
+    good = sorted(pngs.iterdir())[0]
+    bad = tmp_path / "broken \u00fc.png"
+    bad.write_bytes(b"not an image")
+    arguments = ["predict", str(joined.folder), str(bad), str(good), "--json"]
+    assert run_app(arguments) == 0
+    printed = capsys.readouterr()
+    assert [json.loads(line)["file"] for line in printed.out.splitlines()] == [str(good)]
+    assert re.search(r"broken \u00fc\.png: cannot be read as an image: .*; skipped", printed.err)
+    assert run_app([*arguments, "--strict"]) == 2
+    assert capsys.readouterr().out == ""
+    assert run_app(["predict", str(joined.folder), str(bad)]) == 2
+    assert "none of the 1 files can be read" in capsys.readouterr().err
+    with pytest.warns(Notice, match="skipped"):
+        assert len(predict(joined.folder, [bad, good], strict=False)) == 1
+
+
+def test_a_table_that_cannot_be_written_is_named(joined, pngs, tmp_path, capsys):
+    image = str(sorted(pngs.iterdir())[0])
+    (tmp_path / "file").write_text("")
+    assert run_app(["predict", str(joined.folder), image, "--out", str(tmp_path / "file" / "x.csv")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
+    """Weights, card and the whole file: no flipped bit is taken. Only the run's record notices one in the card."""
+    shutil.copy(joined.folder / "result.json", tmp_path)
+    whole, file = (joined.folder / "model.safetensors").read_bytes(), tmp_path / "model.safetensors"
+    file.write_bytes(whole)
+    assert load_predictor(tmp_path)
+    inside_card = whole.index(b"squash")
+    for place in (3, inside_card, whole.index(b"classes") + 12, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(BadInput, match=r"is damaged|is not the model that result\.json"):
+            load_predictor(tmp_path)
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(BadInput, match="its weights are not those that its card names"):
+        load_predictor(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    file.write_bytes(whole)
+    with pytest.raises(BadInput, match=r"result\.json: is damaged"):
+        load_predictor(tmp_path)
+
+
+def test_sets_intervals_and_thresholds_stand_in_the_table(joined, pngs, tmp_path, capsys):
+    card, tensors = read_model_file(joined.folder / "model.safetensors")
+    fitted = Calibration(cases=30, temperature=2.0, quantiles={"0.9": 0.999999}, thresholds={"0.95": 0.0})
+    (tmp_path / "model.safetensors").write_bytes(
+        model_file(tensors, card.model_copy(update={"calibrations": {"": fitted}}))
+    )
+    plain = card.model_copy(update={"calibrations": {}})
+    (tmp_path / "plain.safetensors").write_bytes(model_file(tensors, plain))
+    image = sorted(pngs.iterdir())[0]
+    [found] = predict(tmp_path / "model.safetensors", [image], specificity=0.95)
+    [before] = predict(tmp_path / "plain.safetensors", [image])
+    assert found.values["positive_95"] is True
+    assert set(found.values["set_90"]) <= set(card.classes)
+    highest = max(value for name, value in found.values.items() if name.startswith("p("))
+    assert highest < max(value for name, value in before.values.items() if name.startswith("p("))
+    assert not any(name.startswith("set") for name in before.values)
+    assert run_app(["predict", str(tmp_path / "model.safetensors"), str(image)]) == 0
+    assert " | ".join(found.values["set_90"]) in capsys.readouterr().out
+    for flags, words in ((["--coverage", "0.7"], "choose one of"), (["--specificity", "0.9"], "choose one of 0.95")):
+        assert run_app(["predict", str(tmp_path / "model.safetensors"), str(image), *flags]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_a_model_of_which_the_sites_kept_a_part_says_so(joined, tmp_path):
     """As a coordinator gets it from deployed sites with batch-norm layers, or whole models, of their own."""
     with safe_open(joined.folder / "model.safetensors", "pt") as file:
         card = Card.model_validate_json(file.metadata()["polyclinic"])
+    card = card.model_copy(update={"weights_sha256": digest_of_weights({})})
     (tmp_path / "model.safetensors").write_bytes(model_file({}, card))
     with pytest.raises(BadInput, match=r"lacks \d+ tensors .* predict at a site"):
         load_predictor(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
+from polyclinic.runner import model_file
 from polyclinic.runner import predict as prediction
 from polyclinic.runner.run import run
 from polyclinic.study import load_study
@@ -54,9 +55,9 @@ def test_a_model_does_not_choose_what_is_imported(trained, capsys):
 
 def test_a_plugin_module_in_a_card_is_allowed_first(trained, tmp_path):
     folder, _ = trained
-    card, tensors = prediction._read_file(folder / "model.safetensors")
+    card, tensors = model_file.read_model_file(folder / "model.safetensors")
     forged = card.model_copy(update={"backbones": {"": "lenet5"}, "networks": {}, "plugins": {"antigravity": "0" * 64}})
-    (tmp_path / "model.safetensors").write_bytes(prediction.model_file(tensors, forged))
+    (tmp_path / "model.safetensors").write_bytes(model_file.model_file(tensors, forged))
     with pytest.raises(BadInput, match="add --allow-import antigravity"):
         prediction.load_predictor(tmp_path / "model.safetensors")
     assert "antigravity" not in sys.modules

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,14 @@ import typer
 
 from polyclinic.cli.run import PLUGIN
 from polyclinic.errors import BadInput
+from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.runner.predict import Prediction
+
+ALLOW_IMPORT = typer.Option(
+    [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
+)
 
 
 def predict(
@@ -24,11 +30,19 @@ def predict(
     site: str = typer.Option(None, help="Whose model, where each site has one of its own."),
     ensemble: bool = typer.Option(False, "--ensemble", help="All sites' models together: the mean of what they say."),
     out: Path = typer.Option(None, help="Write a CSV file here instead of printing it."),
-    masks: Path = typer.Option(None, help="Segmentation: write each mask as a PNG into this folder."),
-    plugins: list[str] = PLUGIN,
-    allow_import: list[str] = typer.Option(
-        [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
+    masks: Path = typer.Option(
+        None, help="Segmentation: write masks in the images' own size into this folder (PNG, NIfTI, DICOM SEG)."
     ),
+    coverage: float = typer.Option(
+        0.9, help="How often a set of classes or an interval holds the truth: 0.8, 0.9, 0.95."
+    ),
+    specificity: float = typer.Option(
+        None, help="Two classes: call an image positive at the threshold with this specificity: 0.9, 0.95."
+    ),
+    slices: str = typer.Option(None, help="Slices of a volume: middle or all; if not given, as in training."),
+    strict: bool = typer.Option(False, "--strict", help="Stop at a file that cannot be read, instead of skipping it."),
+    plugins: list[str] = PLUGIN,
+    allow_import: list[str] = ALLOW_IMPORT,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
@@ -36,21 +50,53 @@ def predict(
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
+    if slices not in (None, "middle", "all"):
+        raise BadInput(f"--slices: must be middle or all, not '{slices}'")
     predictor = load_predictor(model, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
-    dense = predictor.task.dense
-    if masks is not None and not dense:
+    if masks is not None and not predictor.task.dense:
         raise BadInput("--masks: this model does not draw masks; leave it out")
-    # all of them before anything is written: an unreadable image in the end must not leave half a file
-    found = list(predictor.predict(images))
+    if masks is not None and predictor.card.graham:
+        raise BadInput("--masks: this model's preparation (graham) moves pixels, so masks fit no image; leave it out")
+    skipped = SkippedFiles()
+    # all of them before anything is written: with --strict an unreadable image must not leave half a file
+    found = list(
+        predictor.predict(
+            images,
+            coverage=coverage,
+            specificity=specificity,
+            slices=slices,  # type: ignore[arg-type]
+            on_bad_file=None if strict else skipped,
+        )
+    )
+    if not found:
+        raise BadInput(f"images: none of the {len(skipped.files)} files can be read; name other files")
     if masks is not None:
-        _write_masks(found, masks)
+        _write(masks, lambda: _write_masks(found, masks))
     rows = [_row(one) for one in found]
     if as_json:
         typer.echo("\n".join(json.dumps(row) for row in rows))
     elif out is not None:
-        out.write_text(_csv(rows), encoding="utf-8", newline="")
+        _write(out, lambda: atomic_write(out, _csv(rows)))
     else:
         sys.stdout.write(_csv(rows))
+
+
+class SkippedFiles:
+    """Names each file that cannot be read, on stderr, and keeps it."""
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+
+    def __call__(self, file: Path, reason: str) -> None:
+        self.files.append(file)
+        typer.echo(f"{file}: {reason}; skipped", err=True)
+
+
+def _write(target: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise BadInput(f"{target}: cannot be written ({error.strerror or error}); name another place") from None
 
 
 def _row(one: Prediction) -> dict[str, Any]:
@@ -59,18 +105,18 @@ def _row(one: Prediction) -> dict[str, Any]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
+    from polyclinic.runner.readings import BETWEEN
+
     columns = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     table = csv.DictWriter(text, list(columns), lineterminator="\n")
     table.writeheader()
-    table.writerows(rows)
+    for row in rows:
+        table.writerow({name: BETWEEN.join(v) if isinstance(v, list) else v for name, v in row.items()})
     return text.getvalue()
 
 
 def _write_masks(found: list[Prediction], folder: Path) -> None:
-    from PIL import Image
+    from polyclinic.runner.masks import write_masks
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, one in enumerate(found, 1):
-        assert one.mask is not None
-        Image.fromarray(one.mask.astype("uint8") * 255).save(folder / f"{number:05d}-{one.file.stem}.png")
+    write_masks(found, folder)

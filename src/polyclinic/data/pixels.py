@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor  # an exported model's preparation works without torch
 
 
 @overload
@@ -23,6 +24,6 @@ def to_uint8(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
     Halves are rounded up in arrays (images that are read or drawn), and to even in tensors (images that a network
     makes). Results of both are recorded to the last bit, so both rules stay.
     """
-    if isinstance(values, Tensor):
-        return values.float().clamp(0, 1).mul(255).round().to(torch.uint8).contiguous().cpu()
-    return (np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8)
+    if isinstance(values, np.ndarray | np.generic):
+        return (np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8)
+    return values.float().clamp(0, 1).mul(255).round().byte().contiguous().cpu()

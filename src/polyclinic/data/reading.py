@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -42,16 +42,16 @@ class Reader:
     def pixels(self, file: Path, frame: int | None = None) -> np.ndarray:
         """uint8 [H, W] or [H, W, 3]."""
         _refuse_missing(file)
-        if _ends(file, NIFTI):
+        if is_nifti(file):
             return _nifti_slice(file, frame, self.window)
-        if _ends(file, DICOM) or _looks_like_dicom(file):
+        if is_dicom(file):
             return _dicom_frame(file, frame, self.window)
         return _picture(file)
 
     def mask(self, file: Path, frame: int | None = None) -> np.ndarray:
         """[H, W], above zero inside; the values of the file, without windowing."""
         _refuse_missing(file)
-        if _ends(file, NIFTI):
+        if is_nifti(file):
             volume, _ = load_volume(file)
             return axial(volume, frame)
         pixels = _picture(file)
@@ -65,6 +65,16 @@ def is_image_name(file: Path) -> bool:
     return _ends(file, (*PICTURES, *DICOM, *NIFTI)) or (not file.suffix and _looks_like_dicom(file))
 
 
+def is_nifti(file: Path) -> bool:
+    """Whether a file is a NIfTI volume, by its name."""
+    return _ends(file, NIFTI)
+
+
+def is_dicom(file: Path) -> bool:
+    """Whether a file is a DICOM image, by its name or its first bytes."""
+    return _ends(file, DICOM) or _looks_like_dicom(file)
+
+
 def is_volume_name(file: Path) -> bool:
     """Whether a file may hold more than one slice."""
     return not _ends(file, PICTURES)
@@ -76,8 +86,10 @@ def count_slices(file: Path) -> int:
     import pydicom
 
     try:
-        if _ends(file, NIFTI):
-            return int(nibabel.load(file).dataobj.shape[2])  # type: ignore[attr-defined]
+        if is_nifti(file):
+            image: Any = nibabel.load(file)
+            upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # the axis from feet to head
+            return int(image.shape[upward])
         return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
     except Exception:
         return 1

@@ -40,7 +40,7 @@ from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.folder_lock import ENDS_WITHIN
-from polyclinic.runner.predict import card_of, model_file, preparation_of
+from polyclinic.runner.model_file import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
 from polyclinic.runner.run import note_plugins
 from polyclinic.study import Study, load_run_study, parse_study

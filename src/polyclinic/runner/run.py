@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.method_failure import run_method
-from polyclinic.runner.predict import card_of, model_file
+from polyclinic.runner.model_file import MODEL, card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.result import Result, result_of
@@ -171,12 +172,14 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
     card = card_of(study, parts.info, backbones, digest_of_weights(tensors))
-    atomic_write(folder / "model.safetensors", model_file(tensors, card))
+    content = model_file(tensors, card)
+    atomic_write(folder / MODEL, content)
     timing = {
         "seconds": round(time.perf_counter() - started, 3),
         "rounds_seconds": round(recorder.seconds, 3),
     }
-    return result_of(study, parts, federation, recorder, models, metrics, timing)
+    result = result_of(study, parts, federation, recorder, models, metrics, timing)
+    return result | {"model_sha256": hashlib.sha256(content).hexdigest()}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,159 @@
+"""Predicted masks in the images' own size, as PNG, NIfTI with the affine of the volume, or DICOM SEG."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from polyclinic import __version__
+from polyclinic.data.preprocessing.fit import Shape
+from polyclinic.data.reading import is_dicom, is_nifti
+from polyclinic.errors import Notice
+from polyclinic.files import atomic_file
+
+Array = np.ndarray[Any, Any]
+
+
+class Masked(Protocol):
+    """A prediction with a mask."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def frame(self) -> int | None: ...
+    @property
+    def mask(self) -> Array | None: ...
+
+
+def in_own_size(map_: Array, shape: Sequence[int], fitted: Shape) -> Array:
+    """A map [size, size] of a prepared image as a map [H, W] of the image as it lies on disk: `fit_image` undone.
+
+    Where preparation cut something off, the map is 0: the network has not seen it.
+    """
+    height, width = shape[:2]
+    if fitted == "squash" or height == width:
+        return _resized(map_, height, width)
+    side = min(height, width) if fitted == "crop" else max(height, width)
+    square = _resized(map_, side, side)
+    above, left = abs(side - height) // 2, abs(side - width) // 2
+    if fitted == "pad":
+        return square[above : above + height, left : left + width]
+    whole = np.zeros((height, width), square.dtype)
+    whole[above : above + side, left : left + side] = square
+    return whole
+
+
+def _resized(map_: Array, height: int, width: int) -> Array:
+    if map_.shape == (height, width):
+        return map_
+    picture = Image.fromarray(np.ascontiguousarray(map_, dtype=np.float32))
+    return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def write_masks(found: Sequence[Masked], folder: Path) -> list[Path]:
+    """Write one mask file for each image file, numbered in their order: the files.
+
+    NIfTI for NIfTI, DICOM SEG for DICOM where highdicom is installed, else PNG, one for each slice.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    of_file: dict[Path, list[Masked]] = {}
+    for one in found:
+        of_file.setdefault(one.file, []).append(one)
+    written = []
+    for number, (file, masks) in enumerate(of_file.items(), 1):
+        written += _write(file, masks, folder / f"{number:05d}-{_stem(file)}")
+    return written
+
+
+def _write(file: Path, masks: Sequence[Masked], target: Path) -> list[Path]:
+    if is_nifti(file):
+        return [_write_nifti(file, masks, target.with_name(target.name + ".nii.gz"))]
+    if is_dicom(file) and find_spec("highdicom") is not None:
+        try:
+            return [_write_dicom_seg(file, masks, target.with_name(target.name + ".dcm"))]
+        except Exception as error:  # highdicom wants facts of the header that some files lack
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"{file}: no DICOM SEG can be written ({reason}); a PNG is", Notice, stacklevel=2)
+    return [_write_png(one, target, many=len(masks) > 1) for one in masks]
+
+
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
+
+
+def _write_png(one: Masked, target: Path, *, many: bool) -> Path:
+    assert one.mask is not None
+    path = target.with_name(f"{target.name}-{one.frame:04d}.png" if many else f"{target.name}.png")
+    with atomic_file(path) as partial:
+        Image.fromarray(one.mask.astype("uint8") * 255).save(partial, format="PNG")
+    return path
+
+
+def _write_nifti(file: Path, masks: Sequence[Masked], path: Path) -> Path:
+    """The masks of a volume's slices as a volume of the same shape and affine; other slices are 0."""
+    import nibabel
+
+    image: Any = nibabel.load(file)
+    turn = nibabel.io_orientation(image.affine)  # from the file's voxels to those that `reading.axial` shows
+    shape = nibabel.apply_orientation(np.empty(image.shape, bool), turn).shape
+    canonical = np.zeros(shape, np.uint8)
+    for one in masks:
+        assert one.mask is not None
+        frame = shape[2] // 2 if one.frame is None else one.frame
+        canonical[:, :, frame] = one.mask.T[::-1, ::-1]
+    back = nibabel.orientations.ornt_transform([[0, 1], [1, 1], [2, 1]], turn)
+    found = nibabel.Nifti1Image(nibabel.apply_orientation(canonical, back), image.affine)
+    content = found.to_bytes()
+    with atomic_file(path) as partial:
+        import gzip
+
+        partial.write_bytes(gzip.compress(content, mtime=0))
+    return path
+
+
+def _write_dicom_seg(file: Path, masks: Sequence[Masked], path: Path) -> Path:
+    """A binary DICOM segmentation that refers to the image."""
+    import highdicom
+    import pydicom
+    from pydicom.sr.codedict import codes
+
+    source = pydicom.dcmread(file)
+    frames = int(source.get("NumberOfFrames") or 1)
+    pixels = np.zeros((frames, source.Rows, source.Columns), np.uint8)
+    for one in masks:
+        assert one.mask is not None
+        pixels[frames // 2 if one.frame is None else one.frame] = one.mask
+    drawn = highdicom.seg.SegmentDescription(
+        segment_number=1,
+        segment_label="predicted mask",
+        segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
+        segmented_property_type=codes.SCT.Lesion,
+        algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+        algorithm_identification=highdicom.AlgorithmIdentificationSequence(
+            name="polyclinic", version=__version__, family=codes.DCM.ArtificialIntelligence
+        ),
+    )
+    found = highdicom.seg.Segmentation(
+        source_images=[source],
+        pixel_array=pixels,
+        segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+        segment_descriptions=[drawn],
+        series_instance_uid=highdicom.UID(),
+        series_number=1,
+        sop_instance_uid=highdicom.UID(),
+        instance_number=1,
+        manufacturer="Polyclinic",
+        manufacturer_model_name="polyclinic predict",
+        software_versions=__version__,
+        device_serial_number="0",
+        omit_empty_frames=False,
+    )
+    with atomic_file(path) as partial:
+        found.save_as(partial)
+    return path

@@ -1,0 +1,193 @@
+"""The file of a released model: its weights, and a card with all that is needed to build the network and to prepare an
+image as the training images were.
+
+Nothing of the data is needed to predict. Whoever reads a model compares its weights with the digest in the card, and
+the whole file with what the run wrote down about it: a damaged model is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from polyclinic import plugins as plugged
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.preprocessing.fit import Shape
+from polyclinic.data.reading import Slices, Window
+from polyclinic.data.source import Source
+from polyclinic.errors import BadInput
+from polyclinic.formats import RUN_FORMAT, check_format
+from polyclinic.models import Backbone, build, is_importable, registry_of
+from polyclinic.registry import Registry
+from polyclinic.runner.calibration import Calibration
+from polyclinic.runner.release import digest_of_weights
+from polyclinic.settings import Settings
+from polyclinic.study import Study
+from polyclinic.study.plugged import networks_of, packages_of
+from polyclinic.tasks import TASKS, Target, Task
+
+#: name of the model in a run folder
+MODEL = "model.safetensors"
+#: name of the card in the header of the file
+CARD = "polyclinic"
+
+
+class Card(Settings):
+    """What a model file says about itself."""
+
+    format: int = RUN_FORMAT
+    backbones: dict[str, str] = Field(description="the network of each site; one for all sites stands under ''")
+    arguments: dict[str, Any] = Field({}, description="arguments of an importable network")
+    plugins: dict[str, str] = Field({}, description="plug-ins that the model needs, with their SHA-256")
+    installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
+    networks: dict[str, str] = Field({}, description="importable networks, with the SHA-256 of their packages")
+    norm: str
+    input_size: int | None = Field(None, description="side to which the network resizes images; None: its own choice")
+    head: Literal["linear", "diagonal", "quadratic"] = Field("linear", description="what follows an encoder")
+    channels: Literal[1, 3]
+    size: int
+    task: dict[str, Any]
+    classes: tuple[str, ...] = ()
+    unit: str = ""
+    label_range: tuple[float, float] | None = None
+    shape: Shape = "squash"
+    window: Window | None = None
+    slices: Slices = "middle"
+    graham: bool = False
+    calibrations: dict[str, Calibration] = Field(
+        {}, description="of each site's model, or of the one for all sites (''): what validation images say about it"
+    )
+    method: str
+    weights_sha256: str
+
+    @property
+    def target(self) -> Target:
+        return Target(self.classes, self.unit, self.label_range)
+
+    def built_task(self) -> Task:
+        return TASKS[self.task["name"]].model_validate(self.task)
+
+
+def looked_up_names(task: str, backbones: Mapping[str, str]) -> list[tuple[Registry[Any], str]]:
+    """What a model is looked up by: its task and its networks. It needs nothing else to predict."""
+    return [(TASKS, task), *((registry_of(name), name) for name in backbones.values() if not is_importable(name))]
+
+
+def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str]:
+    """The plug-ins, with their SHA-256, that have the network or the task."""
+    used = {registry.origin(name) for registry, name in looked_up_names(study.task.name, backbones)}
+    loaded = plugged.load_from_study(study.plugins)
+    return {name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used}
+
+
+def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], weights_sha256: str) -> Card:
+    """The card of a model trained by `study` on data with these facts (`PreparedSites.info`)."""
+    facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
+    return Card(
+        backbones=backbones,
+        arguments=study.model.arguments,
+        plugins=_needed_plugins(study, backbones),
+        installed=packages_of(looked_up_names(study.task.name, backbones)),
+        networks=networks_of(backbones.values()),
+        norm=study.model.norm,
+        input_size=study.model.input_size,
+        head=study.method.head,
+        task=study.task.model_dump(mode="json"),
+        method=study.method.name,
+        weights_sha256=weights_sha256,
+        **facts,
+        **preparation_of(study.data),
+    )
+
+
+def preparation_of(data: Source) -> dict[str, Any]:
+    """How the images of a source are prepared, as settings of a card."""
+    from_files = isinstance(data, FileSource)  # phantoms have settings of the same names and another meaning
+    named = [name for name in ("shape", "window", "slices", "graham") if from_files and hasattr(data, name)]
+    return {name: getattr(data, name) for name in named}
+
+
+def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
+    """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
+    optional = ("arguments", "plugins", "installed", "networks", "input_size", "calibrations")
+    empty = {name for name in optional if not getattr(card, name)} | ({"head"} if card.head == "linear" else set())
+    return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
+
+
+def read_model_file(file: Path) -> tuple[Card, dict[str, Tensor]]:
+    """Card and weights of a model that is whole; else BadInput."""
+    if not file.is_file():
+        raise BadInput(f"{file}: there is no model; name the folder of a finished run, or its {MODEL}")
+    card, tensors = _opened(file)
+    if digest_of_weights(tensors) != card.weights_sha256:
+        raise BadInput(f"{file}: is damaged: its weights are not those that its card names; fetch it again")
+    _refuse_other_than_recorded(file, card)
+    return card, tensors
+
+
+def _opened(file: Path) -> tuple[Card, dict[str, Tensor]]:
+    try:
+        with safe_open(file, "pt") as opened:
+            text = (opened.metadata() or {}).get(CARD)
+            if text is None:
+                raise BadInput(f"{file}: does not say what network it is of; name a model that polyclinic run wrote")
+            check_format(_format_of(text), RUN_FORMAT, str(file))
+            return TypeAdapter(Card).validate_json(text), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, ValidationError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{file}: is damaged or not a model of polyclinic ({reason}); fetch it again") from None
+
+
+def _refuse_other_than_recorded(file: Path, card: Card) -> None:
+    """BadInput if the run folder that a model lies in has another model in its record."""
+    record = file.parent / "result.json"
+    if file.name != MODEL or not record.is_file():
+        return
+    try:
+        result = json.loads(record.read_text(encoding="utf-8"))
+        weights, whole = result["weights_sha256"], result.get("model_sha256")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"{record}: is damaged, and so {file.name} cannot be checked; fetch the run again") from None
+    if card.weights_sha256 != weights or (whole and hashlib.sha256(file.read_bytes()).hexdigest() != whole):
+        raise BadInput(f"{file}: is not the model that result.json beside it names (SHA-256); fetch the run again")
+
+
+def _format_of(card: str) -> object:
+    """The format number in a card; 1 where there is none, or where what is written is no card at all."""
+    try:
+        return json.loads(card).get("format", 1)
+    except (ValueError, AttributeError):
+        return 1
+
+
+def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:
+    """The network of a site, or of all sites (`""`), with its weights; it is not trained."""
+    outputs = card.built_task().outputs(card.target)
+    backbone = card.backbones[site]
+    model = build(
+        backbone,
+        channels=card.channels,
+        outputs=outputs,
+        size=card.size,
+        norm=card.norm,
+        input_size=card.input_size,
+        head=card.head,
+        arguments=card.arguments if is_importable(backbone) else None,
+    )
+    start = f"{site}/" if site else ""
+    found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    if missing := model.state_dict().keys() - found.keys():
+        raise BadInput(
+            f"{file}: lacks {len(missing)} tensors of the network, which the sites kept to themselves; predict at a "
+            "site, with the model in the folder of its own run"
+        )
+    model.load_state_dict(found)
+    return model.eval()
