@@ -16,6 +16,7 @@ from polyclinic.cli import (
     predict,
     privacy,
     run,
+    serve,
     site,
     study,
     tune,
@@ -56,6 +57,7 @@ app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("privacy")(privacy.privacy)
 app.command("bench")(bench.bench)
+app.command("serve")(serve.serve)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(site.app, name="site")

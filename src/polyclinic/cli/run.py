@@ -40,19 +40,23 @@ def run(
 ) -> None:
     """Run one study and write its result folder."""
     from polyclinic.cli.display import RunDisplay
+    from polyclinic.runner.live import LiveFile
     from polyclinic.runner.recorder import Display
+    from polyclinic.runner.run import default_folder
     from polyclinic.runner.run import run as run_study
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
     chosen = chosen_study(study, sets, out if resume else None)
     display = Display() if quiet or as_json else RunDisplay()
+    folder = out or default_folder(chosen)
+    live = LiveFile(folder, display)
     try:
-        result = run_study(chosen, out, resume=resume, display=display)
+        result = run_study(chosen, out, resume=resume, display=live)
     except KeyboardInterrupt:
-        folder = out or Path("runs") / f"{chosen.method.name}-seed{chosen.seed}"
         typer.echo(f"interrupted; continue with: polyclinic run --resume --out {folder}", err=True)
         raise typer.Exit(1) from None
     finally:
+        live.remove()
         if isinstance(display, RunDisplay):
             display.close()
     if as_json:

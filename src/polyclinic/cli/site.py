@@ -42,20 +42,10 @@ def pending(kit: Path = KIT) -> None:
 @app.command("show")
 def show(run: str = RUN, kit: Path = KIT) -> None:
     """Say in plain sentences what a study asks of this site."""
-    from polyclinic.data.own_images import only_site_plugins
-    from polyclinic.deployment.site_config import policy_of
-    from polyclinic.deployment.study_in_words import Asked
-    from polyclinic.study import parse_study
+    from polyclinic.deployment.site_people import describe
 
-    approvals = approvals_of(kit)
-    request = approvals.named(run)
-    last = approvals.last_approved(but=run)
-    policy = policy_of(approvals.policy_file)
-    typer.echo(f"Study '{run}', which came on {request.since}. {standing(approvals, run)}")
-    with only_site_plugins(approvals.kit / "runs" / run):
-        asked = Asked(parse_study(request.study), approvals.site, approvals.kit, policy)
-        for line in asked.sentences(last.study if last else None):
-            typer.echo(line)
+    for line in describe(approvals_of(kit), run):
+        typer.echo(line)
 
 
 @app.command("approve")
@@ -83,6 +73,7 @@ def revoke(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
 def status(kit: Path = KIT) -> None:
     """Say what runs at this site, what has left so far, and what is left of its budgets."""
     from polyclinic.deployment.site_config import policy_of
+    from polyclinic.deployment.site_people import standing
     from polyclinic.deployment.site_status import budget_sentences, is_running, runs_of
 
     approvals = approvals_of(kit)
@@ -169,27 +160,6 @@ def distrust(
 
 def approvals_of(kit: Path) -> Approvals:
     """What was decided at the site whose kit this is."""
-    from polyclinic.deployment.approval import Approvals
-    from polyclinic.deployment.processes import Participant
+    from polyclinic.deployment.site_people import approvals_of as found
 
-    participant = Participant.of(kit)
-    if participant.name == "server":
-        raise BadInput(f"--kit {kit}: is the server's kit; name that of a site")
-    return Approvals(participant.kit, participant.name)
-
-
-def standing(approvals: Approvals, run: str) -> str:
-    """Where a study stands, in one or two sentences."""
-    from polyclinic.federation.leaving.suspension import Suspensions
-
-    words = {"waiting": "It waits for your decision.", "approved": "It is approved.", "refused": "It was refused."}
-    told = words.get(approvals.state(run), "Its approval was revoked.")
-    if wider := approvals.new_in_policy(run):
-        told += f" Your policy lets out more than when you approved it: {'; '.join(wider)}."
-    for one in Suspensions(approvals.kit).all():
-        if one.study == run:
-            told += (
-                f" It was suspended on {one.since}: {one.reason}. The coordinator was not told this reason, as it may "
-                "depend on your images. Look into it before you approve the study again."
-            )
-    return told
+    return found(kit)

@@ -148,6 +148,11 @@ class Approvals:
         except LedgerBroken:
             return Decision("revoke", "", "", "", {})
 
+    def approved_last(self, run: str) -> bool:
+        """Whether the last decision about a study was to approve it, by a person or by a rule."""
+        last = self._last(run)
+        return last is not None and last.decision == "approve"
+
     def _ledger_lines(self, run: str) -> list[JsonObject]:
         file, keys = self.ledger_file(run), KitKeys(self.kit / "local").verifying_keys(self.site)
         lines = verify(file, keys, torn=True) if file.exists() else []

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import only_site_plugins, own_data
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.budget import OverBudget, Price, Spent, price_at
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.policy import Policy
@@ -39,12 +39,16 @@ class RunStatus:
 
 def runs_of(kit: Path, site: str, policy: Policy) -> list[RunStatus]:
     """The runs of a site, by name; epsilon as its budget counts it, at its own delta."""
-    folders = sorted(path for path in (kit / "runs").glob("*") if path.is_dir())
-    return [_run(kit, site, policy, folder) for folder in folders]
+    return [run_of(kit, site, policy, folder) for folder in run_folders(kit)]
 
 
-def _run(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
-    lines = [line for file in sorted((folder / "ledger").glob("*.jsonl")) for line in verify(file)]
+def run_folders(kit: Path) -> list[Path]:
+    return sorted(path for path in (kit / "runs").glob("*") if path.is_dir())
+
+
+def run_of(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
+    """One run of a site; WorkFailed if its ledger does not hold."""
+    lines = _ledger_lines(folder)
     spent, price = Spent(), None
     for line in lines:
         record = line["privacy"]
@@ -56,6 +60,15 @@ def _run(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
             raise BadInput(f"{kit / 'local' / 'policy.toml'}: epsilon cannot be counted: {error}") from None
         spent.add(line["kind"], line["bytes"], record, cost)
     return RunStatus(folder.name, _is_held(kit / "runs" / f".{folder.name}.lock"), lines, spent.epsilon)
+
+
+def _ledger_lines(folder: Path) -> list[JsonObject]:
+    """The lines of a run that may be at work: one that is half written is left out."""
+    try:
+        files = sorted((folder / "ledger").glob("*.jsonl"))
+        return [line for file in files for line in verify(file, torn=True)]
+    except LedgerBroken as error:
+        raise WorkFailed(f"the ledger of run '{folder.name}' does not hold: {error}") from None
 
 
 def _price(kit: Path, site: str, policy: Policy, folder: Path) -> Price:
@@ -90,21 +103,38 @@ def _commands() -> Iterator[list[str]]:
             yield process.cmdline()
 
 
-def budget_sentences(policy: Policy, runs: list[RunStatus]) -> list[str]:
-    """What all runs together have used of each budget, and what is left."""
+@dataclass(frozen=True)
+class Used:
+    """What all runs together have used of one budget; `most` is None where the policy sets no limit."""
+
+    what: str
+    used: float
+    most: float | None
+    setting: str
+
+    @property
+    def sentence(self) -> str:
+        used, most = self.used, self.most
+        told = f"{self.what}: {used:,.4g} used" if isinstance(used, float) else f"{self.what}: {used:,} used"
+        if most is None:
+            return f"{told}; there is no limit ({self.setting} in policy.toml)"
+        left = max(0, most - used)
+        told_left = f"{left:.4g}" if isinstance(left, float) else f"{left:,}"
+        return f"{told} of {most:,}, {told_left} left ({self.setting})"
+
+
+def budgets(policy: Policy, runs: list[RunStatus]) -> list[Used]:
+    """What all runs together have used of each budget."""
     size = sum(line["bytes"] for run in runs for line in run.lines)
     scores = sum(line["kind"] == "metrics" for run in runs for line in run.lines)
     epsilon = sum(run.epsilon for run in runs)
     return [
-        _sentence("bytes", size, policy.max_bytes, "max_bytes"),
-        _sentence("epsilon", epsilon, policy.max_epsilon, "max_epsilon"),
-        _sentence("scores", scores, policy.max_scores, "max_scores"),
+        Used("bytes", size, policy.max_bytes, "max_bytes"),
+        Used("epsilon", epsilon, policy.max_epsilon, "max_epsilon"),
+        Used("scores", scores, policy.max_scores, "max_scores"),
     ]
 
 
-def _sentence(what: str, used: float, most: Any, setting: str) -> str:
-    told = f"{what}: {used:,.4g} used" if isinstance(used, float) else f"{what}: {used:,} used"
-    if most is None:
-        return f"{told}; there is no limit ({setting} in policy.toml)"
-    left = max(0, most - used)
-    return f"{told} of {most:,}, {f'{left:.4g}' if isinstance(left, float) else f'{left:,}'} left ({setting})"
+def budget_sentences(policy: Policy, runs: list[RunStatus]) -> list[str]:
+    """The same in sentences."""
+    return [one.sentence for one in budgets(policy, runs)]

@@ -19,6 +19,8 @@ LOCK = ".lock"
 WORKERS = ".workers"
 #: seconds that the workers of a run that was killed have to end: they do at once, unless the machine is very busy
 ENDS_WITHIN = 60.0
+#: seconds for which the lock may be held by somebody who only looks (`is_held`), and does so for an instant
+LOOKS_WITHIN = 0.5
 
 
 @contextlib.contextmanager
@@ -27,7 +29,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(lock(folder / LOCK, wait=0))
+            held.enter_context(lock(folder / LOCK, wait=LOOKS_WITHIN))
             for file in (folder / WORKERS).glob("*.lock"):
                 with lock(file, wait=ENDS_WITHIN):
                     pass

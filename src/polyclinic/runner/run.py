@@ -82,7 +82,7 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         if not resume or out is None:
             raise BadInput("study: give one, or the folder of a run to resume")
         study = load_run_study(Path(out))
-    folder = Path(out) if out is not None else Path("runs") / f"{study.method.name}-seed{study.seed}"
+    folder = Path(out) if out is not None else default_folder(study)
     begun = folder / "study.toml"
     if find_kit(folder):
         raise BadInput(f"--out {folder}: lies in a kit; `polyclinic deploy submit --resume` goes on with its runs")
@@ -97,6 +97,11 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         # a plug-in file may have moved: it is read where this study says that it is now
         check_same(load_run_study(folder, moved=study.plugins), study, folder)
     return study, folder
+
+
+def default_folder(study: Study) -> Path:
+    """Where a run goes that names no folder."""
+    return Path("runs") / f"{study.method.name}-seed{study.seed}"
 
 
 def check_same(begun: Study, now: Study, folder: Path) -> None:

@@ -1,0 +1,255 @@
+"""The web application of a folder of runs. Every answer is JSON but for the page itself and the files it links to."""
+
+from __future__ import annotations
+
+import csv
+import io
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, StringConstraints
+from starlette.exceptions import HTTPException
+
+from polyclinic import __version__
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.json_types import JsonObject
+from polyclinic.report.serve import places
+from polyclinic.report.serve.guard import Access, App, Guard
+from polyclinic.report.serve.jobs import Jobs
+from polyclinic.report.serve.listing import files_of, is_run_folder, is_study, listing
+from polyclinic.report.serve.reading import plain, read_json, table
+from polyclinic.report.serve.run_files import RunFiles
+
+STATIC = Path(__file__).with_name("static")
+#: what a page may fetch without a token: nothing in it is about the folder
+PAGES = {
+    "/": "folder.html",
+    "/style.css": "style.css",
+    "/icon.svg": "icon.svg",
+    "/shared.js": "shared.js",
+    "/charts.js": "charts.js",
+    "/folder.js": "folder.js",
+    "/site.js": "site.js",
+}
+#: for a report, a page of its own: its own script may draw charts, and reaches neither this server nor any other
+SANDBOX = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; frame-ancestors 'none'"
+)
+#: runs that are shown side by side at once
+MOST_COMPARED = 20
+Name = Annotated[str, StringConstraints(max_length=places.LONGEST_NAME)]
+
+
+class Named(BaseModel):
+    """A run, a comparison or a study file by its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+
+
+class Start(BaseModel):
+    """A study to run, and what its run shall be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    study: Name
+    name: Annotated[str, StringConstraints(max_length=100)] | None = None
+
+
+def folder_app(folder: Path, access: Access, jobs: Jobs) -> App:
+    """The application, behind its guard."""
+    app = bare_app("folder.html")
+    view = FolderView(folder, access, jobs)
+    app.get("/api/overview")(view.overview)
+    app.get("/api/run")(view.run)
+    app.get("/api/comparison")(view.comparison)
+    app.get("/api/compare")(view.compare)
+    app.post("/api/start")(view.start)
+    app.post("/api/stop")(view.stop)
+    app.post("/api/resume")(view.resume)
+    app.post("/api/report")(view.report)
+    app.get("/files/{name:path}")(view.file)
+    return Guard(app, access, PAGES)
+
+
+def bare_app(page: str) -> FastAPI:
+    """An application that has its page and says what went wrong in one sentence."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=JSONResponse)
+    app.add_exception_handler(BadInput, _say(400))
+    app.add_exception_handler(places.Outside, _say(404))
+    app.add_exception_handler(WorkFailed, _say(409))
+    app.add_exception_handler(RequestValidationError, _say(400, "the request has not the fields that it must have"))
+    app.add_exception_handler(HTTPException, _say_status)
+    app.add_exception_handler(Exception, _say(500, "the server failed; its terminal says why"))
+    for path, file in PAGES.items():
+        app.get(path, response_model=None)(_static(page if path == "/" else file))
+    return app
+
+
+def _static(name: str) -> Any:
+    types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    return lambda: FileResponse(STATIC / name, media_type=types[Path(name).suffix])
+
+
+def _say(status: int, words: str = "") -> Any:
+    return lambda _request, error: JSONResponse({"error": words or str(error)}, status)
+
+
+def _say_status(_request: Any, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(
+        {"error": "there is no such page" if error.status_code == 404 else "refused"}, error.status_code
+    )
+
+
+@dataclass(frozen=True)
+class FolderView:
+    """What the page of a folder asks."""
+
+    folder: Path
+    access: Access
+    jobs: Jobs
+
+    def overview(self) -> Any:
+        """Everything in the folder."""
+        found, started = listing(self.folder), self.jobs.facts()
+        names = {job["name"] for job in started if job["kind"] == "run" and job["state"] in ("at work", "stopping")}
+        return plain(
+            {
+                "folder": self.folder.name or str(self.folder),
+                "version": __version__,
+                "runs": [{**self._row(one), "ours": self._name(one) in names} for one in found.runs],
+                "comparisons": [self._comparison_row(one) for one in found.comparisons],
+                "studies": [self._name(one) for one in found.studies],
+                "jobs": started,
+                "cut": found.cut,
+            }
+        )
+
+    def run(self, name: Name) -> Any:
+        """Everything about one run."""
+        run = self._run(name)
+        jobs = [job for job in self.jobs.facts() if job["name"] == name]
+        detail = {"name": name, **RunFiles(run).detail(), "jobs": jobs, "files": self._files(run)}
+        return plain(detail)
+
+    def comparison(self, name: Name) -> Any:
+        """A comparison: its methods with mean and spread, and its runs."""
+        place = places.find(self.folder, name)
+        found = read_json(place / "comparison.json") if place.is_dir() else None
+        runs = [one for one in sorted(place.iterdir()) if not one.is_symlink() and is_run_folder(one)]
+        if not isinstance(found, dict) and not runs:
+            raise places.Outside
+        known = found if isinstance(found, dict) else {}
+        jobs = [job for job in self.jobs.facts() if job["name"] == name]
+        return plain(
+            {
+                "name": name,
+                **{key: known.get(key) for key in ("task", "metric", "methods", "baseline", "statistics")},
+                "runs": [self._row(one) for one in runs],
+                "jobs": jobs,
+                "files": self._files(place),
+            }
+        )
+
+    def compare(self, name: Annotated[list[Name], Query()]) -> Any:
+        """Chosen runs side by side: their curves, their final figures, and these as CSV."""
+        if not 1 <= len(set(name)) <= MOST_COMPARED:
+            raise BadInput(f"choose 1 to {MOST_COMPARED} runs to compare")
+        runs = [{"name": one, **RunFiles(self._run(one)).detail()} for one in dict.fromkeys(name)]
+        return plain({"runs": runs, "csv": as_csv(runs)})
+
+    def start(self, wanted: Start) -> Any:
+        """Run a study of this folder."""
+        study = places.find(self.folder, wanted.study)
+        if not study.is_file() or study.suffix != ".toml" or not is_study(study):
+            raise BadInput(f"{wanted.study}: is no study; choose a TOML file of this folder that has a [method] table")
+        return {"name": self.jobs.start_run(study, wanted.name or None)}
+
+    def stop(self, wanted: Named) -> Any:
+        """Stop a run that was started here."""
+        self.jobs.stop(wanted.name)
+        return {"name": wanted.name}
+
+    def resume(self, wanted: Named) -> Any:
+        """Go on with a run that was stopped."""
+        run = self._run(wanted.name)
+        if (state := RunFiles(run).state) != "stopped":
+            raise BadInput(f"{wanted.name}: is {state}; only a run that was stopped can go on")
+        self.jobs.resume_run(run)
+        return {"name": wanted.name}
+
+    def report(self, wanted: Named) -> Any:
+        """Make the report of a run or comparison."""
+        entry = places.find(self.folder, wanted.name)
+        if not (entry / "result.json").is_file() and not (entry / "comparison.json").is_file():
+            raise BadInput(f"{wanted.name}: has no result yet; a report needs a finished run or comparison")
+        self.jobs.make_report(entry)
+        return {"name": wanted.name}
+
+    def file(self, name: str, key: str = "", save: bool = False) -> Response:
+        """One file, for whoever has the key to it."""
+        if not self.access.is_key_for(name, key):
+            return JSONResponse({"error": "this link is not valid any more; open it from the page again"}, 403)
+        file = places.find(self.folder, name)
+        kind, shown = places.type_of(file)
+        policy = {"content-security-policy": SANDBOX if kind.startswith("text/html") else "sandbox; default-src 'none'"}
+        if kind == "application/pdf":  # a browser's own viewer does not open in a sandbox
+            policy = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
+        how = "attachment" if save or not shown else "inline"
+        return FileResponse(file, media_type=kind, filename=file.name, content_disposition_type=how, headers=policy)
+
+    # --- behind them ------------------------------------------------------------------------------
+
+    def _run(self, name: str) -> Path:
+        run = places.find(self.folder, name)
+        if not run.is_dir() or not is_run_folder(run):
+            raise places.Outside
+        return run
+
+    def _name(self, place: Path) -> str:
+        return places.name_of(self.folder, place)
+
+    def _row(self, run: Path) -> JsonObject:
+        return {"name": self._name(run), **RunFiles(run).summary()}
+
+    def _comparison_row(self, place: Path) -> JsonObject:
+        found = read_json(place / "comparison.json")
+        methods = table(found, "methods") if isinstance(found, dict) else {}
+        return {"name": self._name(place), "methods": list(methods), "finished": isinstance(found, dict)}
+
+    def _files(self, entry: Path) -> list[JsonObject]:
+        """What can be fetched, each with a link that opens this file and no other."""
+        return [
+            {
+                "file": places.name_of(entry, file),
+                "bytes": file.stat().st_size,
+                "url": f"/files/{urllib.parse.quote(self._name(file))}?key={self.access.key_for(self._name(file))}",
+                "picture": file.suffix.lower() == ".png",
+            }
+            for file in files_of(entry)
+        ]
+
+
+def as_csv(runs: list[JsonObject]) -> str:
+    """The final figures of runs, one line each."""
+    metrics = list(dict.fromkeys(name for run in runs for name in run["metrics"]))
+    columns = ["name", "method", "seed", "state", "rounds_done", "images", *metrics, "bytes", "epsilon"]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for run in runs:
+        writer.writerow([_cell({**run, **run["metrics"]}.get(column)) for column in columns])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula is marked as a text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t")) else value

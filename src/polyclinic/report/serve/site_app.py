@@ -1,0 +1,170 @@
+"""The web application of a hospital's kit, for its own people: it decides and says what `polyclinic site` does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from polyclinic import __version__
+from polyclinic.deployment.approval import Approvals, Request
+from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.site_people import approvals_of, describe, standing
+from polyclinic.deployment.site_status import RunStatus, budgets, is_running, run_folders, run_of
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.anchor_file import LedgerBroken
+from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.json_types import JsonObject
+from polyclinic.report.serve.app import PAGES, bare_app
+from polyclinic.report.serve.guard import Access, App, Guard
+from polyclinic.report.serve.reading import plain
+
+#: ledger lines that one search shows
+MOST_LINES = 500
+Text = Annotated[str, StringConstraints(max_length=1000)]
+
+
+class Decided(BaseModel):
+    """A decision of a person at the site about one study."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: Text
+    decision: Literal["approve", "refuse", "revoke"]
+    why: Text = ""
+
+
+class Why(BaseModel):
+    """The reason for stopping everything."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    why: Text = ""
+
+
+def site_app(kit: Path, access: Access) -> App:
+    """The application, behind its guard."""
+    app = bare_app("site.html")
+    view = SiteView(approvals_of(kit))
+    app.get("/api/site")(view.site)
+    app.get("/api/site/study")(view.study)
+    app.get("/api/site/ledger")(view.ledger)
+    app.post("/api/site/decide")(view.decide)
+    app.post("/api/site/stop-all")(view.stop_all)
+    return Guard(app, access, PAGES)
+
+
+@dataclass(frozen=True)
+class SiteView:
+    """What the page of a site asks. One question at a time: the plug-ins of a site are known while it is answered."""
+
+    approvals: Approvals
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def site(self) -> Any:
+        """Where the site stands: what waits, what runs, what left, what is left of its budgets."""
+        with self._lock:
+            runs, problems = self._runs()
+            policy = policy_of(self.approvals.policy_file)
+            status = {run.name: run for run in runs}
+            studies = [self._study(one, status.get(one.run)) for one in self.approvals.requests()]
+            known = {one["run"] for one in studies}
+            return plain(
+                {
+                    "site": self.approvals.site,
+                    "version": __version__,
+                    "running": is_running(self.approvals.kit),
+                    "studies": studies,
+                    "others": [_what_left(run) for run in runs if run.name not in known],
+                    "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
+                    "budgets": [{**asdict(one), "sentence": one.sentence} for one in budgets(policy, runs)],
+                    "kinds": list(policy.kinds),
+                    "problems": problems,
+                }
+            )
+
+    def study(self, run: Text) -> Any:
+        """What a study asks of the site, in plain sentences."""
+        with self._lock:
+            return {"run": run, "sentences": describe(self.approvals, run), "decisions": self._decisions(run)}
+
+    def decide(self, made: Decided) -> Any:
+        """Approve, refuse or revoke: the same as the command of this name."""
+        with self._lock:
+            self.approvals.decide(made.run, made.decision, made.why)
+            return {"run": made.run, "standing": standing(self.approvals, made.run)}
+
+    def stop_all(self, made: Why) -> Any:
+        """Take back every approval: nothing more leaves the site until its people approve a study again."""
+        with self._lock:
+            stopped, problems = [], []
+            for run in [one.run for one in self.approvals.requests() if self.approvals.approved_last(one.run)]:
+                try:
+                    self.approvals.decide(run, "revoke", made.why)
+                    stopped.append(run)
+                except WorkFailed as error:  # its ledger does not hold, so it does not run either; stop the others
+                    problems.append(str(error))
+            return {"stopped": stopped, "problems": problems}
+
+    def ledger(self, text: Text = "", kind: Text = "", run: Text = "") -> Any:
+        """Ledger lines of all runs, the newest run's last: those of a kind or run, and those that hold a text."""
+        with self._lock:
+            runs, problems = self._runs()
+        every = [{"run": one.name, **line} for one in runs if run in ("", one.name) for line in one.lines]
+        found = [line for line in every if kind in ("", line["kind"]) and text.lower() in _searched(line)]
+        kinds = sorted({line["kind"] for one in runs for line in one.lines})
+        size = sum(line["bytes"] for line in found)
+        shown = {"lines": found[-MOST_LINES:], "found": len(found), "bytes": size, "of": len(every)}
+        return plain({**shown, "kinds": kinds, "runs": [one.name for one in runs], "problems": problems})
+
+    # --- behind them ------------------------------------------------------------------------------
+
+    def _runs(self) -> tuple[list[RunStatus], list[str]]:
+        """The runs of the site, and what is wrong with those whose ledger cannot be read."""
+        policy, runs, problems = policy_of(self.approvals.policy_file), [], []
+        for folder in run_folders(self.approvals.kit):
+            try:
+                runs.append(run_of(self.approvals.kit, self.approvals.site, policy, folder))
+            except (WorkFailed, BadInput) as error:
+                problems.append(str(error))
+        return runs, problems
+
+    def _study(self, request: Request, status: RunStatus | None) -> JsonObject:
+        method = request.study["method"]
+        return {
+            "run": request.run,
+            "since": request.since,
+            "method": method["name"],
+            "rounds": method["rounds"],
+            "state": self.approvals.state(request.run),
+            "standing": standing(self.approvals, request.run),
+            "decisions": self._decisions(request.run),
+            **(_what_left(status) if status else {"at_work": False, "left": [], "last": None}),
+        }
+
+    def _decisions(self, run: str) -> list[JsonObject]:
+        try:
+            made = self.approvals.decisions(run)
+        except LedgerBroken as error:
+            return [
+                {"decision": "revoke", "by": "", "at": "", "why": f"the ledger of decisions does not hold: {error}"}
+            ]
+        return [{"decision": one.decision, "by": one.by, "at": one.at, "why": one.why} for one in made]
+
+
+def _what_left(run: RunStatus) -> JsonObject:
+    left = [
+        {"kind": kind, "parcels": sum(line["kind"] == kind for line in run.lines), "bytes": size}
+        for kind, size in run.bytes_by_kind.items()
+    ]
+    names = ("round", "operation", "kind", "bytes", "to")
+    last = {name: run.lines[-1][name] for name in names} if run.lines else None
+    return {"run": run.name, "at_work": run.at_work, "left": left, "last": last, "epsilon": run.epsilon}
+
+
+def _searched(line: JsonObject) -> str:
+    return json.dumps(line, ensure_ascii=False).lower()

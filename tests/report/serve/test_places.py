@@ -1,0 +1,171 @@
+"""No path leads outside the folder: traversal in many forms, symbolic links, hidden and odd names."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from polyclinic.report.serve.places import Outside, find, walk
+
+#: 30 ways to write a path that leaves the folder, or that is not the plainest way to write one inside
+TRAVERSALS = [
+    "../secret.csv",
+    "runs/../../secret.csv",
+    "runs/first/../../../secret.csv",
+    "./../secret.csv",
+    "..",
+    ".",
+    "",
+    "/",
+    "//",
+    "/etc/passwd",
+    "//etc/passwd",
+    "runs//first/result.json",
+    "runs/./first/result.json",
+    "runs/first/",
+    "..\\secret.csv",
+    "runs\\..\\..\\secret.csv",
+    "C:\\secret.csv",
+    "C:/secret.csv",
+    "c:secret.csv",
+    "\\\\host\\share\\secret.csv",
+    "%2e%2e/secret.csv",
+    "..%2fsecret.csv",
+    "%2e%2e%2fsecret.csv",
+    "%252e%252e%252fsecret.csv",
+    "..%c0%afsecret.csv",
+    "..;/secret.csv",
+    "....//secret.csv",
+    "\uff0e\uff0e/secret.csv",
+    "runs/first\x00/../../secret.csv",
+    "runs/first/result.json\x00.png",
+    "runs/first/result.json\n",
+    "~/secret.csv",
+    "file:///etc/passwd",
+    "runs/first/" + "a" * 2000,
+    "/".join(["runs"] * 200),
+    "\ud800/secret.csv",
+]
+
+
+@pytest.mark.parametrize("name", TRAVERSALS)
+def test_no_way_of_writing_a_path_leads_out(folder, name):
+    with pytest.raises(Outside) as told:
+        find(folder, name)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAVERSALS if "\ud800" not in name])
+def test_the_server_has_nothing_there_either(served, name):
+    for path in ("/api/run", "/api/comparison", "/api/compare"):
+        answer = served.get(path, name=name)
+        assert answer.status_code in (400, 404)
+        assert "diagnosis" not in answer.text
+    for field, path in (
+        ("study", "/api/start"),
+        ("name", "/api/resume"),
+        ("name", "/api/report"),
+        ("name", "/api/stop"),
+    ):
+        assert served.post(path, **{field: name}).status_code in (400, 404)
+    assert served.jobs.facts() == []
+
+
+@pytest.mark.parametrize("name", [name for name in TRAVERSALS if "\ud800" not in name and name])
+def test_a_key_to_such_a_file_does_not_help(served, name):
+    """Even whoever had the key, which the server never gives."""
+    import httpx
+
+    raw = httpx.URL("http://127.0.0.1:8642").copy_with(
+        raw_path=b"/files/"
+        + "".join(f"%{byte:02x}" for byte in name.encode()).encode()
+        + f"?key={served.access.key_for(name)}".encode()
+    )
+    answer = served.client.get(raw)
+    assert answer.status_code in (403, 404, 414)
+    assert "diagnosis" not in answer.text
+
+
+def test_what_is_inside_is_found(folder):
+    assert find(folder, "runs/first/result.json").is_file()
+    assert find(folder, "runs").is_dir()
+
+
+@pytest.mark.parametrize("name", ["Köln 1 (neu)", "<b>x<b>", "a'b\"c", "100%", "a;b&c", "한국", "-rf", "a=b"])
+def test_odd_names_inside_are_found_and_served(served, name):
+    file = served.folder / "runs" / "first" / f"{name}.csv"
+    file.write_text("x\n")
+    run = served.get("/api/run", name="runs/first").json()
+    [entry] = [one for one in run["files"] if one["file"] == f"{name}.csv"]
+    answer = served.client.get(entry["url"])
+    assert (answer.status_code, answer.text) == (200, "x\n")
+    assert answer.headers["content-disposition"].startswith("attachment")
+
+
+def test_symbolic_links_do_not_exist(served, folder, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "study.toml").write_text('[method]\nname = "fedavg"\n')
+    (other / "result.json").write_text("{}")
+    os.symlink(other, folder / "runs" / "linked")
+    os.symlink(tmp_path / "secret.csv", folder / "runs" / "first" / "linked.csv")
+    os.symlink(other / "study.toml", folder / "linked.toml")
+    os.symlink("first", folder / "runs" / "inside")
+    os.symlink(tmp_path, folder / "runs" / "first" / "up")
+    for name in ("runs/linked", "runs/first/linked.csv", "linked.toml", "runs/inside", "runs/first/up/secret.csv"):
+        with pytest.raises(Outside):
+            find(folder, name)
+        assert served.file(name).status_code == 404
+    shown = served.get("/api/overview").json()
+    assert "linked" not in str(shown)
+    assert "linked" not in str(served.get("/api/run", name="runs/first").json())
+    assert served.post("/api/start", study="linked.toml").status_code == 404
+
+
+def test_links_inside_a_run_are_not_read(served, folder, tmp_path):
+    """A ledger, a history or a result that is a link to somewhere else reads as nothing."""
+    (tmp_path / "elsewhere.jsonl").write_text('{"round": 99, "kind": "patients", "bytes": 1}\n')
+    run = folder / "runs" / "second"
+    for name in ("history.jsonl", "ledger/site-1.jsonl"):
+        (run / name).unlink()
+        os.symlink(tmp_path / "elsewhere.jsonl", run / name)
+    found = served.get("/api/run", name="runs/second").json()
+    assert found["rounds_done"] == 0
+    assert found["left"] == []
+
+
+def test_hidden_files_and_other_kinds_are_not_sent(served, folder):
+    run = folder / "runs" / "first"
+    for name in (".lock", ".hidden.csv", "key.pem", "images.npy", "notes.py", "page.svg", "page.htm"):
+        (run / name).write_text("x")
+        assert served.file(f"runs/first/{name}").status_code == 404
+    names = {one["file"] for one in served.get("/api/run", name="runs/first").json()["files"]}
+    assert not names & {".lock", ".hidden.csv", "key.pem", "images.npy", "notes.py", "page.svg", "page.htm"}
+    assert served.file("runs/first").status_code == 404
+
+
+def test_a_key_opens_one_file_only(served):
+    key = served.access.key_for("runs/first/result.json")
+    assert served.client.get("/files/runs/first/result.json", params={"key": key}).status_code == 200
+    for name in ("runs/first/study.toml", "runs/first/RESULT.json", "runs/second/study.toml"):
+        assert served.client.get(f"/files/{name}", params={"key": key}).status_code == 403
+    for bad in ("", "0" * 64, key[:-1], key.upper(), "é"):
+        assert served.client.get("/files/runs/first/result.json", params={"key": bad}).status_code == 403
+
+
+def test_a_report_is_in_a_sandbox(served, folder):
+    (folder / "runs" / "first" / "report.html").write_text("<script>1</script>")
+    answer = served.file("runs/first/report.html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("sandbox allow-scripts allow-downloads; default-src 'none'")
+    assert "allow-same-origin" not in policy
+    assert "connect-src" not in policy
+    assert answer.headers["content-disposition"].startswith("inline")
+    assert served.file("runs/first/report.html", save=1).headers["content-disposition"].startswith("attachment")
+
+
+def test_deep_folders_end_the_walk(tmp_path):
+    deep = tmp_path.joinpath(*["d"] * 30)
+    deep.mkdir(parents=True)
+    assert len(list(walk(tmp_path))) < 10
