@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Notice
 from polyclinic.runner.compare import entries, for_method
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
@@ -40,6 +40,29 @@ def test_tuning_is_for_methods_that_train_a_generator_in_phases(tiny):
     study = tiny("feder", {"tuning.alpha": 0.5})
     assert for_method(study, "fedavg", {}).tuning is None
     assert for_method(study, "feder-a", {}).tuning == study.tuning
+
+
+@pytest.mark.parametrize("change", ["generator.name=dcgan", "felicia:generator.name=dcgan"])
+def test_a_method_with_another_generator_gets_it_as_run_does(tiny, tmp_path, change):
+    planned = entries(tiny("fedavg"), ["fedavg", "felicia"], 1, tmp_path, [change])
+    assert planned[1].study.generator == tiny("felicia").generator
+    assert entries(tiny("fedavg"), ["felicia"], 1, tmp_path, [])[0].study.generator == tiny("felicia").generator
+
+
+def test_a_misspelt_setting_of_one_method_is_refused(tiny, tmp_path):
+    with pytest.raises(BadInput, match=r"'fedavg' has no setting 'round' \(did you mean 'rounds'\?\)"):
+        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.round=20"])
+    with pytest.raises(BadInput, match="'fedavg' has no setting 'mu'"):
+        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.mu=0.1"])
+
+
+def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_so(tiny, tmp_path):
+    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
+    with pytest.warns(Notice, match="^fedavg: 20 rounds, its default, as 'analytic' of the study has one round only"):
+        planned = entries(study, ["analytic", "fedavg"], 1, tmp_path, [])
+    assert [entry.study.method.rounds for entry in planned] == [1, 20]
+    planned = entries(study, ["analytic", "fedavg"], 1, tmp_path, ["fedavg:method.rounds=4"])
+    assert planned[1].study.method.rounds == 4
 
 
 def test_folds_that_cannot_be_are_refused_before_any_run(tiny, tmp_path):

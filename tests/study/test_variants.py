@@ -91,3 +91,36 @@ def test_the_command_prints_the_notice(written, capsys):
     printed = capsys.readouterr()
     assert "fine. cwt for classification" in printed.out
     assert printed.err.count("the table [replay] of the study is left out") == 1
+
+
+def test_a_generator_that_is_not_named_is_the_methods_own(written):
+    file = written("fedavg")
+    text = file.read_text()
+    file.write_text(text[: text.index("[generator]")] + text[text.index("[evaluation]") :])
+    study = load_study(file, ["method.name=cwt-replay", "generator.epochs=8"])
+    assert (study.generator.name, study.generator.epochs) == ("vqvae2", 8)
+    study = load_study(file, ["method.name=feder", "generator.steps=8"])
+    assert (study.generator.name, study.generator.steps) == ("dcgan", 8)
+
+
+def test_a_generator_that_is_only_written_out_changes_with_the_method(written):
+    assert load_study(written("fedavg"), ["method.name=felicia"]).generator.name == "dcgan"
+    chosen = written("fedavg", {"generator.name": "vqvae2", "generator.epochs": 7})
+    with pytest.raises(BadInput, match=r"generator\.name: felicia trains GANs"):
+        load_study(chosen, ["method.name=felicia"])
+    with pytest.warns(Notice, match=r"generator\.name = 'gan': generator\.epochs of the study is left out"):
+        assert load_study(chosen, ["method.name=felicia", "generator.name=gan"]).generator.name == "gan"
+
+
+def test_settings_of_another_partition_are_left_out(written):
+    file = written("fedavg", {"sites.partition": "label-skew", "sites.target_ks": 0.3})
+    with pytest.warns(Notice, match=r"sites\.target_ks of the study is left out, being for 'label-skew'"):
+        assert load_study(file, ["sites.partition=iid"]).sites.partition == "iid"
+
+
+def test_all_tables_at_fault_are_named_at_once(written):
+    file = written("fedavg")
+    with pytest.raises(BadInput) as told:
+        load_study(file, ["data.sze=3", "sites.parttion=iid", "method.round=2", "enigne.workers=2"])
+    lines = str(told.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["enigne", "data.sze", "sites.parttion", "method.round"]

@@ -22,13 +22,15 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
+from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.registry import notice_once
 from polyclinic.runner.comparison_statistics import as_csv, choose_baseline, statistics_of
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import unknown_elsewhere
-from polyclinic.study.variants import method_has_table
+from polyclinic.study.variants import fit_to_variants, is_default_generator, method_has_table
 
 #: of a cross-validation; every method and seed runs once for each
 MOST_FOLDS = 100
@@ -139,15 +141,26 @@ def check_folds(folds: int | None, common: list[str], special: Mapping[str, list
 
 def for_method(study: Study, method: str, changes: JsonObject) -> Study:
     """The study with another method, which keeps those `[method]` settings and those tables that are for it, too."""
-    old = study.method.name
-    tables = {name: table for name, table in study.as_tables().items() if method_has_table(old, method, name)}
-    known = METHODS[method].model_fields
-    kept = {key: value for key, value in tables["method"].items() if key in known}
-    tables["method"] = {**kept, "name": method}
+    tables = tables_for(study, method)
     mine = {path: value for path, value in changes.items() if has_setting(method, path)}
-    # some methods want another network than the study's: it is changed before the study is checked
-    network = {path: value for path, value in mine.items() if path.startswith("model.")}
-    return parse_study(_changed(tables, network)).with_settings(mine)
+    return parse_study(fit_to_variants(tables, _changed(tables, mine), mine))
+
+
+def tables_for(study: Study, method: str) -> JsonObject:
+    """The study's tables without what is only for its own method; what it does not say is the new method's default."""
+    old, kind = study.method.name, METHODS[method]
+    tables = {name: table for name, table in study.as_tables().items() if method_has_table(old, method, name)}
+    if is_default_generator(old, method, tables["generator"]):
+        del tables["generator"]
+    kept = {key: value for key, value in tables["method"].items() if key in kind.model_fields}
+    if isinstance(study.method, OneRound) and not issubclass(kind, OneRound):
+        kept["rounds"] = kind.model_fields["rounds"].default
+        notice_once(
+            f"{method}: {kept['rounds']} rounds, its default, as '{old}' of the study has one round only; "
+            f"--set {method}:method.rounds=N takes another number"
+        )
+    tables["method"] = {**kept, "name": method}
+    return tables
 
 
 def has_setting(method: str, path: str) -> bool:
@@ -177,11 +190,20 @@ def sets_by_method(sets: list[str], methods: list[str], flag: str = "--set") -> 
         if colon and "=" not in method:
             if method not in methods:
                 raise BadInput(f"{flag} {text}: '{method}' is not among the methods compared")
+            _check_has(text, method, rest, flag)
             special.setdefault(method, []).append(rest)
         else:
             common.append(text)
             _check_someone_has(text, methods, flag)
     return common, special
+
+
+def _check_has(text: str, method: str, change: str, flag: str) -> None:
+    path = change.partition("=")[0].strip()
+    if not has_setting(method, path):
+        known, setting = list(METHODS[method].model_fields), path.partition(".")[2]
+        hint = nearest(setting, known)
+        raise BadInput(f"{flag} {text}: '{method}' has no setting '{setting}'{hint}; choose from {', '.join(known)}")
 
 
 def _check_someone_has(text: str, methods: list[str], flag: str) -> None:

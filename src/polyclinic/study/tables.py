@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,8 +19,7 @@ from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.formats import STUDY_FORMAT, check_format
-from polyclinic.generators import Generator
-from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.messages import sentences
@@ -44,7 +43,7 @@ from polyclinic.study.checks import (
     check_tuning,
 )
 from polyclinic.study.plugged import check_attacks, check_kinds
-from polyclinic.study.variants import VARIANTS, fit_to_variants
+from polyclinic.study.variants import VARIANTS, default_generator, fit_to_variants
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
@@ -224,14 +223,14 @@ class Study(Settings):
             given["plugins"] = plugins.resolve(given["plugins"], Path())
             plugins.load_from_study(given["plugins"])
             check_attacks()
-        tables = {name: _table(name, value) for name, value in given.items()}
+        tables = _all_tables(given)
         method = tables.get("method")
         if isinstance(method, GenerativeReplay):
             tables.setdefault("replay", Replay())
         elif isinstance(method, Method) and tables.get("replay") and method.traits.takes_replay:
             tables["method"] = method = with_replay(method)
         if isinstance(method, Method) and method.needs_generator():
-            tables.setdefault("generator", DCGAN())
+            tables.setdefault("generator", GENERATORS[default_generator(method)]())
             if method.traits.tunes_generator and tables["generator"].tunable:
                 tables.setdefault("tuning", PrivateTuning())
         return tables
@@ -290,19 +289,41 @@ PLAIN: dict[str, type[Settings]] = {
 def parse_study(tables: Mapping[str, Any]) -> Study:
     """A study from plain tables; BadInput with a sentence for every field at fault."""
     check_format(tables.get("format", 1), STUDY_FORMAT, "format")  # first: a newer study may have tables unknown here
-    unknown = [name for name in tables if name not in Study.model_fields]
-    missing = [name for name in ("data", "sites", "method") if name not in tables]
-    if unknown:
-        known = list(Study.model_fields)
-        raise BadInput(f"{unknown[0]}: no such table{nearest(unknown[0], known)}; the tables are {', '.join(known)}")
-    if missing:
-        raise BadInput(f"{missing[0]}: the study lacks the table [{missing[0]}]; `polyclinic study new` shows one")
+    problems = _problems_of_names(tables)
     try:
+        if problems:
+            _all_tables({name: value for name, value in tables.items() if name in Study.model_fields}, problems)
         return Study(**tables)
     except ValidationError as error:
         raise BadInput(sentences(error, "", Study)) from None
     except BadInput as error:
         raise BadInput(_cure_at_site(str(error), tables.get("plugins"))) from None
+
+
+def _problems_of_names(tables: Mapping[str, Any]) -> list[str]:
+    """A sentence for each table that does not exist, and for each that is missing."""
+    known = list(Study.model_fields)
+    unknown = [name for name in tables if name not in known]
+    missing = [name for name in ("data", "sites", "method") if name not in tables]
+    return [
+        *(f"{name}: no such table{nearest(name, known)}; the tables are {', '.join(known)}" for name in unknown),
+        *(f"{name}: the study lacks the table [{name}]; `polyclinic study new` shows one" for name in missing),
+    ]
+
+
+def _all_tables(given: Mapping[str, Any], problems: Sequence[str] = ()) -> dict[str, Any]:
+    """Every table as its settings object; one BadInput for all that is wrong, after the `problems` known already."""
+    tables: dict[str, Any] = {}
+    found = list(problems)
+    for name in sorted(given, key=lambda name: name == "generator"):  # whose default the method knows
+        try:
+            value = _with_name(given[name], tables.get("method")) if name == "generator" else given[name]
+            tables[name] = _table(name, value)
+        except BadInput as error:
+            found.append(str(error))
+    if found:
+        raise BadInput("\n".join(found))
+    return {name: tables[name] for name in given}
 
 
 def _table(name: str, value: Any) -> Any:
@@ -323,6 +344,13 @@ def _table(name: str, value: Any) -> Any:
         return kind.model_validate(dict(value))
     except ValidationError as error:
         raise BadInput(sentences(error, name, kind)) from None
+
+
+def _with_name(generator: Any, method: Any) -> Any:
+    """The table `[generator]`, of the method's own generator where it names none."""
+    if not isinstance(generator, Mapping) or "name" in generator or not isinstance(method, Method):
+        return generator
+    return {"name": default_generator(method), **generator}
 
 
 def _cure_at_site(message: str, plugged: Any) -> str:

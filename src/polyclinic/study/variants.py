@@ -13,7 +13,7 @@ from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.source import Source
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.methods import METHODS
+from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.registry import notice_once
 from polyclinic.settings import Settings
@@ -49,6 +49,9 @@ def fit_to_variants(tables: JsonMapping, changed: JsonObject, changes: Collectio
             gone = [one for one in gone if not any(path.partition(".")[0] == one for path in changes)]
             changed = {one: value for one, value in changed.items() if one not in gone}
             told += [f"the table [{one}]" for one in gone]
+            own = not any(path.partition(".")[0] == "generator" for path in changes)
+            if own and is_default_generator(old, new, changed.get("generator")):
+                changed = {one: value for one, value in changed.items() if one != "generator"}
             _notice_replay(new, changed)
         if told:
             are = "are" if len(told) > 1 else "is"
@@ -68,6 +71,17 @@ def method_has_table(old: str, new: str, table: str) -> bool:
         method = METHODS[new](name=new)
         return method.needs_generator() and method.traits.tunes_generator
     return True
+
+
+def default_generator(method: Method) -> str:
+    """The generator of a study that names none."""
+    return "dcgan" if method.needs_generator() else "vqvae2"
+
+
+def is_default_generator(old: str, new: str, table: object) -> bool:
+    """Whether `[generator]` is what a study of the method `old` has without saying so, and `new` has another one."""
+    before, after = (default_generator(METHODS[name](name=name)) for name in (old, new))
+    return before != after and table == GENERATORS[before](name=before).model_dump(mode="json", exclude_none=True)
 
 
 def _notice_replay(method: str, study: JsonMapping) -> None:
