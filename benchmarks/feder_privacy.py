@@ -135,7 +135,7 @@ def train(
         loss = private_tuning.privacy_loss(tuning, private_tuning.distance_named(tuning.distance, model.device))
         steps = private_tuning.steps_of(model, images, labels, rng)
         limit = tuning.growth * meter(model)
-        taken = private_tuning.until_it_grows(model, steps, meter, tuning, loss, limit, told)
+        taken = private_tuning.until_it_grows(model, steps, meter, tuning.lengths(), loss, limit, told)
         found["privacy loss"] = (model.state(), {**taken._asdict(), **meter.summary(model)})
     return found
 

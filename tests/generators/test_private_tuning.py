@@ -123,20 +123,20 @@ TUNING = PrivateTuning(check_every=10, patience=30, most_steps=1000, most_tuning
 
 def test_phase_one_ends_when_nothing_gets_better_and_keeps_the_best():
     model = Counting([9, 5, 6, 4, 7, 8, 5, 1, 1])
-    assert until_it_stays(model, model, model.meter, TUNING, None) == 70
+    assert until_it_stays(model, model, model.meter, TUNING.lengths(), None) == 70
     assert model.at == 40  # the fourth measurement, 4, was the best; 30 steps without a better one
     assert set(model.losses) == {None}
 
 
 def test_phase_one_ends_in_any_case():
     model = Counting([9 - k / 100 for k in range(200)])
-    assert until_it_stays(model, model, model.meter, TUNING.model_copy(update={"most_steps": 55}), None) == 55
+    assert until_it_stays(model, model, model.meter, TUNING.lengths()._replace(most_steps=55), None) == 55
 
 
 def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     model, loss = Counting([4, 5, 9.9, 10.1, 3]), object()
     told = []
-    taken = until_it_grows(model, model, model.meter, TUNING, loss, 10.0, lambda *said: told.append(said))
+    taken = until_it_grows(model, model, model.meter, TUNING.lengths(), loss, 10.0, lambda *said: told.append(said))
     assert (taken.steps, taken.kept_step, model.at) == (40, 30, 30)
     assert set(model.losses) == {loss}
     assert [said[1] for said in told] == [1, 2, 5, 10, 20, 30, 40]
@@ -165,7 +165,7 @@ def test_a_loss_that_is_soon_too_strong_still_gains_something():
             return 1.0 + self.at  # twice the first phase's after one step, beyond 10 after ten
 
     model = Growing([])
-    taken = until_it_grows(model, model, model.meter, PrivateTuning(), object(), 10.0, None)
+    taken = until_it_grows(model, model, model.meter, PrivateTuning(preset="paper").lengths(), object(), 10.0, None)
     assert (taken.steps, taken.kept_step, model.at) == (10, 5, 5)
 
 
@@ -319,6 +319,13 @@ def test_the_preset_has_the_papers_choices_and_what_is_written_down_stays():
     assert (quick.patience, quick.scale) == (5, "sum")
     assert PrivateTuning.model_validate(quick.model_dump(mode="json")) == quick
     assert (PrivateTuning().distance, PrivateTuning().scale) == ("efficientnet-lite0", "mean")
+
+
+def test_phases_are_as_long_as_the_generators_own_steps_unless_the_table_says_otherwise():
+    assert PrivateTuning().lengths(600) == (120, 600, 60, 60)
+    assert PrivateTuning().lengths(8) == (1, 8, 1, 1)
+    assert PrivateTuning(most_steps=50_000).lengths(600) == (10_000, 50_000, 5000, 500)
+    assert PrivateTuning(preset="paper").lengths(600) == (10_000, 100_000, 100_000, 500)
 
 
 def test_weights_that_are_missing_are_said_before_anything_runs(tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.errors import BadInput
 from polyclinic.metrics.perceptual import Distance
+from polyclinic.progress import tell
 from polyclinic.randomness import seed_of, torch_rng
 
 
@@ -74,6 +75,7 @@ class _DecoderSettings(AttackSettings):
             optimizer.zero_grad()
             F.l1_loss(decoder(there[step % len(there)][rows]), wanted[rows]).backward()
             optimizer.step()
+            tell("decoder of latents", step + 1, self.steps)
         return decoder.eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -60,10 +61,12 @@ def audit(
 def _report(run: Path, grid: bool, options: dict[str, Any], display: AuditProgress | None) -> dict[str, Any]:
     from polyclinic.audits.audit import audit as audit_run
     from polyclinic.audits.grid import grid as grid_of_run
+    from polyclinic.progress import listening
 
     report, begun = run / ("grid.json" if grid else "audit.json"), time.time()
     try:
-        return grid_of_run(run, **options) if grid else audit_run(run, **options)
+        with listening(display.working) if display else contextlib.nullcontext():
+            return grid_of_run(run, **options) if grid else audit_run(run, **options)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; {_so_far(report, begun)}", err=True)
         raise typer.Exit(1) from None
@@ -94,9 +97,10 @@ class AuditProgress:
     def __init__(self) -> None:
         from rich.console import Console
 
-        from polyclinic.cli.display import progress_bars
+        from polyclinic.cli.display import InnerProgress, progress_bars
 
         self.console = Console(stderr=True)
+        self.inner = InnerProgress(self.console)
         self.bars = progress_bars(self.console) if self.console.is_terminal else None
         self._task: Any = None
         self._begun = time.monotonic()
@@ -109,6 +113,9 @@ class AuditProgress:
             self.bars.start()
             self._task = self.bars.add_task("audit", total=total, note="")
         self.bars.update(self._task, completed=done, total=total, note=what)
+
+    def working(self, what: str, done: int, total: int) -> None:
+        self.inner.show(self.bars, what, done, total)
 
     def close(self) -> None:
         if self.bars is not None:

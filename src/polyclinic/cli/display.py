@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from polyclinic.federation.call import Failure
 from polyclinic.json_types import JsonMapping
+from polyclinic.progress import time_left
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study
 
@@ -36,6 +37,42 @@ def headline(validation: JsonMapping | None, metric: str) -> str:
     return "" if value is None else f"validation {metric} {value:.3f}"
 
 
+class InnerProgress:
+    """Long work within a round or an attack: a bar of its own in a terminal, elsewhere a line now and then."""
+
+    #: seconds between two lines, and the least that work must last to be worth one
+    line_every = 10.0
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._what, self._begun, self._said = "", 0.0, 0.0
+        self._task: Any = None
+
+    def show(self, bars: Progress | None, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._what or done == 0:
+            self._end(bars)
+            self._what, self._begun, self._said = what, now, now
+        if bars is not None:
+            self._show_bar(bars, what, done, total)
+        elif not self.console.is_terminal and now - self._said > self.line_every:
+            self._said = now
+            left = time_left(now - self._begun, done, total)
+            print(f"  {what}: {done} of {total}, {left}", file=sys.stderr, flush=True)
+
+    def _show_bar(self, bars: Progress, what: str, done: int, total: int) -> None:
+        if self._task is None or self._task not in bars.task_ids:
+            self._task = bars.add_task(f"  {what}", total=total, note="")
+        bars.update(self._task, completed=done)
+        if done >= total:
+            self._end(bars)
+
+    def _end(self, bars: Progress | None) -> None:
+        if bars is not None and self._task is not None and self._task in bars.task_ids:
+            bars.remove_task(self._task)
+        self._task = None
+
+
 class RunDisplay(Display):
     """Shows one run on stderr: a bar in a terminal, a line now and then elsewhere."""
 
@@ -45,6 +82,7 @@ class RunDisplay(Display):
         self._task: Any = None
         self._metric = ""
         self._said = 0.0
+        self._inner = InnerProgress(self.console)
 
     def preparing(self, what: str, done: int, total: int) -> None:
         self._show(what, done, total, "")
@@ -64,6 +102,9 @@ class RunDisplay(Display):
         if self._bars and self.console.is_terminal:
             who = sites[0] if len(sites) == 1 else f"{len(sites)} sites"
             self._bars.update(self._task, note=f"{operation}: {who}")
+
+    def working(self, what: str, done: int, total: int) -> None:
+        self._inner.show(self._bars, what, done, total)
 
     def failed(self, failure: Failure) -> None:
         self.console.print(f"site '{failure.site}' failed ({failure.operation}): {failure.reason}", style="yellow")

@@ -15,6 +15,7 @@ import torch
 
 from polyclinic.encoders.base import Encoder
 from polyclinic.files import atomic_file, digest_of
+from polyclinic.progress import tell
 
 PIECE = 1024  # images that lie in memory at once
 
@@ -52,7 +53,10 @@ def features_file(encoder: Encoder, images: np.ndarray) -> Path | None:
 
 def _computed(encoder: Encoder, images: np.ndarray) -> np.ndarray:
     pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
-    found = [encoder.features(torch.from_numpy(np.array(piece))).numpy() for piece in pieces]
+    found = []
+    for piece in pieces:
+        found.append(encoder.features(torch.from_numpy(np.array(piece))).numpy())
+        tell("encoding images", sum(map(len, found)), len(images))
     return np.concatenate(found) if found else np.zeros((0, encoder.width), np.float32)
 
 

@@ -20,11 +20,15 @@ from typing import IO, Any
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.state import SitePosition
+from polyclinic.progress import listening
+from polyclinic.progress import tell as tell_progress
 
 #: seconds a worker has to start: far more than it takes, so that one which never will is not waited for
 STARTS_WITHIN = 300.0
 #: seconds that a worker which has closed its pipe has to end, so that its exit code can be told
 EXITS_WITHIN = 30.0
+#: bytes; what tells progress is smaller
+SMALL_FRAME = 4096
 
 
 def reason_of(error: BaseException) -> str:
@@ -132,7 +136,9 @@ class WorkerProcess:
                 write_frame(self._process.stdin, self._spec.encode())
                 self._spec = ""
             write_frame(self._process.stdin, message)
-            return read_frame(self._process.stdout)
+            while _is_progress(answer := read_frame(self._process.stdout)):
+                tell_progress(*unpack(answer or b"")[0]["progress"])
+            return answer
         except OSError:  # a broken pipe
             return None
 
@@ -168,6 +174,11 @@ def _read(pipe: IO[bytes], count: int) -> bytes | None:
     return b"".join(chunks)
 
 
+def _is_progress(frame: bytes | None) -> bool:
+    """Whether a frame is no answer, but tells how far the worker is."""
+    return frame is not None and len(frame) < SMALL_FRAME and "progress" in unpack(frame)[0]
+
+
 # --- inside the worker --------------------------------------------------------------------------------
 
 
@@ -190,9 +201,16 @@ def serve(host: SiteHost | Callable[[], SiteHost], tell: Callable[[BaseException
         messages.get()
         write_frame(answers, pack({"failed": tell(error), "position": None}, []))
         return
-    while True:
-        header, blobs = unpack(messages.get())
-        write_frame(answers, _answer(host, header, blobs, tell))
+    with listening(lambda *told: _send_progress(answers, told)):
+        while True:
+            header, blobs = unpack(messages.get())
+            write_frame(answers, _answer(host, header, blobs, tell))
+
+
+def _send_progress(answers: IO[bytes], told: tuple[str, int, int]) -> None:
+    """From the thread that answers only: two must not write at once."""
+    if threading.current_thread() is threading.main_thread():
+        write_frame(answers, pack({"progress": told}, []))
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:

@@ -82,6 +82,10 @@ class Generator(Settings):
             model.load(state)
         return model
 
+    def steps_on(self, images: int) -> int | None:
+        """Steps of one fit to so many images; None where it does not count steps."""
+        return getattr(self, "steps", None)
+
     def check_images(self, size: int, task: str) -> None:
         """BadInput if it cannot learn images of this side with a task's labels."""
 

@@ -39,8 +39,22 @@ PAPER = {
     "features": "inception-fid",
     "scale": "sum",
     "patience": 10_000,
+    "most_steps": 100_000,
+    "most_tuning_steps": 100_000,
+    "check_every": 500,
     "growth": 2.5,
 }
+#: steps of the first phase where neither [tuning] nor the generator says how many
+USUAL_STEPS = 3000
+
+
+class Lengths(NamedTuple):
+    """Steps of the two phases, as the settings of the same names say."""
+
+    patience: int
+    most_steps: int
+    most_tuning_steps: int
+    check_every: int
 
 
 class PrivateTuning(Settings):
@@ -49,7 +63,7 @@ class PrivateTuning(Settings):
     preset: Literal["ours", "paper"] = Field(
         "ours",
         description="paper: FedER's choices where this table does not say otherwise: distance lpips-vgg, features "
-        "inception-fid, scale sum, alpha 1, patience 10,000, growth 2.5",
+        "inception-fid, scale sum, alpha 1, patience 10,000, growth 2.5, most_steps and most_tuning_steps 100,000",
     )
     on: bool = Field(True, description="train in two phases; false: as long as the generator's own settings say")
     alpha: float = Field(
@@ -66,17 +80,26 @@ class PrivateTuning(Settings):
         "mean",
         description="mean over all pairs of a batch, or their sum divided by the batch size, as Eq. 3 is printed",
     )
-    patience: int = Field(10_000, ge=1, description="steps without a better Fréchet distance that end the first phase")
-    most_steps: int = Field(100_000, ge=1, description="steps that end the first phase in any case")
-    most_tuning_steps: int = Field(100_000, ge=1, description="steps that end the second phase in any case")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="steps without a better Fréchet distance that end the first phase; a fifth of most_steps if not "
+        "given",
+    )
+    most_steps: int | None = Field(
+        None, ge=1, description="steps that end the first phase in any case; generator.steps if not given"
+    )
+    most_tuning_steps: int | None = Field(
+        None, ge=1, description="steps that end the second phase in any case; a tenth of most_steps if not given"
+    )
     growth: float = Field(
         2.5, ge=1, description="the second phase ends when the Fréchet distance is so many times that of the first"
     )
-    check_every: int = Field(
-        500,
+    check_every: int | None = Field(
+        None,
         ge=1,
         description="steps between two measurements of the Fréchet distance; the second phase is measured after 1, 2, "
-        "5, 10, 20, 50, ... steps, too",
+        "5, 10, 20, 50, ... steps, too; a tenth of most_steps, and 500 at most, if not given",
     )
     measured: int = Field(1000, ge=20, description="images, at most, of which the Fréchet distance is measured")
 
@@ -84,6 +107,16 @@ class PrivateTuning(Settings):
     @classmethod
     def _preset(cls, given: Any) -> Any:
         return {**PAPER, **given} if isinstance(given, Mapping) and given.get("preset") == "paper" else given
+
+    def lengths(self, generator_steps: int | None = None) -> Lengths:
+        """How long the phases last; what this table does not say follows from the generator's own number of steps."""
+        most = self.most_steps or generator_steps or USUAL_STEPS
+        return Lengths(
+            patience=self.patience or max(1, most // 5),
+            most_steps=most,
+            most_tuning_steps=self.most_tuning_steps or max(1, most // 10),
+            check_every=self.check_every or min(500, max(1, most // 10)),
+        )
 
     def check_weights(self) -> None:
         """BadInput where weights are not on this machine that the distance or the features need."""
@@ -209,25 +242,27 @@ def fit(
     rng: torch.Generator,
     settings: PrivateTuning,
     *,
+    steps: int | None = None,
     progress: Progress | None = None,
     extractor: Extractor | None = None,
 ) -> dict[str, float]:
     """Train `model` in both phases; how long they took and how far its images are from real ones after each.
 
+    `steps` is the generator's own number of steps, from which the lengths follow that the settings do not say.
     `kept_step` is the step of phase 2 whose generator was kept: 0 where the first one measured was beyond the limit.
     `phase1_distance` and `phase2_distance` are the mean distance that the privacy loss raises.
     """
     images, labels = model.accept_images(images), as_tensor(labels)
     meter = Meter(images, labels, settings, rng, model.device, extractor)
-    steps = steps_of(model, images, labels, rng)
-    first = until_it_stays(model, steps, meter, settings, progress)
+    training, lengths = steps_of(model, images, labels, rng), settings.lengths(steps)
+    first = until_it_stays(model, training, meter, lengths, progress)
     found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
     if settings.alpha == 0:
         return found
     distance = distance_named(settings.distance, model.device)
     found["phase1_distance"] = meter.mean_distance(model, distance)
     loss, limit = privacy_loss(settings, distance), settings.growth * found[f"phase1_{meter.figure}"]
-    second = until_it_grows(model, steps, meter, settings, loss, limit, progress)
+    second = until_it_grows(model, training, meter, lengths, loss, limit, progress)
     found |= {"phase2_steps": second.steps, "kept_step": second.kept_step}
     found |= {f"phase2_{name}": value for name, value in meter.summary(model).items()}
     return found | {"phase2_distance": meter.mean_distance(model, distance)}
@@ -252,16 +287,16 @@ def warning_about(figures: Mapping[str, float]) -> str | None:
 
 
 def until_it_stays(
-    model: GeneratorModel, steps: Steps, meter: Meter, settings: PrivateTuning, progress: Progress | None
+    model: GeneratorModel, steps: Steps, meter: Meter, lengths: Lengths, progress: Progress | None
 ) -> int:
     """Phase 1: until `patience` steps brought no better distance; the model is then the best one."""
     best, best_at, kept = float("inf"), 0, model.state()
     taken = 0
-    while taken < settings.most_steps and taken - best_at < settings.patience:
-        taken += _some_steps(steps, None, min(settings.check_every, settings.most_steps - taken))
+    while taken < lengths.most_steps and taken - best_at < lengths.patience:
+        taken += _some_steps(steps, None, min(lengths.check_every, lengths.most_steps - taken))
         found = meter(model)
         if progress is not None:
-            progress("generator, phase 1", taken, settings.most_steps, found)
+            progress("generator, phase 1", taken, lengths.most_steps, found)
         if found < best:
             best, best_at, kept = found, taken, model.state()
     model.load(kept)
@@ -272,18 +307,18 @@ def until_it_grows(
     model: GeneratorModel,
     steps: Steps,
     meter: Meter,
-    settings: PrivateTuning,
+    lengths: Lengths,
     loss: ExtraLoss,
     limit: float,
     progress: Progress | None,
 ) -> TuningSteps:
     """Phase 2: until the distance is beyond `limit`; the model is then the last one measured within it."""
     kept, kept_step, taken = model.state(), 0, 0
-    for wanted in measured_steps(settings.check_every, settings.most_tuning_steps):
+    for wanted in measured_steps(lengths.check_every, lengths.most_tuning_steps):
         taken += _some_steps(steps, loss, wanted - taken)
         found = meter(model)
         if progress is not None:
-            progress("generator, phase 2", taken, settings.most_tuning_steps, found)
+            progress("generator, phase 2", taken, lengths.most_tuning_steps, found)
         if found > limit:
             model.load(kept)
             break

@@ -20,6 +20,7 @@ from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
+from polyclinic.progress import listening
 from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
@@ -64,7 +65,7 @@ def run(
     if study.privacy is not None:
         for site, counts in parts.info["counts"].items():
             check_budget(study.privacy, {site: counts["train"]}, study.optimizer.at_site(site).batch_size)
-    with run_lock(folder), threads(study.engine.threads):
+    with run_lock(folder), threads(study.engine.threads), listening(display.working):
         write_run_format(folder)
         check_same_images(folder, parts.info["digests"])
         note_plugins(folder, study)

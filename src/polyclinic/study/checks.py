@@ -29,7 +29,7 @@ from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.randomness import torch_rng
-from polyclinic.registry import reason
+from polyclinic.registry import notice_once, reason
 from polyclinic.settings import no_such_choice
 
 if TYPE_CHECKING:
@@ -183,6 +183,20 @@ def check_tuning(study: Study) -> None:
         raise BadInput(
             f"tuning: '{study.generator.name}' is not trained step by step; set tuning.on = false, or choose a GAN"
         )
+    _notice_steps(study)
+
+
+def _notice_steps(study: Study) -> None:
+    """Say that the generator's own number of steps, where somebody set it, is not the one that counts."""
+    assert study.tuning is not None, "asked of studies with [tuning] only"
+    own, most = getattr(study.generator, "steps", None), study.tuning.most_steps
+    usual = own is None or own == type(study.generator).model_fields["steps"].default
+    if usual or most is None or most == own:
+        return
+    notice_once(
+        f"generator.steps: {own} is not used, as tuning.most_steps = {most} says how long the generator is trained; "
+        "take one of the two out, or set tuning.on = false"
+    )
 
 
 def check_generator(study: Study) -> None:

@@ -230,7 +230,8 @@ class Study(Settings):
         elif isinstance(method, Method) and tables.get("replay") and method.traits.takes_replay:
             tables["method"] = method = with_replay(method)
         if isinstance(method, Method) and method.needs_generator():
-            tables.setdefault("generator", GENERATORS[default_generator(method)]())
+            usual = default_generator(method)
+            tables.setdefault("generator", GENERATORS[usual](name=usual))
             if method.traits.tunes_generator and tables["generator"].tunable:
                 tables.setdefault("tuning", PrivateTuning())
         return tables

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.solvers.trajectory import Recorder, Trajectory
+from polyclinic.progress import tell
 from polyclinic.training.graphs import GraphedFunction
 
 CHECK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
@@ -141,6 +142,7 @@ class _Batch:
             for _ in range(min(CHECK_EVERY if gpu else 1, self.optimizer.limit - self.iterations)):
                 iterate()
                 self.iterations += 1
+            tell("search for images", self.iterations, self.optimizer.limit)
 
     def select_rows(self, rows: Tensor) -> None:
         self.objective = self.objective.select_rows(rows)

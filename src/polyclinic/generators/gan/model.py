@@ -57,11 +57,11 @@ class GANModel(GeneratorModel):
         if private and "generator" in private:
             return self._fit_privately(images, labels, rng, private["generator"], replayed)
         steps = GANSteps(self, RealBatches(self, images, labels, rng, replayed), rng)
-        losses = []
-        for step in range(1, self.settings.steps + 1):
+        losses, most = [], self.settings.steps_on(len(images))
+        for step in range(1, most + 1):
             losses.append(steps.step())
-            if progress is not None and step % max(1, self.settings.steps // REPORTS) == 0:
-                progress("generator", step, self.settings.steps, float(torch.stack(losses[-100:]).mean()))
+            if progress is not None and step % max(1, most // REPORTS) == 0:
+                progress("generator", step, most, float(torch.stack(losses[-100:]).mean()))
         return {"generator": float(torch.stack(losses[-100:]).mean())}
 
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
@@ -101,7 +101,7 @@ class GANModel(GeneratorModel):
 
         losses = private_losses(discriminator, settings.gan_loss)
         steps_in_pass = max(1, len(images) // settings.batch_size)
-        passes = -(-settings.steps * settings.critic_steps // steps_in_pass)
+        passes = -(-settings.steps_on(len(images)) * settings.critic_steps // steps_in_pass)
         joined = settings.batch_size + (batches.joined if replayed else 0)
         learn(discriminator, losses, batch_of, Schedule(passes, settings.batch_size, settings.lr), joined)
         return {"generator": float("nan")}

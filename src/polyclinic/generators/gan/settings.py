@@ -33,13 +33,21 @@ from polyclinic.tasks import Target
 APART_NEEDS_CLASSES = "generator.condition: 'apart' needs classes, and labels are values; choose 'projection'"
 
 
+#: over a site's images, where a study does not say how many steps
+PASSES = 30
+
+
 class GAN(AdversarialGenerator):
     """What the `[generator]` tables of all GANs have in common."""
 
     tunable: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
-    steps: int = Field(3000, ge=1, description="steps of the generator in one fit")
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description=f"steps of the generator in one fit; as many as {PASSES} passes over a site's images if not given",
+    )
     critic_steps: int = Field(1, ge=1, description="steps of the discriminator before each of the generator")
     lr: float = Field(2e-4, gt=0, description="learning rate of Adam (its first moment forgets half at each step)")
     lr_discriminator: float | None = Field(None, gt=0, description="the discriminator's, if it is to be another")
@@ -67,6 +75,9 @@ class GAN(AdversarialGenerator):
     latent: int = Field(64, ge=1, description="random numbers that an image is made from")
 
     architecture: ClassVar[Architecture]
+
+    def steps_on(self, images: int) -> int:
+        return self.steps or PASSES * max(1, images // self.batch_size)
 
     @model_validator(mode="after")
     def _fits(self) -> GAN:

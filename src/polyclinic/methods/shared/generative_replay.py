@@ -26,7 +26,7 @@ from polyclinic.generators.labels import even_labels
 from polyclinic.generators.site_codes import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_quality
 from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.site_generator import build_generator, generator_settings
+from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
 from polyclinic.training import private
 from polyclinic.training.replayed import ReplayedBatches
@@ -137,12 +137,12 @@ class GenerativeReplay(Method):
         old = copy.deepcopy(model)  # line 9
         size, draws = generator_settings(site).batch_size, site.rng("generator replay")
         stream = replay_stream.stream(source(site, old, earlier), size, draws) if generator else None
-        learners = private.learners(site, "generator", "prior")
+        learners, told = private.learners(site, "generator", "prior"), generator_progress(site)
         if replay_settings(site).codes == "prior":
-            model.fit(part.images, part.labels, rng, replayed=stream, private=learners)
+            model.fit(part.images, part.labels, rng, replayed=stream, progress=told, private=learners)
             return [Parcel("generator", model.state(), privacy=private.record_of(site, "generator", "prior"))]
         model, old = _coded(model), _coded(old)
-        model.fit_codes(part.images, rng, replayed=stream, private=learners)
+        model.fit_codes(part.images, rng, replayed=stream, progress=told, private=learners)
         codes = {name: encode_again(old, model, of_site) for name, of_site in earlier.items()}
         groups = to_groups({**codes, site.name: encode(site, model)}, model)
         trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))

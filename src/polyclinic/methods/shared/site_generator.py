@@ -8,7 +8,9 @@ from torch import Tensor
 
 from polyclinic.federation.site import Site
 from polyclinic.generators import Generator, GeneratorModel
+from polyclinic.generators.base import Progress
 from polyclinic.generators.private_tuning import PrivateTuning
+from polyclinic.progress import tell
 from polyclinic.training import private
 
 
@@ -41,3 +43,8 @@ def tuning_settings(site: Site) -> PrivateTuning | None:
     """The study's table [tuning], if its generator is trained in phases."""
     assert isinstance(site.tuning, PrivateTuning | None)
     return site.tuning
+
+
+def generator_progress(site: Site) -> Progress:
+    """Tells how far a generator at this site is."""
+    return lambda stage, done, total, _: tell(f"{stage} of {site.name}", done, total)

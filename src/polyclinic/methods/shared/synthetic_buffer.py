@@ -21,7 +21,12 @@ from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning
-from polyclinic.methods.shared.site_generator import build_generator, generator_settings, tuning_settings
+from polyclinic.methods.shared.site_generator import (
+    build_generator,
+    generator_progress,
+    generator_settings,
+    tuning_settings,
+)
 from polyclinic.tasks import Target
 
 #: columns of the contact sheet
@@ -106,9 +111,11 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     part, rng = site.data.train, site.rng("generator")
     images, labels = training_images(site), np.asarray(part.labels)
     tuning = tuning_settings(site)
+    told = generator_progress(site)
     if tuning is None:
-        return {f"loss_{name}": value for name, value in model.fit(images, labels, rng).items()}
-    return private_tuning.fit(model, images, labels, rng, tuning)
+        return {f"loss_{name}": value for name, value in model.fit(images, labels, rng, progress=told).items()}
+    steps = generator_settings(site).steps_on(len(images))
+    return private_tuning.fit(model, images, labels, rng, tuning, steps=steps, progress=told)
 
 
 def figures_parcel(figures: Mapping[str, float]) -> Parcel:
