@@ -174,14 +174,13 @@ def _run_program(arguments: list[str], output: DupFd) -> None:
 class ForkedWorker(WorkerProcess):
     """A worker process, of an engine or a deployed site, that starts at once; `command` ends with its module."""
 
-    def __init__(self, command: list[str], *, threads: int, spec: str = "") -> None:
+    def _start(self, command: list[str], threads: int) -> Any:
         read_calls, write_calls = os.pipe()
         read_answers, write_answers = os.pipe()
-        self._spec = spec
         process = start(_serve, command[-1], threads, DupFd(read_calls), DupFd(write_answers))
         os.close(read_calls)
         os.close(write_answers)
-        self._process = _Handle(process, write_calls, read_answers)  # type: ignore[assignment]
+        return _Handle(process, write_calls, read_answers)
 
 
 class _Handle:

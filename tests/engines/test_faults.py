@@ -12,6 +12,7 @@ from processes import ForkedWorker, wait_for
 from run_folders import assert_same_run, history, ledgers, result
 
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.federation import Federation
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
@@ -197,10 +198,19 @@ def listens_to_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+def resumes(study, trouble, folder):
+    """The sites' trouble is over: the run goes on, and becomes the one that nobody interrupted."""
+    (trouble / "site-2-2").unlink()
+    run(study, folder, resume=True)
+    run(study, folder.with_name("undisturbed"))
+    assert_same_run(folder, folder.with_name("undisturbed"))
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_ctrl_c_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path):
     """Nor does it start them again; the run can be resumed."""
-    study = tiny("faulty", {"plugins": PLUGIN, "engine.workers": 2}, trouble=str(trouble))
+    study = make(tiny, trouble, {"workers": 2})
     (trouble / "site-2-2").write_text("hang")
 
     def interrupt():
@@ -208,9 +218,27 @@ def test_ctrl_c_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run(study, tmp_path / "run", display=After(1, threading.Thread(target=interrupt).start))
+        run(study, tmp_path / "run", display=After(1, threading.Thread(target=interrupt, daemon=True).start))
     assert [worker._process.process.is_alive() for worker in workers] == [False, False]
-    (trouble / "site-2-2").unlink()
-    run(study, tmp_path / "run", resume=True)
-    run(study, tmp_path / "undisturbed")
-    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+    resumes(study, trouble, tmp_path / "run")
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_an_answer_is_taken_does_not_wait_for_sites_at_work(tiny, trouble, workers, tmp_path, monkeypatch):
+    """It need not come while the coordinator waits: it may be counting the bytes of the first answer just then."""
+    study = make(tiny, trouble, {"workers": 2})
+    (trouble / "site-2-2").write_text("hang")
+    check = Federation._checked
+
+    def struck(federation, call, answer):
+        if (call.site, call.operation, call.round) == ("site-1", "train", 2):
+            wait_for((trouble / "site-2-hangs").exists)
+            raise KeyboardInterrupt
+        return check(federation, call, answer)
+
+    monkeypatch.setattr(Federation, "_checked", struck)
+    with pytest.raises(KeyboardInterrupt):
+        run(study, tmp_path / "run")
+    monkeypatch.setattr(Federation, "_checked", check)
+    assert [worker._process.process.is_alive() for worker in workers] == [False, False]
+    resumes(study, trouble, tmp_path / "run")

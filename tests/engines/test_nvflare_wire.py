@@ -18,7 +18,7 @@ from polyclinic.engines.nvflare.simulator import site_names
 from polyclinic.engines.nvflare.wire import pieces
 from polyclinic.engines.worker_process import WorkerGone
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.state import SitePosition
 
@@ -263,3 +263,63 @@ def test_names_that_nvflare_cannot_take_are_translated():
     assert site_names(("Graz (A)", "wien")) == {"Graz--A-": "Graz (A)", "wien": "wien"}
     with pytest.raises(BadInput, match="rename some"):
         site_names(("a b", "a.b"))
+
+
+# --- calls that are given up --------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+def test_an_error_where_answers_are_taken_does_not_wait_for_a_site_that_works_on():
+    """Without a deadline a site may be at work for days, and says so whenever it is asked."""
+    at_work, over, before = threading.Event(), threading.Event(), threading.active_count()
+
+    def behave(call):
+        if call.site == "b":
+            at_work.set()
+            over.wait()
+
+    federation = Federation("a", "b", behave=behave)
+
+    def take_answers():
+        for _ in federation.engine.call([Call(site, "train", 1) for site in "ab"]):
+            at_work.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take_answers()
+    asked = len(federation.messages("b"))
+    over.set()
+    wait_for(lambda: threading.active_count() == before)
+    assert len(federation.messages("b")) <= asked + 1  # nobody asks any more whether it is done
+
+
+@pytest.mark.timeout(60)
+def test_a_call_that_was_given_up_while_its_worker_started_is_not_waited_for():
+    """The worker did not exist yet when it was to be killed: it must not work on the old call for days then."""
+    starting, go = threading.Event(), threading.Event()
+    workers = []
+
+    def start():
+        first = not workers
+        workers.append(Worker(lambda call: workers[0].killed.wait() if first else None))
+        starting.set()
+        assert go.wait(30)
+        return workers[-1]
+
+    relay = Relay("a", start)
+    header = {"pieces": 0, "position": SitePosition(), "durable": None, "deadline": None}
+
+    def run(name):
+        return unpack(relay.handle("run", pack({"call": name, **header}, [Call("a", "train", 1).to_bytes()])))[0]
+
+    first = threading.Thread(target=run, args=["first"], daemon=True)
+    first.start()
+    assert starting.wait(30)
+    threading.Timer(0.2, go.set).start()  # meanwhile the relay has been told to work on the second
+    run("second")
+    while (said := unpack(relay.handle("wait", pack({"call": "second"}, [])))[0])["state"] == "working":
+        pass
+    assert (said["failed"], said["position"]) == (None, [1, 1])
+    assert [worker.killed.is_set() for worker in workers] == [True, False]
+    first.join(30)
+    assert not first.is_alive()

@@ -1,6 +1,7 @@
 """A worker that dies, hangs, never starts or talks nonsense is its site's failure, in time, and leaves no process."""
 
 import os
+import signal
 import sys
 import threading
 
@@ -10,7 +11,7 @@ from processes import idle_host, kill, start, wait_for
 
 from polyclinic.engines import worker_process
 from polyclinic.engines.in_process import InProcess
-from polyclinic.engines.worker_process import WorkerProcess, read_frame, write_frame
+from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, read_frame, write_frame
 from polyclinic.federation.call import Call, Failure, pack
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.state import SitePosition
@@ -58,12 +59,12 @@ def test_a_worker_that_dies_is_its_sites_failure(engine, script, parcels):
 
 def test_a_worker_that_is_killed_between_calls_is_started_anew(engine):
     running = engine("cat $READY; exec sleep 3600")
-    first = running._start(0)
+    first = running._worker(0, threading.Event())
     first._process.kill()
     first._process.wait()
     assert ask(running, "a", parcels=LARGE)[0].reason == "the site's process died (exit code -9)"
     assert running._pool[0] is None
-    assert running._start(0)._process.pid != first._process.pid
+    assert running._worker(0, threading.Event())._process.pid != first._process.pid
 
 
 @pytest.mark.parametrize("parcels", [{}, LARGE], ids=["small", "large"])
@@ -98,6 +99,14 @@ def test_a_worker_that_talks_nonsense_is_its_sites_failure(engine, script, monke
     assert isinstance(answer, Failure)
 
 
+@pytest.mark.timeout(60)
+def test_a_frame_of_nonsense_is_no_reason_to_wait(engine):
+    """Without a deadline, too: a small frame is looked at for progress before it is taken for an answer."""
+    (answer,) = ask(engine("cat $READY; printf '\\003\\000\\000\\000\\000\\000\\000\\000abc'; exec sleep 3600"), "a")
+    assert isinstance(answer, Failure)
+    assert "deadline" not in answer.reason
+
+
 def test_a_worker_that_cannot_be_started_is_its_sites_failure(engine):
     def no_memory():
         raise OSError("out of processes")
@@ -115,7 +124,7 @@ def test_one_bad_worker_does_not_touch_the_others(engine, tmp_path, monkeypatch)
         f"if rm {tmp_path}/first 2>/dev/null; then cat $READY; else cat $READY {tmp_path}/answers; fi; exec sleep 3600"
     )
     running = engine(script, sites=("a", "b", "c", "d"), deadline=3600.0)
-    hanging = running._start(0)
+    hanging = running._worker(0, threading.Event())
     real_call = hanging.call
     monkeypatch.setattr(hanging, "call", lambda call, deadline: real_call(call, 0.5))
     answers = ask(running, "a", "b", "d")
@@ -127,11 +136,38 @@ def test_one_bad_worker_does_not_touch_the_others(engine, tmp_path, monkeypatch)
 
 def test_close_leaves_no_process(engine):
     running = engine("cat $READY; exec sleep 3600")
-    pids = [running._start(lane)._process.pid for lane in (0, 1)]
+    pids = [running._worker(lane, threading.Event())._process.pid for lane in (0, 1)]
     running.close()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_worker_is_not_waited_for_even_if_its_pipe_stays_open(tmp_path, monkeypatch):
+    """A child of the worker's holds the pipe: its end never comes."""
+    monkeypatch.setattr(worker_process, "EXITS_WITHIN", 0.1)
+    worker = WorkerProcess(["sh", "-c", f"sleep 3600 & touch {tmp_path}/ready; wait"], threads=1)
+    heard = []
+
+    def ask():
+        with pytest.raises(WorkerGone) as gone:
+            worker.call(Call("a", "train", 1), None)
+        heard.append(str(gone.value))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        wait_for((tmp_path / "ready").exists)
+        worker.kill()
+        thread.join(30)
+        assert heard == ["the site's process died (exit code -9)"]
+        with pytest.raises(WorkerGone, match="was ended"):
+            worker.call(Call("a", "train", 1), None)
+    finally:
+        os.killpg(worker._process.pid, signal.SIGKILL)  # the child, which lies in the worker's session
+        wait_for(lambda: not worker._exchanging.is_alive())
+        worker.kill()
 
 
 # --- frames -------------------------------------------------------------------------------------------

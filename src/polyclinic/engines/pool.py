@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
-from polyclinic.engines.worker_process import reason_of
+from polyclinic.engines.daemon_thread import DaemonThread, join_all
+from polyclinic.engines.worker_process import WorkerGone, reason_of
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.state import SitePosition
 
 #: calls a worker may be ahead of whoever takes the answers: enough to keep it busy, few to hold in memory
 PREFETCH = 2
+#: seconds that threads whose workers were ended have to end; no longer, as somebody pressed Ctrl-C
+THREADS_END_WITHIN = 5.0
 
 
 class Worker(Protocol):
@@ -26,7 +30,7 @@ class Worker(Protocol):
         """Put its sites to where they stand; also waits until it has started."""
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """End it now, whatever it does; another thread that waits for its answer gets an exception."""
 
 
 class WorkerPool:
@@ -40,6 +44,7 @@ class WorkerPool:
         self.deadline = deadline
         self._pool: list[Worker | None] = [None] * lanes
         self._positions: dict[str, SitePosition] = {}
+        self._changing = threading.Lock()  # of the pool and the positions, by threads of calls that may be abandoned
 
     def close(self) -> None:
         for lane in range(len(self._pool)):
@@ -51,47 +56,75 @@ class WorkerPool:
         for call in calls:
             waiting.setdefault(self._lane(call.site), deque()).append(call)
         begun: dict[int, deque[Future[Reply | Failure]]] = {lane: deque() for lane in waiting}
-        with contextlib.ExitStack() as stack:
-            threads = {lane: stack.enter_context(ThreadPoolExecutor(1)) for lane in waiting}
+        threads = {lane: DaemonThread() for lane in waiting}
+        abandoned = threading.Event()
 
-            def begin(lane: int) -> None:
-                if waiting[lane]:
-                    begun[lane].append(threads[lane].submit(self._call_worker, lane, waiting[lane].popleft()))
+        def begin(lane: int) -> None:
+            if waiting[lane]:
+                begun[lane].append(
+                    threads[lane].submit(partial(self._call_worker, lane, waiting[lane].popleft(), abandoned))
+                )
 
-            try:
-                for lane in list(waiting) * PREFETCH:
-                    begin(lane)
-                for call in calls:
-                    lane = self._lane(call.site)
-                    yield begun[lane].popleft().result()
-                    begin(lane)
-            except KeyboardInterrupt:  # nobody wants to wait for turns that a resumed run will do again
-                for thread in threads.values():
-                    thread.shutdown(wait=False, cancel_futures=True)
-                self.close()
-                raise
+        def take(lane: int) -> Reply | Failure:
+            answer = begun[lane][0].result()
+            begun[lane].popleft()
+            return answer
+
+        try:
+            for lane in list(waiting) * PREFETCH:
+                begin(lane)
+            for call in calls:
+                lane = self._lane(call.site)
+                yield take(lane)
+                begin(lane)
+        finally:
+            for thread in threads.values():
+                thread.end()
+            # Ctrl-C here, or Ctrl-C or an error where the answers are taken: nobody wants to wait for sites at work
+            if any(begun.values()) or any(waiting.values()):
+                self._abandon(abandoned)
+            join_all(threads.values(), THREADS_END_WITHIN)
+
+    def _abandon(self, abandoned: threading.Event) -> None:
+        """End all workers, and start none for these calls; sites stand where their last finished call left them."""
+        with self._changing:
+            abandoned.set()
+        for lane in range(len(self._pool)):
+            self._end(lane)
 
     def _lane(self, site: str) -> int:
         return self.sites.index(site) % len(self._pool)
 
-    def _call_worker(self, lane: int, call: Call) -> Reply | Failure:
+    def _call_worker(self, lane: int, call: Call, abandoned: threading.Event) -> Reply | Failure:
         try:
-            worker = self._pool[lane] or self._start(lane)
+            worker = self._worker(lane, abandoned)
             answer, position = worker.call(call, self.deadline)
         except Exception as error:  # it hangs, died, or answers with nonsense: its sites start from disk again
-            self._end(lane)
+            self._end(lane, abandoned)
             return Failure(call.site, call.operation, reason_of(error))
-        if position is not None:
-            self._positions[call.site] = position
+        with self._changing:
+            if position is not None and not abandoned.is_set():
+                self._positions[call.site] = position
         return answer
 
-    def _start(self, lane: int) -> Worker:
-        worker = self._pool[lane] = self.start_worker()
+    def _worker(self, lane: int, abandoned: threading.Event) -> Worker:
+        """The worker of a lane, started if there is none; none is started for calls that are abandoned."""
+        with self._changing:
+            if abandoned.is_set():
+                raise WorkerGone("nobody waits for the answer any more")
+            worker = self._pool[lane]
+            if worker is not None:
+                return worker
+            worker = self._pool[lane] = self.start_worker()
         mine = self.sites[lane :: len(self._pool)]
         worker.restore({site: self._positions[site] for site in mine if site in self._positions})
         return worker
 
-    def _end(self, lane: int) -> None:
-        worker, self._pool[lane] = self._pool[lane], None
+    def _end(self, lane: int, abandoned: threading.Event | None = None) -> None:
+        """End a lane's worker; where the call was abandoned, its worker has been, and another may work there."""
+        with self._changing:
+            if abandoned is not None and abandoned.is_set():
+                return
+            worker, self._pool[lane] = self._pool[lane], None
         if worker is not None:
             worker.kill()

@@ -52,20 +52,23 @@ class WorkerGone(Exception):  # noqa: N818
 
 
 class WorkerProcess:
-    """Starts `command` and speaks to it. Not for use by two threads at once."""
-
-    #: what the worker is told before its first message
-    _spec: str = ""
-    #: the thread of the exchange that is under way, or was the last
-    _exchanging: threading.Thread | None = None
+    """Starts `command` and speaks to it. Not for use by two threads at once; but any thread may kill it."""
 
     def __init__(self, command: list[str], *, threads: int, spec: str = "") -> None:
         """`spec` is what the worker reads with `read_spec`: not an argument, which all users of a machine can see."""
-        self._spec = spec
+        self._spec = spec  # what the worker is told before its first message
+        self._exchange_begins = threading.Lock()
+        self._killed = False
+        #: the thread of the exchange that is under way, or was the last, and where its answer will be
+        self._exchanging: threading.Thread | None = None
+        self._answers: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
+        self._process = self._start(command, threads)
+
+    def _start(self, command: list[str], threads: int) -> subprocess.Popen:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # a session (on Windows: a process group) of its own, so that Ctrl-C reaches the coordinator alone, which then
         # ends its workers
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -100,8 +103,12 @@ class WorkerProcess:
             raise WorkerGone(header["failed"])
 
     def kill(self) -> None:
+        """End the process; a thread that waits for its answer hears at once that there will be none."""
+        with self._exchange_begins:
+            self._killed = True
         self._process.kill()
-        self._process.wait()
+        self._exit()
+        self._answers.put(None)  # its pipe need not end with it: a child of the worker's may hold that open
         if self._exchanging:
             self._exchanging.join(EXITS_WITHIN)  # it reads the end of the pipe, which must be open until then
             if self._exchanging.is_alive():
@@ -115,20 +122,26 @@ class WorkerProcess:
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Send a message and wait for the answer, in a thread of its own: a worker that does not read, or does not
         answer, must not hold up its caller beyond the deadline. The thread ends with the worker."""
-        answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
         message = pack(header, blobs)
-        self._exchanging = threading.Thread(target=lambda: answers.put(self._converse(message)), daemon=True)
-        self._exchanging.start()
+        with self._exchange_begins:
+            if self._killed:
+                raise WorkerGone("the site's process was ended")
+            self._answers = answers
+            self._exchanging = threading.Thread(target=lambda: answers.put(self._converse(message)), daemon=True)
+            self._exchanging.start()
         try:
             answer = answers.get(timeout=deadline)
         except queue.Empty:
             raise WorkerGone("no answer within the deadline (engine.deadline)") from None
         if answer is None:
             raise WorkerGone(f"the site's process died ({self._exit()})")
+        if isinstance(answer, Exception):
+            raise answer
         return unpack(answer)
 
-    def _converse(self, message: bytes) -> bytes | None:
-        """The worker's answer to a message; None if it died, or was killed by who no longer waits."""
+    def _converse(self, message: bytes) -> bytes | Exception | None:
+        """The worker's answer to a message, or what is wrong with it; None if it died, or was killed."""
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -141,6 +154,8 @@ class WorkerProcess:
             return answer
         except OSError:  # a broken pipe
             return None
+        except Exception as error:  # it talks nonsense; whoever waits for the answer must hear of that
+            return error
 
     def _exit(self) -> str:
         try:

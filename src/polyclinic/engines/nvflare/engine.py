@@ -6,9 +6,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
+from polyclinic.engines.daemon_thread import DaemonThread
 from polyclinic.engines.nvflare.wire import PATIENCE, PIECE, pieces
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
@@ -55,10 +56,17 @@ class NVFlare:
 
     def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         """All sites work at once; their answers are fetched one after the other, as they are taken."""
-        with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
-            begun = [pool.submit(self._run, call) for call in calls]
+        threads, abandoned = [DaemonThread() for _ in calls], threading.Event()
+        try:
+            begun = [
+                thread.submit(partial(self._run, call, abandoned)) for thread, call in zip(threads, calls, strict=True)
+            ]
             for call, future in zip(calls, begun, strict=True):
                 yield self._finish(call, *future.result())
+        finally:  # also where nobody takes the answers any more: a thread is not waited for, it stops asking its site
+            abandoned.set()
+            for thread in threads:
+                thread.end()
 
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions)
@@ -76,20 +84,20 @@ class NVFlare:
 
     # --- one call -----------------------------------------------------------------------------------
 
-    def _run(self, call: Call) -> tuple[str, JsonObject, list[bytes]]:
+    def _run(self, call: Call, abandoned: threading.Event) -> tuple[str, JsonObject, list[bytes]]:
         """Have a site work on a call until it is done: the call's name and what the site said of it."""
         name = uuid.uuid4().hex
         try:
-            return (name, *self._until_done(name, call))
+            return (name, *self._until_done(name, call, abandoned))
         except Exception as error:
             return name, {"failed": reason_of(error), "position": None}, []
 
-    def _until_done(self, name: str, call: Call) -> tuple[JsonObject, list[bytes]]:
+    def _until_done(self, name: str, call: Call, abandoned: threading.Event) -> tuple[JsonObject, list[bytes]]:
         self._look_for(call.site)
         deadline = self._patience.deadline
         until = None if deadline is None else time.monotonic() + deadline + PATIENCE
         said, blobs = self._send_call(name, call)
-        while said["state"] == "working":
+        while said["state"] == "working" and not abandoned.is_set():
             if until is not None and time.monotonic() > until:
                 raise SiteLost("no answer within the deadline (engine.deadline)")
             said, blobs = self._message(call.site, "wait", {"call": name})

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyclinic.engines.nvflare.wire import PATIENCE, PIECE
-from polyclinic.engines.worker_process import WorkerProcess, reason_of
+from polyclinic.engines.worker_process import EXITS_WITHIN, WorkerGone, WorkerProcess, reason_of
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.state import SitePosition
 
@@ -37,6 +37,7 @@ class Relay:
         self._task: _Task | None = None
         self._pieces: dict[str, dict[int, bytes]] = {}
         self._lock = threading.Lock()
+        self._changing = threading.Lock()  # of the worker, by the thread of a task or by who gives that task up
 
     def handle(self, what: str, payload: bytes) -> bytes:
         """The answer to one message; `what` is one of those that `wire` lists."""
@@ -53,7 +54,7 @@ class Relay:
     def close(self) -> None:
         """End the child process."""
         with self._lock:
-            self._end_worker()
+            self._give_up()
 
     def _begin(self, header: dict[str, Any], blobs: list[bytes]) -> None:
         """Start on a call, once; another that is still being worked on was given up by the coordinator."""
@@ -63,11 +64,10 @@ class Relay:
         call = b"".join(came[index] for index in range(header["pieces"])) if header["pieces"] else blobs[0]
         self._pieces.clear()
         with self._lock:
-            if self._task and not self._task.done.is_set():
-                self._end_worker()
-                self._task.done.wait()
             position = SitePosition(*header["position"])
-            if position != self._position:  # the coordinator never got the last answer: it counts for nothing
+            if self._task and not self._task.done.is_set():
+                self._give_up()
+            elif position != self._position:  # the coordinator never got the last answer: it counts for nothing
                 self._end_worker()
             self._task = _Task(header["call"])
             arguments = (self._task, call, position, header["durable"], header["deadline"])
@@ -77,24 +77,45 @@ class Relay:
         self, task: _Task, call: bytes, position: SitePosition, durable: list[int] | None, deadline: float | None
     ) -> None:
         try:
-            worker = self._worker or self._start(position)
+            worker = self._worker_for(task, position)
             task.answer = worker.exchange_call(call, deadline, None if durable is None else {self.site: durable})
-            if task.answer[0]["position"]:
-                self._position = SitePosition(*task.answer[0]["position"])
+            with self._changing:
+                if task.answer[0]["position"] and not task.given_up:
+                    self._position = SitePosition(*task.answer[0]["position"])
         except Exception as error:
-            self._end_worker()
+            self._end_worker(task)
             task.answer = ({"failed": self.tell(error), "position": None}, b"")
         finally:
             task.done.set()
 
-    def _start(self, position: SitePosition) -> WorkerProcess:
-        self._worker = worker = self.start_worker()
-        self._position = position
+    def _worker_for(self, task: _Task, position: SitePosition) -> WorkerProcess:
+        """The worker, started if there is none; WorkerGone if the task was given up before that."""
+        with self._changing:
+            if task.given_up:
+                raise WorkerGone("the call was given up")
+            if self._worker is not None:
+                return self._worker
+            self._worker = worker = self.start_worker()
+            self._position = position
         worker.restore({self.site: position})
         return worker
 
-    def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
+    def _give_up(self) -> None:
+        """End the work on the present task: no worker is started for it any more, and the one there is ends."""
+        task = self._task
+        if task is not None:
+            with self._changing:
+                task.given_up = True
+        self._end_worker()
+        if task is not None:
+            task.done.wait(EXITS_WITHIN)  # its thread ends with the worker; one that does not can do no harm
+
+    def _end_worker(self, failed: _Task | None = None) -> None:
+        """End the worker; where a task failed that was given up, its worker has been, and another may be at work."""
+        with self._changing:
+            if failed is not None and failed.given_up:
+                return
+            worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
 
@@ -127,4 +148,6 @@ class _Task:
     def __init__(self, name: str) -> None:
         self.name = name
         self.done = threading.Event()
+        #: the coordinator wants no answer any more: what its thread still does counts for nothing
+        self.given_up = False
         self.answer: Answer = ({}, b"")

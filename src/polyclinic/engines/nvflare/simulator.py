@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.engines.nvflare.process_tree import end_tree
+from polyclinic.engines.worker_process import EXITS_WITHIN
 from polyclinic.errors import BadInput, WorkFailed
 
 #: the variable in the environment of the simulator's processes that tells them whose simulation they are
@@ -56,7 +58,8 @@ def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[]
                 time.sleep(0.2)
         finally:
             end_tree(process.pid, patience=0)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXITS_WITHIN)
     if process.returncode:
         raise WorkFailed(f"NVFlare's simulator failed with exit code {process.returncode}; see {log} and {workspace}")
     watch()
