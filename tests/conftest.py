@@ -12,6 +12,12 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from cpu_times import (  # noqa: F401
+    pytest_addoption,
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_sessionfinish,
+)
 from json_schemas import assert_valid
 
 from polyclinic import plugins

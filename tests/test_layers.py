@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +77,9 @@ def test_an_upward_import_is_found(source):
 def test_every_layer_has_its_room():
     rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in files()}
     assert set(layers()) == rooms
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest refuses the second: without packages among the tests, a file's name is its module's name."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
