@@ -41,8 +41,7 @@ class Tools:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        info = self.assembly.prepared.info
-        return info["channels"], info["size"], info["size"]
+        return self.assembly.image_shape
 
     @property
     def what(self) -> What:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode
 from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, head_from_json
 
@@ -57,6 +58,10 @@ class Call:
         return cls(**header, anchor=anchor, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
 
 
+class MissingParcel(WorkFailed, AttributeError):  # noqa: N818
+    """A site sent no parcel of a kind that a method needs of it."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a site released for one call. `reply.weights` are the tensors of its parcel of kind weights."""
@@ -80,7 +85,7 @@ class Reply:
         for parcel in self.parcels:
             if parcel.kind == kind:
                 return parcel
-        raise AttributeError(f"site '{self.site}' released no parcel of kind '{kind}'")
+        raise MissingParcel(f"site '{self.site}' released no parcel of kind '{kind}'")
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.arriving.replies import ChecksReplies, ReplyCheck
 from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.communication import RECEIVED, SENT, Communication
@@ -70,6 +71,10 @@ class FederationSpec:
     initial_weights: Callable[[], dict[str, Tensor]]
     #: what parcels of each kind must look like
     expected: Mapping[str, Expected]
+    #: whose operations the sites answer; without it, replies are checked by their kinds only
+    method: ChecksReplies | None = None
+    #: channels, height and width of the images
+    image_shape: tuple[int, ...] = ()
     #: the coordinator's own trainer, for methods in which it trains as well
     trainer: TrainerLike
     faults: Faults = Faults()
@@ -127,6 +132,8 @@ class Federation:
         self._folder = spec.folder
         self._checkpoint = Checkpoint(spec.folder / "checkpoint")
         self._expected = spec.expected
+        self._replies = ReplyCheck(spec.method)
+        self.image_shape = spec.image_shape
         self._faults = spec.faults
         self._every = spec.checkpoint_every
         self._fraction, self._patience = spec.fraction, spec.patience
@@ -256,6 +263,7 @@ class Federation:
             return Failure(call.site, call.operation, f"answered in the name of site '{answer.site}'")
         try:
             answer.check(self._expected)
+            self._replies.check(self, call, answer)
             self.heads.receive(call, answer)
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
@@ -369,6 +377,7 @@ class Federation:
         self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]
         self._held = manifest.plain["held"]
+        self._replies.said = dict(manifest.plain.get("said", {}))
         self._keyed = manifest.plain.get("keyed", [])
         self._reports = dict(manifest.plain.get("reports", {}))
         best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
@@ -390,6 +399,7 @@ class Federation:
             "ledgers": self.heads.plain(),
             "failures": self.failures,
             "held": self._held,
+            "said": self._replies.said,
             "keyed": self._keyed,
             "observer": self.observer.memory(),
             "reports": self._reports,

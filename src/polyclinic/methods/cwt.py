@@ -13,11 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
@@ -42,6 +43,10 @@ class CyclicWeightTransfer(LocalWork, Method):
                     federation.handed_over(site, state.weights)
             federation.evaluate(state.weights)
         return state.weights
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "train":
+            reply_checks.check_shared_weights(federation, reply)
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared import averaging, local_training, reply_checks
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
@@ -38,6 +38,12 @@ class FedAvg(LocalWork, Method):
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         """The next round's weights."""
         return averaging.average(replies, self.weighting)
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "train":
+            reply_checks.check_shared_weights(federation, reply)
+            if self.weighting == "samples":
+                reply_checks.check_samples(reply)
 
     @operation("weights", begins_round=True, together="train_together")
     def train(self, site: Site, weights: Weights) -> Parcel:

@@ -18,13 +18,14 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.code_packing import restore, shrink
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import optimizer_state
+from polyclinic.methods.shared import optimizer_state, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private, private_latents
@@ -115,6 +116,26 @@ class FedReplay(Method):
         """What all sites send, under the site's name."""
         replies = federation.ask_all("give_latents", weights=encoder)
         return {f"{r.site}/{name}": t for r in replies for parcel in r.parcels for name, t in parcel.tensors.items()}
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "count":
+            reply_checks.check_samples(reply)
+        if call.operation == "train_encoder":
+            reply_checks.check_front_weights(federation, reply)
+        if call.operation == "give_latents":
+            names = ("latents", FLIPPED + "latents") if self.flips else ("latents",)
+            reply_checks.check_rows(federation, reply, "latents", *names)
+            self._check_precision(reply)
+
+    def _check_precision(self, reply: Reply) -> None:
+        """ParcelRejected unless the latents came in the form that the study says."""
+        sent = reply.parcel("latents").tensors
+        example = shrink(sent["latents"][:1].float(), self.latents)
+        prefixes = ("", FLIPPED) if self.flips else ("",)
+        wanted = {prefix + name: (t.dtype, t.shape) for prefix in prefixes for name, t in example.items()}
+        found = {name: t[:1] if name.endswith("latents") else t for name, t in sent.items()}
+        if {name: (t.dtype, t.shape) for name, t in found.items()} != wanted:
+            raise ParcelRejected(f"latents: they did not come as {self.latents} (method.latents)")
 
     @operation("statistics")
     def count(self, site: Site) -> Parcel:

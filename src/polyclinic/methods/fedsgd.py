@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, local_training, optimizer_state
+from polyclinic.methods.shared import averaging, local_training, optimizer_state, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.privacy.epsilon import sampling_rate_for
@@ -48,6 +49,15 @@ class FedSGD(Method):
         optimizer.step()
         optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
         return {name: parameter.detach() for name, parameter in parameters.items()}
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "gradient":
+            model, private = federation.trainer.model, federation.trainer.privacy is not None
+            learned = {name: one for name, one in model.named_parameters() if one.requires_grad}
+            reply_checks.check_like(reply, "gradients", learned)
+            reply_checks.check_like(reply, "statistics", {} if private else dict(model.named_buffers()))
+            if self.weighting == "samples":
+                reply_checks.check_samples(reply)
 
     @operation("gradients", "statistics", begins_round=True)
     def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:

@@ -18,10 +18,12 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.encoders.kept_features import kept_features
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
+from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.public_basis import public_basis
 from polyclinic.methods.shared.traits import Traits
@@ -109,6 +111,12 @@ class PrivateHead(Method):
         """The model with a head [T, k + 1] of projected features, in terms of all features."""
         slopes = head[:, :-1] @ basis["matrix"].T
         return {"fc.weight": slopes, "fc.bias": self.bias * head[:, -1] - slopes @ basis["mean"]}
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation in ("give_gradient", "give_shared_gradient"):
+            reply_checks.check_like(reply, "gradients", call.parcels["statistics"].tensors)
+            if "expected" not in reply.metadata:
+                raise ParcelRejected("the reply does not say how many images it is of ('expected')")
 
     # --- the sites --------------------------------------------------------------------------------
 

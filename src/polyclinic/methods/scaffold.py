@@ -14,12 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared import averaging, local_training, reply_checks
 from polyclinic.methods.shared.averaging import WeightedMean
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
@@ -68,6 +69,11 @@ class Scaffold(FedAvg):
     def _step(self, before: Tensor, mean: Tensor) -> Tensor:
         """x + lr (mean - x), written around the mean: with lr = 1 FedAvg's to the last bit."""
         return mean + (self.server_lr - 1) * (mean - before)
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        super().check_reply(federation, call, reply)
+        if call.operation == "train":
+            reply_checks.check_like(reply, "gradients", dict(federation.trainer.model.named_parameters()))
 
     @operation("weights", "gradients", begins_round=True)
     def train(self, site: Site, weights: Weights, gradients: Weights) -> tuple[Parcel, Parcel]:

@@ -12,12 +12,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import optimizer_state
+from polyclinic.methods.shared import optimizer_state, reply_checks
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
@@ -77,6 +77,14 @@ class SplitNN(LocalWork, Method):
             return None
         optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
         return {**handed_on.weights, **trainer.weights(rest)}
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "begin" and type(reply.metadata.get("steps")) is not int:
+            raise ParcelRejected("the reply does not say how many mini-batches the turn will have ('steps')")
+        if call.operation == "forward":
+            reply_checks.check_rows(federation, reply, "activations", "activations")
+        if call.operation == "finish":
+            reply_checks.check_front_weights(federation, reply)
 
     @operation("statistics", front=True)
     def begin(self, site: Site, weights: Weights) -> Parcel:

@@ -217,6 +217,12 @@ class Assembly:
             "gradients": Expected("gradients", max_bytes=2**31),
         }
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images."""
+        info = self.prepared.info
+        return info["channels"], info["size"], info["size"]
+
     def federation_spec(self, trainer: Trainer) -> FederationSpec:
         """What the coordinator works with; `trainer` is its own."""
         study = self.study
@@ -227,6 +233,8 @@ class Assembly:
             initial_weights=lambda: {name: t.to(self.weights_device) for name, t in self.initial_weights().items()},
             device=self.weights_device,
             expected=self.expected,
+            method=study.method,
+            image_shape=self.image_shape,
             trainer=trainer,
             faults=Faults(study.engine.on_failure, study.engine.quorum),
             checkpoint_every=study.engine.checkpoint_every,

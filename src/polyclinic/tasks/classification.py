@@ -92,6 +92,17 @@ class Classification(Task):
             "count": confusion.sum(),
         }
 
+    def check_sums(self, sums: Sums, target: Target) -> None:
+        super().check_sums(sums, target)
+        classes = len(target.classes)
+        shapes = {"confusion": (classes, classes), "histograms": (classes, 2, BINS), "loss": (), "count": ()}
+        if {name: tuple(value.shape) for name, value in sums.items()} != shapes:
+            raise ValueError(f"the sums are not {', '.join(shapes)} of {classes} classes")
+        if sums["confusion"].is_floating_point() or sums["histograms"].is_floating_point():
+            raise ValueError("the confusion matrix and the histograms must be whole numbers")
+        if int(sums["confusion"].sum()) != int(sums["count"]):
+            raise ValueError("the confusion matrix is of another number of images than 'count'")
+
     def finish(self, sums: Sums) -> dict[str, float]:
         confusion, count = sums["confusion"].double(), int(sums["count"])
         if count == 0:

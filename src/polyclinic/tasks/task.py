@@ -16,6 +16,9 @@ from polyclinic.tasks.coarse import round_counts, round_mean
 
 Sums = dict[str, Tensor]
 
+#: the largest number of images that a site is believed to have scored
+MOST_IMAGES = 10**8
+
 
 @dataclass(frozen=True)
 class Target:
@@ -132,6 +135,19 @@ class Task(Settings):
             mean = round_mean(sums[name] / max(images, 1), images, bound) if bound else torch.tensor(0.0)
             found[name] = mean.double() * told
         return {name: found[name] for name in sums}
+
+    def check_sums(self, sums: Sums, target: Target) -> None:
+        """ValueError for sums that no site can have, whatever its images are. Whoever sent them may lie."""
+        if "count" not in sums:
+            raise ValueError("the sums have no 'count'")
+        for name, value in sums.items():
+            if value.is_complex() or not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
+                raise ValueError(f"the sum '{name}' is negative or not finite")
+        for name in ("count", "cases"):
+            if name in sums and (sums[name].numel() != 1 or sums[name].is_floating_point()):
+                raise ValueError(f"'{name}' is no whole number")
+        if int(sums["count"]) > MOST_IMAGES:
+            raise ValueError(f"scores of {int(sums['count'])} images; the limit is {MOST_IMAGES}")
 
     @abstractmethod
     def finish(self, sums: Sums) -> dict[str, float]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.operation import operation
+from polyclinic.federation.operation import Operation, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.traits import Traits
@@ -94,6 +95,15 @@ class Method(Settings):
     def privacy_obstacle(self) -> str | None:
         """Why the method, as it is set, cannot go with differential privacy: a sentence with the cure, or None."""
         return None
+
+    @classmethod
+    def operation_named(cls, name: str) -> Operation | None:
+        """What the method declares of an operation; None for those of the federation itself."""
+        return getattr(getattr(cls, name, None), "operation", None)
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        """ParcelRejected for a reply that the method cannot use. A site may send anything: whatever would stop the
+        coordinator half in the middle is refused here, and only that site fails."""
 
     @operation("metrics")
     def evaluate(

@@ -1,0 +1,168 @@
+"""The coordinator's check of replies: what a site sent is validated before a method uses it, for a site may lie.
+
+A reply that its operation cannot have released is a failure of that site: the site is named, and the round goes on
+without it. What only one method knows of its replies is checked by `Method.check_reply`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.call import Call, MissingParcel, Reply
+from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.operation import Operation
+
+if TYPE_CHECKING:
+    from polyclinic.federation.federation import Federation
+
+#: numbers in a parcel's metadata that methods count with, and the largest that is believed
+COUNTS: Mapping[str, int] = {"samples": 10**8, "steps": 10**6, "expected": 10**8}
+#: kinds that an operation cannot leave out; a site without images sends no metrics, for example
+NEVER_LEFT_OUT = frozenset({"weights", "gradients", "activations", "latents"})
+#: weights whose norm has become so many times as large were not trained: honest training is far below, even where it
+#: diverges it ends in NaN or infinity, which no site lets out
+LARGEST_GROWTH = 1000.0
+#: root mean square that a tensor may come to whatever it was before: a bias, say, begins at zero
+SMALL = 0.1
+
+
+class ChecksReplies(Protocol):
+    """What is used of a method (`methods.shared.method.Method`)."""
+
+    def operation_named(self, name: str) -> Operation | None: ...
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None: ...
+
+
+class ReplyCheck:
+    """Remembers what each site said of itself, so that it cannot say another thing later."""
+
+    def __init__(self, method: ChecksReplies | None, said: Mapping[str, float] | None = None) -> None:
+        self._method = method
+        self.said = dict(said or {})
+
+    def check(self, federation: Federation, call: Call, reply: Reply) -> None:
+        """ParcelRejected for a reply that cannot be what the operation releases."""
+        declared = self._method.operation_named(call.operation) if self._method else None
+        if declared is not None:
+            _check_kinds(call.operation, declared, reply)
+        opened = [parcel for parcel in reply.parcels if parcel.kind != SEALED]
+        for parcel in opened:
+            self._check_counts(call, parcel)
+            _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
+        if self._method:
+            self._check_content(federation, call, reply, opened)
+
+    def _check_content(self, federation: Federation, call: Call, reply: Reply, opened: list[Parcel]) -> None:
+        for parcel in opened:
+            if parcel.kind in ("labels", "masks"):
+                _check_targets(federation, parcel)
+        if call.operation == "evaluate":
+            self._check_scores(federation, call, opened)
+        assert self._method
+        try:
+            self._method.check_reply(federation, call, reply)
+        except MissingParcel as missing:
+            raise ParcelRejected(str(missing)) from None
+
+    def _check_counts(self, call: Call, parcel: Parcel) -> None:
+        for name, most in COUNTS.items():
+            if name in parcel.metadata:
+                value = parcel.metadata[name]
+                if type(value) not in (int, float) or not 0 <= value <= most or (name == "samples" and not value):
+                    raise ParcelRejected(f"{parcel.kind}: {name} = {_short(value)} is no number up to {most}")
+                if name == "samples":
+                    self._check_said(f"{call.site}/{call.operation}/{name}", value, f"{parcel.kind}: {name}")
+        loss = parcel.metadata.get("loss", 0.0)
+        if type(loss) not in (int, float) or not abs(loss) < math.inf:
+            raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
+
+    def _check_said(self, about: str, value: float, words: str) -> None:
+        before = self.said.setdefault(about, value)
+        if value != before:
+            raise ParcelRejected(f"{words} = {value}, and the site said {before} before")
+
+    def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
+        """Sums of scores that no set of images can have, or that are of another number of images than before."""
+        for parcel in parcels:
+            trainer = federation.trainer
+            try:
+                trainer.task.check_sums(dict(parcel.tensors), trainer.target)
+            except ValueError as error:
+                raise ParcelRejected(f"metrics: {error}") from None
+            images = int(parcel.tensors["count"])
+            about = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}"
+            before = self.said.setdefault(about, images)
+            # a deployed site rounds its counts, by each class: they may differ a little from round to round
+            if not before / 2 <= images <= 2 * max(before, 1):
+                raise ParcelRejected(f"metrics: scores of {images} images, and they were of {before:g} before")
+
+
+def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
+    kinds = [parcel.content for parcel in reply.parcels]
+    for kind in kinds:
+        if kind not in declared.releases:
+            raise ParcelRejected(f"a parcel of kind '{kind}' came, which '{name}' does not release")
+        if kinds.count(kind) > 1:
+            raise ParcelRejected(f"two parcels of kind '{kind}' came for '{name}'")
+    if not declared.for_sites_only:
+        missing = sorted(NEVER_LEFT_OUT & set(declared.releases) - set(kinds))
+        if missing:
+            raise ParcelRejected(f"no parcel of kind '{missing[0]}' came for '{name}'")
+
+
+def _check_tensors(parcel: Parcel, sent: Parcel | None) -> None:
+    """ParcelRejected for numbers that are not finite, and for weights that are far larger than those that were sent."""
+    norms = _norms(parcel)
+    before = _norms(sent) if parcel.kind == "weights" and sent is not None else {}
+    for name, norm in norms.items():
+        if not norm < math.inf:  # NaN too
+            raise ParcelRejected(f"{parcel.kind}: tensor '{name}' holds NaN, infinity or numbers beyond all bounds")
+        if name in before:
+            limit = LARGEST_GROWTH * (before[name] + SMALL * math.sqrt(parcel.tensors[name].numel()))
+            if norm > limit:
+                raise ParcelRejected(
+                    f"weights: the norm of tensor '{name}' is {norm:.3g}, more than {LARGEST_GROWTH:g} times what the "
+                    f"site was sent ({before[name]:.3g})"
+                )
+
+
+def _norms(parcel: Parcel) -> dict[str, float]:
+    """The Euclidean norm of each tensor of floating-point numbers; worked out once a parcel, in one pass."""
+    if "_norms" not in vars(parcel):
+        floats = {name: t for name, t in parcel.tensors.items() if t.is_floating_point() and t.numel()}
+        norms = torch._foreach_norm(list(floats.values())) if floats else []
+        values = torch.stack([norm.double() for norm in norms]).tolist() if norms else []
+        vars(parcel)["_norms"] = dict(zip(floats, values, strict=True))
+    return vars(parcel)["_norms"]
+
+
+def _check_targets(federation: Federation, parcel: Parcel) -> None:
+    task, target = federation.trainer.task, federation.trainer.target
+    for name, values in parcel.tensors.items():
+        if values.numel() == 0:
+            continue
+        low, high = _range_of(values)
+        if parcel.kind == "masks":
+            if not 0 <= low <= high <= 1:
+                raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have 0 and 1")
+        elif task.like == "classification" and not _are_classes(values, low, high, len(target.classes)):
+            raise ParcelRejected(f"labels: tensor '{name}' names other classes than 0 to {len(target.classes) - 1}")
+
+
+def _are_classes(values: Tensor, low: float, high: float, classes: int) -> bool:
+    return not values.is_floating_point() and 0 <= low <= high < classes
+
+
+def _range_of(values: Tensor) -> tuple[float, float]:
+    low, high = values.aminmax()
+    return float(low), float(high)
+
+
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number of more than 20 digits"
+    return text if len(text) <= 40 else text[:40] + "..."

@@ -1,0 +1,76 @@
+"""Checks that several methods make of sites' replies (`Method.check_reply`); each raises ParcelRejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.leaving.parcel import Expected, ParcelRejected
+
+if TYPE_CHECKING:
+    from polyclinic.federation.call import Reply
+    from polyclinic.federation.federation import Federation
+
+
+def check_shared_weights(federation: Federation, reply: Reply) -> None:
+    """The weights name all that the method shares of the network: a mean of different names is not defined."""
+    trainer = federation.trainer
+    whole = set(trainer.model.state_dict())
+    _check_names(reply, "weights", whole - trainer.local_names or whole)
+
+
+def check_front_weights(federation: Federation, reply: Reply) -> None:
+    """The weights are those of the network up to the cut."""
+    trainer = federation.trainer
+    _check_names(reply, "weights", set(trainer.split(trainer.model)[0].state_dict()))
+
+
+def check_samples(reply: Reply) -> None:
+    """The reply says of how many images it is: the mean over the sites is weighted by that."""
+    if "samples" not in reply.metadata:
+        raise ParcelRejected("the reply does not say of how many images it is ('samples')")
+
+
+def check_like(reply: Reply, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:
+    """The parcel of a kind has these names, dtypes and shapes."""
+    Expected.like(kind, tensors, partial=partial).check(reply.parcel(kind))
+
+
+def check_rows(federation: Federation, reply: Reply, kind: str, *names: str) -> None:
+    """Activations or latents, [N, ...] of the network's shape at the cut, come with N targets."""
+    tensors, targets = reply.parcel(kind).tensors, _targets(reply)
+    shape = _shape_at_the_cut(federation)
+    for name in names:
+        if name not in tensors or tuple(tensors[name].shape) != (len(targets), *shape):
+            found = tuple(tensors[name].shape) if name in tensors else "missing"
+            raise ParcelRejected(f"{kind}: '{name}' is {found}, expected {(len(targets), *shape)}")
+
+
+def _check_names(reply: Reply, kind: str, wanted: set[str]) -> None:
+    came = reply.parcel(kind).tensors.keys()
+    if came != wanted:
+        differ = sorted(came ^ wanted)
+        raise ParcelRejected(f"{kind}: the names are not those that the method shares; they differ in {differ[:3]}")
+
+
+def _targets(reply: Reply) -> Tensor:
+    found = [parcel.tensors.get("targets") for parcel in reply.parcels if parcel.kind in ("labels", "masks")]
+    if len(found) != 1 or found[0] is None or found[0].dim() < 1 or len(found[0]) == 0:
+        raise ParcelRejected("labels: one tensor 'targets' must come, with an entry for each image")
+    return found[0]
+
+
+@torch.no_grad()
+def _shape_at_the_cut(federation: Federation) -> tuple[int, ...]:
+    """The shape of one image's activations at the cut; worked out once."""
+    trainer = federation.trainer
+    if "shape at the cut" not in trainer.kept:
+        front = trainer.split(trainer.model)[0]
+        was_training = front.training
+        image = torch.zeros(1, *federation.image_shape, device=trainer.device)
+        trainer.kept["shape at the cut"] = tuple(front.eval()(image).shape[1:])
+        front.train(was_training)
+    return trainer.kept["shape at the cut"]
