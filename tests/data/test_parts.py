@@ -33,6 +33,8 @@ class Drawn(Source):
             masks=rng.integers(0, 2, (60, 16, 16), np.uint8),
             patient=np.array([f"p{i // 2:02d}" for i in range(60)]),
             subgroup=np.array(["left", "right"] * 30),
+            columns=np.array([[f"scanner {i % 7}", f"age {i}"] for i in range(60)]),
+            column_names=("scanner", "age"),
         )
 
 
@@ -54,8 +56,10 @@ def test_every_image_goes_to_one_site_with_its_label_mask_patient_and_subgroup(t
             assert np.array_equal(part.labels, data.labels[at])
             assert np.array_equal(part.masks, data.masks[at])
             assert np.array_equal(part.subgroup, data.subgroup[at])
+            assert np.array_equal(part.columns, data.columns[at])
             assert np.array_equal(part.cases, np.array(at) // 2)
     assert sorted(seen) == list(range(60))
+    assert parts.info["columns"] == ["scanner", "age"]
 
 
 def test_info_counts_what_is_in_the_parts(tmp_path, sites):
@@ -101,7 +105,7 @@ def test_opening_a_site_touches_no_file_outside_its_folder(tmp_path, sites, monk
     real = np.load
     monkeypatch.setattr(np, "load", lambda file, **options: (opened.append((file, options)), real(file, **options))[1])
     open_site(parts.folder, parts.names[0])
-    assert len(opened) == 15
+    assert len(opened) == 18
     for file, options in opened:
         assert file.resolve().is_relative_to((parts.folder / parts.names[0]).resolve())
         assert options["allow_pickle"] is False

@@ -22,6 +22,8 @@ class Dataset:
     split     str [N], "train" / "validation" / "test" where the source fixes it, "" where it does not
     subgroup  str [N], a finer label inside a class (e.g. the lesion type inside "malignant")
     ids       str [N], a name a human can find the image by
+    columns   str [N, K], more of each image, such as sex or scanner, for results by sub-group
+    column_names  names of the K columns
     """
 
     images: np.ndarray
@@ -35,8 +37,10 @@ class Dataset:
     split: np.ndarray | None = None
     subgroup: np.ndarray | None = None
     ids: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    column_names: tuple[str, ...] = ()
 
-    PER_IMAGE = ("images", "labels", "masks", "patient", "site", "split", "subgroup", "ids")
+    PER_IMAGE = ("images", "labels", "masks", "patient", "site", "split", "subgroup", "ids", "columns")
 
     def __post_init__(self) -> None:
         for name in self.PER_IMAGE:

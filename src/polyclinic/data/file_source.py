@@ -106,6 +106,7 @@ class FileSource(Source):
             classes=listing.classes,
             unit=listing.unit,
             label_range=listing.label_range,
+            column_names=listing.column_names,
         )
 
     def prepared(self, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -148,4 +149,5 @@ def open_prepared(folder: Path) -> Dataset:
         classes=tuple(facts["classes"]),
         unit=facts["unit"],
         label_range=tuple(bounds) if bounds else None,
+        column_names=tuple(facts.get("column_names", ())),
     )

@@ -26,6 +26,9 @@ class LabelledSource(FileSource):
     merge: dict[str, tuple[Value, ...]] | None = Field(
         None, description="labels that become one class, by its name: { diseased = [2, 3, 4] }"
     )
+    columns: tuple[str, ...] = Field(
+        (), description="further columns or arrays that the run keeps of each image, for results by sub-group: ['sex']"
+    )
     rename: dict[str, str] | None = Field(None, description='new names of labels: { "0" = "healthy" }')
 
     per_class: int | None = Field(None, ge=1, description="so many images of each class, drawn by data.seed")
@@ -41,6 +44,10 @@ class LabelledSource(FileSource):
         if self.label_range is not None and (self.merge or self.rename or self.per_class):
             raise ValueError("merge, rename and per_class are for classes; drop them or label_range")
         return self
+
+    def more_columns(self, values: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray | None:
+        """The chosen rows of the columns that `columns` names, str [N, K]; None where it names none."""
+        return np.stack([np.asarray(column)[rows].astype(str) for column in values], axis=1) if values else None
 
     def kept(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Indices of the images that `keep` leaves."""

@@ -17,7 +17,7 @@ from polyclinic.data.reading import Reader
 from polyclinic.data.tables import Table
 
 #: the arrays of a listing that have one entry per image
-PER_IMAGE = ("labels", "patient", "site", "split", "subgroup", "ids")
+PER_IMAGE = ("labels", "patient", "site", "split", "subgroup", "ids", "columns")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Listing:
     split: np.ndarray | None = None
     subgroup: np.ndarray | None = None
     ids: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    column_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -77,7 +79,8 @@ class Listing:
     def facts(self) -> dict[str, Any]:
         """What holds for all images, in plain values."""
         bounds = None if self.label_range is None else [float(bound) for bound in self.label_range]
-        return {"classes": list(self.classes), "unit": self.unit, "label_range": bounds}
+        names = {"column_names": list(self.column_names)} if self.column_names else {}
+        return {"classes": list(self.classes), "unit": self.unit, "label_range": bounds, **names}
 
 
 def listing_of_files(

@@ -4,7 +4,7 @@
 arrays into memory, read-only. Layout of an entry of the cache:
 
     parts/<digest>/info.json
-    parts/<digest>/<site>/{train,validation,test}/{images,labels,masks,cases,subgroup}.npy
+    parts/<digest>/<site>/{train,validation,test}/{images,labels,masks,cases,subgroup,columns}.npy
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class ImageSet:
     """The images of one split of one site, memory-mapped and read-only.
 
     images uint8 [N, C, H, W]; labels int64 or float32 [N]; masks uint8 [N, H, W] or None;
-    cases int64 [N], equal for images of one patient, or None; subgroup str [N] or None
+    cases int64 [N], equal for images of one patient, or None; subgroup str [N] or None;
+    columns str [N, K] or None, named by `PreparedSites.info["columns"]`
     """
 
     images: np.ndarray
@@ -63,6 +64,7 @@ class ImageSet:
     masks: np.ndarray | None = None
     cases: np.ndarray | None = None
     subgroup: np.ndarray | None = None
+    columns: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -93,7 +95,7 @@ class PreparedSites:
     """Where the images of all sites lie, and what is known of them without looking at one.
 
     info: source, channels, size, classes, unit, label_range, has_masks, counts[site][split],
-    class_counts[site][split] (a list, by class), digests[split] (sha256), mean_ks
+    class_counts[site][split] (a list, by class), columns (their names), digests[split] (sha256), mean_ks
     """
 
     folder: Path
@@ -223,6 +225,8 @@ def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camer
         _copy(folder / "cases.npy", patient_groups(dataset), index)
     if dataset.subgroup is not None:
         _copy(folder / "subgroup.npy", dataset.subgroup, index)
+    if dataset.columns is not None:
+        _copy(folder / "columns.npy", dataset.columns, index)
 
 
 def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change = lambda piece, start: piece) -> None:
@@ -245,6 +249,7 @@ def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
         "unit": dataset.unit,
         "label_range": list(dataset.label_range) if dataset.label_range else None,
         "has_masks": dataset.masks is not None,
+        "columns": list(dataset.column_names),
         "counts": {site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()},
         "class_counts": {site: _class_counts(dataset, parts) for site, parts in where.items()},
         "digests": {name: _digest(dataset, where, name) for name in SPLITS},

@@ -22,12 +22,14 @@ from polyclinic.formats import write_run_format
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
+from polyclinic.runner.case_statistics import statistics_of_cases
+from polyclinic.runner.cases import keep_cases
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.method_failure import run_method
 from polyclinic.runner.model_file import MODEL, card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
-from polyclinic.runner.release import _flat, digest_of_weights, final_metrics, released_models, whose_part
+from polyclinic.runner.release import Models, _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.result import Result, result_of
 from polyclinic.study import Study, load_run_study, plugged
 
@@ -170,7 +172,9 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
-        if not engine.simulation:
+        if engine.simulation:  # of a real site no score of a single image is kept
+            metrics |= kept_statistics(assembly, models)
+        else:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
     finally:
@@ -186,6 +190,19 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     }
     result = result_of(study, parts, federation, recorder, models, metrics, timing)
     return result | {"model_sha256": hashlib.sha256(content).hexdigest()}
+
+
+def kept_statistics(assembly: Assembly, models: Models) -> dict[str, Any]:
+    """Keep what the models say about each test image; intervals and calibration for the metrics of the result.
+
+    There are none where nothing can be counted: a model that says NaN, a plug-in's task that says no probabilities.
+    """
+    final = assembly.study.evaluation.final
+    try:
+        kept = keep_cases(assembly, models)
+        return statistics_of_cases(kept[final], final) if final in kept else {}
+    except BadInput:
+        return {}
 
 
 @contextlib.contextmanager

@@ -257,8 +257,9 @@ class Study(Settings):
     def as_tables(self) -> dict[str, Any]:
         """Plain tables, as in a TOML file, every default written out."""
         tables = _without_none(self.model_dump(mode="json"))
-        for table, name in ((tables, "plugins"), (tables["model"], "arguments"), (tables["optimizer"], "batch_sizes")):
-            if not table[name]:  # as in studies from before there were any
+        newer = {"model": "arguments", "optimizer": "batch_sizes", "data": "columns"}
+        for table, name in ((tables, "plugins"), *((tables[table], name) for table, name in newer.items())):
+            if not table.get(name, True):  # as in studies from before there were any
                 del table[name]
         if self.model.weights == RANDOM:
             del tables["model"]["weights"]

@@ -289,12 +289,16 @@ class Trainer:
         return self.task.loss(output.float(), targets, self.target, weights)
 
     @torch.no_grad()
+    def outputs(self, part: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the network gives for all images of a part and their targets, in order, in large batches."""
+        self.model.eval()
+        for images, target in self.in_order(part):
+            yield self.forward(images).float(), target
+
+    @torch.no_grad()
     def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
-        self.model.eval()
-        batches: Iterator[tuple[Tensor, ...]] = (
-            (self.forward(images).float(), target) for images, target in self.in_order(part)
-        )
+        batches: Iterator[tuple[Tensor, ...]] = self.outputs(part)
         if not self.task.dense:  # small outputs: the GPU is waited for once
             batches = iter([tuple(torch.cat(some) for some in zip(*batches, strict=True))])
         observed, targets = [], []

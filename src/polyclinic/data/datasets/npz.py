@@ -74,6 +74,8 @@ class Npz(LabelledSource):
             split=self._splits(columns, chosen, place),
             subgroup=self._texts(columns, "subgroup", chosen),
             ids=None if names is None else names.astype(str),
+            columns=self.more_columns([self._named(columns, name) for name in self.columns], chosen),
+            column_names=self.columns,
         )
 
     def _name(self, columns: Columns, field: str) -> str:
@@ -88,9 +90,13 @@ class Npz(LabelledSource):
 
     def _texts(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
         """As `_column`, with names instead of numbers where the archive has them."""
-        values = self._column(columns, field, chosen)
-        names = columns.names_of(self._name(columns, field))
-        return values if values is None else (values if names is None else names[values]).astype(str)
+        name = self._name(columns, field)
+        return self._named(columns, name)[chosen].astype(str) if name else None
+
+    def _named(self, columns: Columns, name: str) -> np.ndarray:
+        """One of the arrays of `data.columns`, with names instead of numbers where the archive has them."""
+        values, names = columns[name].reshape(-1), columns.names_of(name)
+        return values if names is None else names[values]
 
     def _labels(
         self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str], has_masks: bool

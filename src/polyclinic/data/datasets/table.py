@@ -76,11 +76,13 @@ class Csv(LabelledSource):
             split=_taken(columns["split"], rows, lambda values: split_names(values, places)),
             subgroup=_taken(columns["subgroup"], rows),
             ids=np.array([row[self.image] for row in table.rows])[rows],
+            columns=self.more_columns([table.column(name) for name in self.columns], rows),
+            column_names=self.columns,
         )
 
     def _chosen_rows(self) -> Table:
         table = read_table(self.location, self.image)
-        table.require(*(name for name in (getattr(self, field) for field in OPTIONAL) if name))
+        table.require(*(name for name in (getattr(self, field) for field in OPTIONAL) if name), *self.columns)
         if self.keep:
             table = table.where(self.kept({name: table.column(name) for name in table.columns}))
         self._refuse_gaps(table)

@@ -212,7 +212,7 @@ def draw_sheet(site: Site, synthetic: ImageSet) -> None:
 
 def subset(part: ImageSet, index: np.ndarray) -> ImageSet:
     """Some of the images of a part, with what is known of each."""
-    known = {name: getattr(part, name) for name in ("masks", "cases", "subgroup")}
+    known = {name: getattr(part, name) for name in ("masks", "cases", "subgroup", "columns")}
     chosen = {name: None if array is None else array[index] for name, array in known.items()}
     return replace(part, images=part.images[index], labels=part.labels[index], **chosen)
 
@@ -220,7 +220,7 @@ def subset(part: ImageSet, index: np.ndarray) -> ImageSet:
 def join(a: ImageSet, b: ImageSet) -> ImageSet:
     """The images of two parts; masks and sub-groups, which synthetic images do not have, are dropped."""
     images, labels = (np.concatenate([getattr(part, name) for part in (a, b)]) for name in ("images", "labels"))
-    return replace(a, images=images, labels=labels.astype(a.labels.dtype), masks=None, cases=None, subgroup=None)
+    return ImageSet(images, labels.astype(a.labels.dtype))
 
 
 def _even_parts(total: int, parts: int) -> list[int]:

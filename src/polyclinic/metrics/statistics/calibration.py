@@ -43,11 +43,16 @@ def _bins(values: np.ndarray, bins: int, binning: str) -> np.ndarray:
     if bins < 1:
         raise BadInput(f"statistics: bins is {bins}; choose 1 or more")
     if binning == "equal-width":
-        return np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
+        return equal_width_bins(values, bins)
     if binning != "equal-mass":
         raise BadInput(f"statistics: no such binning: '{binning}'; choose equal-width or equal-mass")
     edges = np.quantile(values, np.arange(1, bins) / bins, method="inverted_cdf")
     return np.searchsorted(np.unique(edges), values, side="left")
+
+
+def equal_width_bins(values: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each value [N] from 0 to 1, of so many of equal width."""
+    return np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
 def brier_score(probabilities: Numbers, labels: Numbers) -> float:

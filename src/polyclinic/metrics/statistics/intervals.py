@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,10 @@ from polyclinic.metrics.statistics.checks import Numbers, numbers, same_length, 
 from polyclinic.randomness import numpy_rng
 
 DRAWS = 2000
+#: weights of draws in memory at once
+CELLS = 4_000_000
+
+WeightedMetrics = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -97,17 +102,83 @@ def bootstrap_intervals(
     if cases < 2 or draws < 2:
         raise BadInput("statistics: a bootstrap needs two cases and two draws or more")
     groups = rows_by_patient(patients, cases)
-    if len(groups) < 2:
-        raise BadInput("statistics: all cases are of one patient; a bootstrap by patient needs two or more")
-    whole = metrics(np.arange(cases))
-    picks = numpy_rng(*address).integers(0, len(groups), (draws, len(groups)))
+    picks = _picks(len(groups), draws, address)
     drawn = [metrics(np.concatenate([groups[i] for i in pick])) for pick in picks]
     left_out = [metrics(np.concatenate([*groups[:i], *groups[i + 1 :]])) for i in _needed(kind, len(groups))]
+    return _intervals(metrics(np.arange(cases)), _columns(drawn), _columns(left_out), confidence)
+
+
+def weighted_bootstrap(
+    metrics: WeightedMetrics,
+    cases: int,
+    *,
+    patients: Sequence[Hashable] | np.ndarray | None = None,
+    address: Sequence[str | int] = ("statistics", "bootstrap"),
+    draws: int = DRAWS,
+    kind: Literal["bca", "percentile"] = "bca",
+    confidence: float = CONFIDENCE,
+) -> dict[str, Interval]:
+    """The same intervals as `bootstrap_intervals`, hundreds of times faster, of metrics that know weights.
+
+    `metrics(weights)` gives each metric of all draws at once, {name: [D]}, from weights [D, cases]: how often each draw
+    has each case (`metrics.statistics.case_metrics`).
+    """
+    share(confidence, "confidence")
+    if cases < 2 or draws < 2:
+        raise BadInput("statistics: a bootstrap needs two cases and two draws or more")
+    groups = rows_by_patient(patients, cases)
+    picks = _picks(len(groups), draws, address)
+    member = np.empty(cases, dtype=np.int64)
+    for number, rows in enumerate(groups):
+        member[rows] = number
+
+    def weights_of(few: np.ndarray) -> np.ndarray:
+        return np.stack([np.bincount(pick, minlength=len(groups)) for pick in few])[:, member].astype(np.float64)
+
+    def without(few: np.ndarray) -> np.ndarray:
+        return (few[:, None] != member).astype(np.float64)
+
+    whole = {name: float(values[0]) for name, values in metrics(np.ones((1, cases))).items()}
+    drawn = _in_pieces(metrics, weights_of, picks, cases)
+    left_out = _in_pieces(metrics, without, np.array(_needed(kind, len(groups))), cases)
+    return _intervals(whole, drawn, left_out, confidence)
+
+
+def _in_pieces(
+    metrics: WeightedMetrics, weights_of: Callable[[np.ndarray], np.ndarray], draws: np.ndarray, cases: int
+) -> dict[str, np.ndarray]:
+    """Metrics of all draws, so many at a time that their weights fit in memory."""
+    step = max(1, CELLS // cases)
+    found = [metrics(weights_of(draws[start : start + step])) for start in range(0, len(draws), step)]
+    names = found[0] if found else {}
+    return {name: np.concatenate([one[name] for one in found]) for name in names}
+
+
+def _picks(patients: int, draws: int, address: Sequence[str | int]) -> np.ndarray:
+    """The patients of each draw, int64 [draws, patients]."""
+    if patients < 2:
+        raise BadInput("statistics: all cases are of one patient; a bootstrap by patient needs two or more")
+    return numpy_rng(*address).integers(0, patients, (draws, patients))
+
+
+def _columns(found: list[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """The values of each metric, NaN where one has none."""
+    names = dict.fromkeys(name for one in found for name in one)
+    return {name: np.array([one.get(name, np.nan) for one in found], dtype=np.float64) for name in names}
+
+
+def _intervals(
+    whole: Mapping[str, float],
+    drawn: Mapping[str, np.ndarray],
+    left_out: Mapping[str, np.ndarray],
+    confidence: float,
+) -> dict[str, Interval]:
     found = {}
     for name, value in whole.items():
-        values = _defined(drawn, name)
-        if np.isfinite(value) and len(values) * 2 > draws:
-            low, high = _ends(value, values, _defined(left_out, name), confidence)
+        values = drawn[name][np.isfinite(drawn[name])] if name in drawn else np.empty(0)
+        if np.isfinite(value) and len(values) * 2 > len(drawn.get(name, ())):
+            others = left_out.get(name, np.empty(0))
+            low, high = _ends(value, values, others[np.isfinite(others)], confidence)
             found[name] = Interval(float(value), low, high, confidence)
     return found
 
@@ -130,24 +201,18 @@ def _needed(kind: str, patients: int) -> range:
     return range(patients if kind == "bca" else 0)
 
 
-def _defined(found: list[Mapping[str, float]], name: str) -> np.ndarray:
-    values = np.array([one.get(name, np.nan) for one in found], dtype=np.float64)
-    return values[np.isfinite(values)]
-
-
 def _ends(value: float, values: np.ndarray, left_out: np.ndarray, confidence: float) -> tuple[float, float]:
     """The ends of the interval: quantiles of the drawn values; BCa where there are values with one patient left out."""
-    from scipy import stats
-
+    normal = NormalDist()  # not scipy's, which takes longer to import than many a run's statistics
     tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
     # a draw equal to the value counts half, so that a metric of few steps has no bias of its own
     below = ((values < value).sum() + (values <= value).sum()) / (2 * len(values))
     if len(left_out) and 0 < below < 1:
-        bias = stats.norm.ppf(below)
+        bias = normal.inv_cdf(float(below))
         apart = left_out.mean() - left_out
         spread = (apart**2).sum() ** 1.5
         skewness = (apart**3).sum() / (6 * spread) if spread > 0 else 0.0
-        moved = bias + stats.norm.ppf(tails)
-        tails = stats.norm.cdf(bias + moved / (1 - skewness * moved))
+        moved = bias + np.array([normal.inv_cdf(tail) for tail in tails])
+        tails = np.array([normal.cdf(place) for place in bias + moved / (1 - skewness * moved)])
     low, high = np.quantile(values, tails)
     return float(low), float(high)
