@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from polyclinic.data.heterogeneity import mean_ks, pairwise_ks
+from polyclinic.data.heterogeneity import label_histograms, mean_ks, pairwise_ks
 
 
 def test_two_classes_differ_by_their_shares():
@@ -38,3 +38,14 @@ def test_scipy_agrees(rounding):
 
 def test_one_site_alone_differs_from_nobody():
     assert mean_ks({"only": np.array([0, 1])}) == 0
+
+
+def test_histograms_count_classes_or_values_between_edges():
+    assert label_histograms({"a": np.array([0, 2, 2]), "b": np.array([1])}, 3) == {
+        "edges": None,
+        "per_site": {"a": [1, 0, 2], "b": [0, 1, 0]},
+    }
+    found = label_histograms({"a": np.array([0.0, 24.0]), "b": np.array([1.5])}, 0)
+    assert found["edges"] == pytest.approx(list(range(25)))
+    assert found["per_site"]["a"] == [1, *[0] * 22, 1]
+    assert found["per_site"]["b"] == [0, 1, *[0] * 22]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+#: bins of a histogram of values
+VALUE_BINS = 24
 
 
 def pairwise_ks(labels_by_site: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -29,6 +33,16 @@ def _cumulative_shares(labels: list[np.ndarray]) -> np.ndarray:
     counts = np.zeros((len(labels), len(values)))
     np.add.at(counts, (site, which), 1)
     return np.cumsum(counts, axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
+
+
+def label_histograms(labels_by_site: Mapping[str, np.ndarray], classes: int) -> dict[str, Any]:
+    """How many labels of each site lie in each bin, `per_site`: a bin for each class, or bins between `edges`."""
+    if classes:
+        counts = {site: np.bincount(own, minlength=classes).tolist() for site, own in labels_by_site.items()}
+        return {"edges": None, "per_site": counts}
+    edges = np.histogram_bin_edges(np.concatenate(list(labels_by_site.values())), bins=VALUE_BINS)
+    counts = {site: np.histogram(own, edges)[0].tolist() for site, own in labels_by_site.items()}
+    return {"edges": [float(edge) for edge in edges], "per_site": counts}
 
 
 def mean_ks(labels_by_site: Mapping[str, np.ndarray]) -> float:

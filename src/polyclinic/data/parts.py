@@ -31,7 +31,7 @@ from polyclinic.data.cache import (
 )
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.heterogeneity import mean_ks
+from polyclinic.data.heterogeneity import label_histograms, mean_ks, pairwise_ks
 from polyclinic.data.names import check_site_names, refuse_unsafe_name
 from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import Source
@@ -43,6 +43,8 @@ from polyclinic.registry import reason
 
 #: files up to this size are read at once, and not mapped into memory
 READ_AT_ONCE = 2**17
+#: sites up to which the KS statistic of each pair is written down
+MOST_PAIRED = 40
 
 #: the images of each split of each site, as indices into the dataset
 Spread = dict[str, dict[str, np.ndarray]]
@@ -95,7 +97,8 @@ class PreparedSites:
     """Where the images of all sites lie, and what is known of them without looking at one.
 
     info: source, channels, size, classes, unit, label_range, has_masks, counts[site][split],
-    class_counts[site][split] (a list, by class), columns (their names), digests[split] (sha256), mean_ks
+    class_counts[site][split] (a list, by class), columns (their names), digests[split] (sha256), mean_ks,
+    labels (histograms of training labels), pairwise_ks (up to 40 sites)
     """
 
     folder: Path
@@ -254,6 +257,8 @@ def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
         "class_counts": {site: _class_counts(dataset, parts) for site, parts in where.items()},
         "digests": {name: _digest(dataset, where, name) for name in SPLITS},
         "mean_ks": mean_ks(train_labels),
+        "labels": label_histograms(train_labels, len(dataset.classes)),
+        **({"pairwise_ks": pairwise_ks(train_labels).round(4).tolist()} if len(where) <= MOST_PAIRED else {}),
     }
 
 

@@ -21,6 +21,9 @@ from polyclinic.runner.recorder import Recorder
 from polyclinic.runner.release import Models, _flat, digest_of_weights
 from polyclinic.study import Study
 
+#: what a result says of its data, of `PreparedSites.info`
+FACTS = ("source", "counts", "digests", "classes", "unit")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -59,14 +62,16 @@ def result_of(
         "model": "one of each site" if "" not in models else "one for all sites",
         "selected": {"by": study.evaluation.select, "round": recorder.best_round or federation.round},
         "batch_norm": "local" if study.method.traits.batch_norm == "local" else study.model.batch_norm,
-        "heterogeneity": {"mean_ks": parts.info["mean_ks"]},
+        "heterogeneity": {
+            name: parts.info[name] for name in ("mean_ks", "pairwise_ks", "labels") if name in parts.info
+        },
         "communication": federation.communication.summary(federation.sites),
         "privacy": summary(federation.coverage.records, federation.coverage.uncovered),
         "rounds": federation.round,
         "failures": federation.failures,
         "ledgers": federation.heads.summary(),
         **federation.reports,
-        "data": {key: parts.info[key] for key in ("source", "counts", "digests")},
+        "data": {key: parts.info[key] for key in FACTS if key in parts.info},
         "timing": timing,
         "environment": environment(study, federation),
         "weights_sha256": digest_of_weights(_flat(models)),
