@@ -38,7 +38,7 @@ TINY: dict[str, dict[str, Any]] = {
     "optimizer": {"batch_size": 8, "lr": 0.05},
     # "best" may release the model of round 1, and a test of rounds 2 and 3 could then not fail
     "evaluation": {"select": "last"},
-    "engine": {"workers": 1, "device": "cpu"},
+    "engine": {"workers": 1, "device": "cpu", "durable": False},  # no test loses power
 }
 
 MakeStudy = Callable[..., Study]

@@ -5,6 +5,10 @@ class BadInput(Exception):  # noqa: N818 - reads as a word of the project, not a
     """Input that cannot be used. The message is one sentence: what is at fault, and the cure. Exit code 2."""
 
 
+class Damaged(BadInput):
+    """A file that is missing, or is not what was written into it. The message names the file."""
+
+
 class WorkFailed(Exception):  # noqa: N818
     """The input was fine but the work could not be finished. Exit code 1."""
 

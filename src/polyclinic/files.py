@@ -11,19 +11,23 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Damaged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 #: how the names of unfinished files and folders end
 PARTIAL = ".partial"
+#: so many files are brought to disk with one call for all files of the machine instead of one call each
+SYNC_ALL_FROM = 16
+#: where the header of a safetensors file has the digest of its tensors
+_DIGEST = "sha256"
 
 # --- atomic writes ------------------------------------------------------------------------------------
 
@@ -48,6 +52,17 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def sync_files(paths: Sequence[Path]) -> None:
+    """Have the content and the names of several files on disk when this returns."""
+    if len(paths) > SYNC_ALL_FROM and hasattr(os, "sync"):
+        os.sync()
+        return
+    for path in paths:
+        sync_file(path)
+    for folder in dict.fromkeys(path.parent for path in paths):
+        sync_folder(folder)
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on disk when this returns; Windows does that by itself."""
     if os.name == "nt":
@@ -59,20 +74,49 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors atomically, as a safetensors file."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = False) -> None:
+    """Write tensors atomically, as a safetensors file whose header has their digest; `durable` as in `atomic_write`."""
     from safetensors.torch import save_file
 
+    copies = contiguous_cpu_copies(tensors)
     with atomic_file(path) as partial:
-        save_file(contiguous_cpu_copies(tensors), partial)
+        save_file(copies, partial, {_DIGEST: digest_of_tensors(copies)})
+        if durable:
+            sync_file(partial)
+    if durable:
+        sync_folder(path.parent)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in memory: the file may be removed or replaced from now on.
 
+    Damaged if it is missing, or if its tensors are not those that `write_tensors` wrote.
     `safetensors.torch.load_file` maps the file instead, and Windows removes no file that is mapped.
     """
-    return decode_tensors(path.read_bytes())
+    from safetensors import SafetensorError
+
+    try:
+        content = path.read_bytes()
+        tensors = decode_tensors(content)
+        noted = (_header(content).get("__metadata__") or {}).get(_DIGEST)
+    except FileNotFoundError:
+        raise Damaged(f"{path}: is missing") from None
+    except (SafetensorError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise Damaged(f"{path}: is damaged and cannot be read ({error})") from None
+    if noted is not None and digest_of_tensors(tensors) != noted:
+        raise Damaged(f"{path}: is damaged (its SHA-256 is not the one that was noted when it was written)")
+    return tensors
+
+
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and bytes of contiguous tensors on the CPU, in the order of their names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def decode_tensors(content: bytes) -> dict[str, Tensor]:
@@ -81,9 +125,13 @@ def decode_tensors(content: bytes) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     tensors = load(content)
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    header = _header(content)
     names = sorted(tensors, key=lambda name: (header[name]["data_offsets"], name))
     return {name: tensors[name] for name in names}
+
+
+def _header(content: bytes) -> dict:
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 
 def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from polyclinic.errors import Damaged
 from polyclinic.federation import checkpoint as module
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.state import SitePosition
@@ -50,7 +51,9 @@ def test_everything_comes_back(folder):
 def test_only_sets_that_changed_are_written_again(folder, monkeypatch):
     written = []
     write = module.write_tensors
-    monkeypatch.setattr(module, "write_tensors", lambda path, t: (written.append(path.name), write(path, t)))
+    monkeypatch.setattr(
+        module, "write_tensors", lambda path, t, **how: (written.append(path.name), write(path, t, **how))
+    )
     checkpoint, large, weights = Checkpoint(folder), tensors(1), tensors(2)
     checkpoint.save(Manifest(round=1), {"once.large": large, "state.w": weights})
     assert len(written) == 2
@@ -69,10 +72,12 @@ def test_old_files_go_and_new_ones_stay(folder):
     checkpoint = Checkpoint(folder)
     for round in range(5):
         checkpoint.save(Manifest(round=round), {"state.w": tensors(round), "best": tensors(-round)})
-        assert len(files(folder)) == 3
+        # two manifests, and the two sets of tensors of each: the checkpoint before stays
+        assert len(files(folder)) == (6 if round else 3)
         assert values(Checkpoint(folder), "state.w") == [round] * 3
-    checkpoint.save(Manifest(round=5), {"state.w": tensors(5)})
-    assert len(files(folder)) == 2
+    for round in (5, 6):
+        checkpoint.save(Manifest(round=round), {"state.w": tensors(round)})
+    assert len(files(folder)) == 4
 
 
 def test_two_saves_in_one_round_do_not_touch_each_others_files(folder):
@@ -98,7 +103,8 @@ class Killed(BaseException):
 @pytest.mark.parametrize("step", ["tensors 1", "tensors 2", "manifest written", "manifest replaced", "file removed"])
 def test_a_kill_at_any_step_leaves_the_old_checkpoint_or_the_new(folder, monkeypatch, step, resume_first):
     checkpoint = Checkpoint(folder)
-    checkpoint.save(Manifest(round=1), {"state.w": tensors(1), "best": tensors(1)})
+    for round in (0, 1):
+        checkpoint.save(Manifest(round=round), {"state.w": tensors(round), "best": tensors(round)})
     if resume_first:
         checkpoint = Checkpoint(folder)
         for name in ("state.w", "best"):
@@ -114,7 +120,8 @@ def test_a_kill_at_any_step_leaves_the_old_checkpoint_or_the_new(folder, monkeyp
 
     survivor.save(Manifest(round=3), {"state.w": tensors(3)})
     assert values(Checkpoint(folder), "state.w") == [3, 3, 3]
-    assert [name for name in files(folder) if name.endswith(".safetensors")] == list(survivor.load().files.values())
+    named = {*survivor.load().files.values(), *module.read_manifest(survivor.previous).files.values()}
+    assert {name for name in files(folder) if name.endswith(".safetensors")} == named
 
 
 def _kill_at(patch, step):
@@ -171,3 +178,57 @@ def test_partial_files_are_ignored(folder):
 def test_a_manifest_is_plain_json_without_tensors(folder):
     Checkpoint(folder).save(Manifest(round=1, sites={"s": SitePosition(1, 2)}), {"state.w": tensors(1)})
     assert json.loads((folder / "manifest.json").read_text())["sites"] == {"s": [1, 2]}
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        place = int(how) % len(content)
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+
+
+HOW = ["removed", "cut", "9", "40", "-1", "-3"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["manifest.json", "state.w", "best"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, name, how):
+    checkpoint = Checkpoint(folder)
+    for round in (1, 2):
+        checkpoint.save(Manifest(round=round), {"state.w": tensors(round), "best": tensors(round)})
+    file = folder / checkpoint.load().files.get(name, name)
+    damage(file, how)
+    survivor = Checkpoint(folder)
+    assert survivor.load().round == 1
+    assert str(file) in survivor.problem
+    assert survivor.tensors(survivor.load(), "state.w")["a"].tolist() == [1, 1, 1]
+    survivor.save(Manifest(round=2), {"state.w": tensors(2), "best": tensors(2)})
+    again = Checkpoint(folder)
+    assert (again.load().round, again.problem) == (2, "")
+    assert values(again, "best") == [2, 2, 2]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["manifest.json", "state.w"])
+def test_without_a_whole_checkpoint_the_damaged_file_is_named(folder, name, how):
+    checkpoint = Checkpoint(folder)
+    checkpoint.save(Manifest(round=1), {"state.w": tensors(1)})
+    if (name, how) == ("manifest.json", "removed"):
+        pytest.skip("that is a run that was killed before its first checkpoint")
+    file = folder / checkpoint.load().files.get(name, name)
+    damage(file, how)
+    with pytest.raises(Damaged, match=f"{file.name}: is (damaged|missing)"):
+        Checkpoint(folder).load()
+
+
+def test_a_manifest_of_an_older_version_has_no_digest(folder):
+    checkpoint = Checkpoint(folder)
+    checkpoint.save(Manifest(round=1), {"state.w": tensors(1)})
+    old = json.loads(checkpoint.path.read_text())
+    del old["sha256"]
+    checkpoint.path.write_text(json.dumps(old))
+    assert Checkpoint(folder).load().round == 1

@@ -470,12 +470,15 @@ def test_sites_are_restored_checkpointed_and_pruned(make):
     federation = make(engine=engine)
     assert not federation.resume()
     engine.positions = {"a": SitePosition(3, 7)}
-    for _ in federation.rounds(1, federation.state()):
-        pass
-    assert engine.events == [("restore", {}), "checkpoint", ("prune", {"a": SitePosition(3, 7)})]
+    for number in federation.rounds(2, federation.state()):
+        engine.positions = {"a": SitePosition(2 + number, 7)}
+    # the states of the checkpoint before stay
+    assert engine.events[:3] == [("restore", {}), "checkpoint", ("prune", {})]
+    assert engine.events[3:] == ["checkpoint", ("prune", {"a": SitePosition(3, 7)})]
     resumed = Script()
+    resumed.simulation = False  # this site's state lies elsewhere
     make(engine=resumed).resume()
-    assert resumed.events == [("restore", {"a": SitePosition(3, 7)})]
+    assert resumed.events == [("restore", {"a": SitePosition(4, 7)})]
 
 
 def test_old_site_states_are_pruned_only_after_the_checkpoint_is_there(make, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from run_folders import assert_same_run, history, ledgers, result
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, Damaged, WorkFailed
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.files import lock
@@ -289,8 +289,20 @@ def test_a_lost_state_is_named_when_a_run_goes_on(tiny, tmp_path):
         run(tiny(method, settings), tmp_path / "run", display=Stop(2))
     for path in (tmp_path / "run" / "sites" / "site-2").iterdir():
         path.unlink()
-    with pytest.raises((WorkFailed, OSError), match="site-2"):
-        run(tiny(method, settings | {"engine.on_failure": "stop"}), tmp_path / "run", resume=True)
+    with pytest.raises(Damaged, match="site-2.*state-1.safetensors: is missing; bring the file back"):
+        run(tiny(method, settings), tmp_path / "run", resume=True)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_where_a_state_is_damaged(tiny, tmp_path, undisturbed):
+    method, settings = PERSONAL
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(method, settings), tmp_path / "run", display=Stop(3))
+    newest = max((tmp_path / "run" / "sites" / "site-2").glob("state-*.safetensors"))
+    content = newest.read_bytes()
+    newest.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
+    result = run(tiny(method, settings), tmp_path / "run", resume=True)
+    assert result["weights_sha256"] == undisturbed(tiny(method, settings))["weights_sha256"]
+    assert [f"{newest}: is damaged" in sentence for sentence in result["warnings"]] == [True]
 
 
 # --- policy -------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ run killed at any moment finds its last complete checkpoint.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
+from polyclinic.errors import Damaged
 from polyclinic.federation.state import SitePosition
-from polyclinic.files import atomic_write, read_tensors, write_tensors
+from polyclinic.files import atomic_write, digest_of, read_tensors, write_tensors
 from polyclinic.json_types import JsonObject
 
 Tensors = Mapping[str, Tensor]
@@ -31,23 +32,64 @@ class Manifest:
     sites: dict[str, SitePosition] = field(default_factory=dict)
 
 
+def read_manifest(path: Path) -> Manifest:
+    """A manifest as it was written; Damaged if it is missing or is something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        noted = content.pop("sha256", None)  # older versions noted none
+        manifest = Manifest(**content)
+        manifest.sites = {name: SitePosition(*position) for name, position in manifest.sites.items()}
+    except FileNotFoundError:
+        raise Damaged(f"{path}: is missing") from None
+    except (ValueError, TypeError, AttributeError):
+        raise Damaged(f"{path}: is damaged and cannot be read") from None
+    if noted is not None and noted != digest_of(content):
+        raise Damaged(f"{path}: is damaged (its SHA-256 is not the one that was noted when it was written)")
+    return manifest
+
+
 class Checkpoint:
     """The checkpoint folder of a run. `save` is the only thing that changes it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+        """`durable`: what was saved survives a loss of power."""
         self.folder = folder
+        self.durable = durable
+        #: why the last checkpoint was not taken, where the one before it was
+        self.problem = ""
         self._saved: dict[str, tuple[Tensors, str]] = {}
 
     @property
     def path(self) -> Path:
         return self.folder / "manifest.json"
 
-    def load(self) -> Manifest | None:
-        """The last complete checkpoint, or None."""
-        if not self.path.exists():
+    @property
+    def previous(self) -> Path:
+        """The manifest of the checkpoint before."""
+        return self.folder / "previous.json"
+
+    def load(self, check_sites: Callable[[Mapping[str, SitePosition]], None] | None = None) -> Manifest | None:
+        """The last checkpoint, or the one before it where a file of the last one is damaged; None if there is none.
+
+        Damaged if no checkpoint is whole. `check_sites` raises it where the state of a site is not whole.
+        """
+        if not self.path.exists() and not self.previous.exists():
             return None
-        manifest = Manifest(**json.loads(self.path.read_text()))
-        manifest.sites = {name: SitePosition(*position) for name, position in manifest.sites.items()}
+        problems: list[Damaged] = []
+        for path in (self.path, self.previous):
+            try:
+                return self._whole(path, check_sites, problems)
+            except Damaged as damage:
+                problems.append(damage)
+        raise Damaged(f"{problems[0]}; bring the file back from a copy, or run the study again into another folder")
+
+    def _whole(self, path: Path, check_sites: Callable | None, problems: list[Damaged]) -> Manifest:
+        manifest = read_manifest(path)
+        for file in manifest.files.values():
+            read_tensors(self.folder / file)
+        if check_sites:
+            check_sites(manifest.sites)
+        self.problem = str(problems[0]) if problems else ""
         return manifest
 
     def tensors(self, manifest: Manifest, name: str) -> dict[str, Tensor]:
@@ -55,20 +97,32 @@ class Checkpoint:
         self._saved[name] = (loaded, manifest.files[name])
         return loaded
 
-    def save(self, manifest: Manifest, tensors: Mapping[str, Tensors]) -> None:
-        """Write the named sets of tensors that are new since the last save, then the manifest."""
+    def save(self, manifest: Manifest, tensors: Mapping[str, Tensors]) -> Manifest:
+        """Write the named sets of tensors that are new since the last save, then the manifest; the one before it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         manifest.files = {name: self._write(name, value, manifest.round) for name, value in tensors.items()}
-        atomic_write(self.path, json.dumps(vars(manifest)))
+        before = self._keep_previous()
+        content = json.loads(json.dumps(vars(manifest)))  # as a reader will find it
+        atomic_write(self.path, json.dumps({**content, "sha256": digest_of(content)}), durable=self.durable)
         for path in self.folder.glob("*.safetensors"):
-            if path.name not in manifest.files.values():
+            if path.name not in manifest.files.values() and path.name not in before.files.values():
                 path.unlink()
+        return before
+
+    def _keep_previous(self) -> Manifest:
+        """Keep the manifest that is there as the one before; what it says, or nothing if it is not whole."""
+        try:
+            before = read_manifest(self.path)
+        except Damaged:
+            return Manifest()
+        atomic_write(self.previous, self.path.read_bytes(), durable=self.durable)
+        return before
 
     def _write(self, name: str, value: Tensors, round: int) -> str:
         known, file = self._saved.get(name, (None, ""))
         if known is value:  # the very same object: nothing to write again
             return file
         file = f"{name}-{round}-{'b' if file.endswith('a.safetensors') else 'a'}.safetensors"
-        write_tensors(self.folder / file, value)
+        write_tensors(self.folder / file, value, durable=self.durable)
         self._saved[name] = (value, file)
         return file

@@ -92,6 +92,8 @@ class FederationSpec:
     keys: KeyRing | None = None
     #: where the coordinator's weights lie
     device: str = "cpu"
+    #: whether what a checkpoint has saved survives a loss of power
+    durable: bool = False
 
 
 class Received(NamedTuple):
@@ -130,7 +132,7 @@ class Federation:
         self.replay_settings = spec.replay_settings
         self.observer = observer or Observer()
         self._folder = spec.folder
-        self._checkpoint = Checkpoint(spec.folder / "checkpoint")
+        self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=spec.durable)
         self._expected = spec.expected
         self._replies = ReplyCheck(spec.method)
         self.image_shape = spec.image_shape
@@ -366,7 +368,7 @@ class Federation:
 
     def resume(self) -> bool:
         """Go back to the last checkpoint, if there is one; the sites too."""
-        self._resumed = self._checkpoint.load()
+        self._resumed = self._checkpoint.load(self._check_states if self.engine.simulation else None)
         manifest = self._resumed or Manifest()
         self.engine.restore(manifest.sites)
         if self._resumed is None:
@@ -382,7 +384,14 @@ class Federation:
         self._reports = dict(manifest.plain.get("reports", {}))
         best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
         self.observer.restore(manifest.plain["observer"], best)
+        if self._checkpoint.problem:
+            self.warn(f"{self._checkpoint.problem}; the run goes on from the checkpoint before, of round {self.round}")
         return True
+
+    def _check_states(self, positions: Mapping[str, SitePosition]) -> None:
+        """Damaged where what a simulated site keeps for itself is not what it wrote."""
+        for site, position in positions.items():
+            read_state(self._folder, site, position)
 
     def save(self) -> None:
         """Write a checkpoint of the coordinator and of every site."""
@@ -404,8 +413,8 @@ class Federation:
             "observer": self.observer.memory(),
             "reports": self._reports,
         }
-        self._checkpoint.save(manifest, tensors)
-        self.engine.prune(manifest.sites)
+        before = self._checkpoint.save(manifest, tensors)
+        self.engine.prune(before.sites)  # the states of two checkpoints stay
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -62,5 +62,7 @@ class HostSpec:
     anchors: Path | None = None
     #: where a deployed site's studies are stopped until a person there has looked
     suspensions: Suspensions | None = None
+    #: whether what a checkpoint has saved survives a loss of power
+    durable: bool = False
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do
     require_approval: Callable[[], None] | None = None

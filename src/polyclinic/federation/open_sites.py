@@ -23,7 +23,7 @@ from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, read_state, state_path
-from polyclinic.files import atomic_write, write_tensors
+from polyclinic.files import atomic_write, sync_files, write_tensors
 
 
 def room_for_states() -> int:
@@ -64,6 +64,9 @@ class OpenSites:
         """Write every changed state to disk; the position of every site this host has worked for."""
         for name in self._sites:
             self.save(name)
+        if self.spec.durable:  # a line of the ledger is on disk before any checkpoint that counts it
+            self.settle()
+            sync_files([ledger.path for ledger in self.ledgers.values() if ledger.take_unsynced()])
         return dict(self._positions)
 
     def save(self, name: str) -> SitePosition:
@@ -104,7 +107,7 @@ class OpenSites:
             stands = self._positions.get(name, SitePosition()).version
             return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
         kept = state_path(self.spec.folder, name, durable)
-        return [path for path in kept.parent.glob("state-*.safetensors") if path != kept]
+        return [path for path in kept.parent.glob("state-*.safetensors") if _version(path) < durable]
 
     def refuse_other_names(self, names: Iterable[str]) -> None:
         """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
@@ -196,9 +199,14 @@ class OpenSites:
             version += 1
             path = state_path(self.spec.folder, site.name, version)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(path, site.state)
+            write_tensors(path, site.state, durable=self.spec.durable)
             site.state.changed = False
         self._positions[site.name] = SitePosition(version, lines)
+
+
+def _version(state: Path) -> int:
+    number = state.stem.removeprefix("state-")
+    return int(number) if number.isdecimal() else 0
 
 
 def secret_in(folder: Path) -> str:

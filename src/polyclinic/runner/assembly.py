@@ -238,6 +238,7 @@ class Assembly:
             trainer=trainer,
             faults=Faults(study.engine.on_failure, study.engine.quorum),
             checkpoint_every=study.engine.checkpoint_every,
+            durable=study.engine.durable,
             fraction=study.method.fraction,
             patience=study.method.patience,
             backbones=self.backbones,
@@ -278,6 +279,7 @@ class Assembly:
             replay_settings=self.study.replay,
             trainers=trainers,
             result_settings_json=self.result_settings_json,
+            durable=self.study.engine.durable,
         )
 
     def _simulated_policy(self) -> Policy:

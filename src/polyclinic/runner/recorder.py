@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from polyclinic.errors import Damaged
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.observer import Observer
@@ -52,6 +54,8 @@ class Recorder(Observer):
         self._validation: JsonObject | None = None
         self._failures: dict[str, str] = {}
         self._seconds = 0.0
+        self._history = hashlib.sha256()  # of the lines of history.jsonl
+        self._noted_history: str | None = None
 
     # --- what the federation tells ----------------------------------------------------------------
 
@@ -112,8 +116,10 @@ class Recorder(Observer):
             "total_bytes": federation.communication.total,
             "seconds": round(seconds, 3),
         }
+        text = json.dumps(line) + "\n"
+        self._history.update(text.encode())
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(text)
         self._validation, self._failures = None, {}
         self.display.round_done(line, rounds)
 
@@ -124,7 +130,7 @@ class Recorder(Observer):
         score, minus_loss = self.best_rank if self.leading_round else (None, None)
         best = {"best_round": self.best_round, "best_score": score, "best_minus_loss": minus_loss}
         rounds = {"leading_round": self.leading_round, "scored_round": self.scored_round}
-        return {**best, **rounds, "seconds": self._seconds}
+        return {**best, **rounds, "seconds": self._seconds, "history_sha256": self._history.hexdigest()}
 
     def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
         self.best_round = memory["best_round"]
@@ -133,14 +139,22 @@ class Recorder(Observer):
         if memory["best_score"] is not None:
             self.best_rank = (memory["best_score"], memory.get("best_minus_loss") or 0.0)
         self._seconds = memory["seconds"]
+        self._noted_history = memory.get("history_sha256")
         self.best_weights = best
 
     def rewind_history(self, round: int) -> None:
-        """Drop the lines of rounds that will be done again, and a half-written one."""
+        """Drop the lines of rounds that will be done again, and a half-written one. Damaged if a line is another one
+        than when the checkpoint was written."""
         path = self.folder / "history.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [text for text in lines if (line := _line(text)) is not None and line["round"] <= round]
-        atomic_write(path, "".join(text + "\n" for text in kept))
+        lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
+        kept = "".join(text + "\n" for text in lines if 0 < _round_of(text) <= round)
+        self._history = hashlib.sha256(kept.encode())
+        if self._noted_history not in (None, self._history.hexdigest()):
+            raise Damaged(
+                f"{path}: is damaged: its lines up to round {round} are not those that the run wrote; "
+                "bring it back from a copy, or run the study again into another folder"
+            )
+        atomic_write(path, kept)
 
     @property
     def seconds(self) -> float:
@@ -148,11 +162,12 @@ class Recorder(Observer):
         return self._seconds
 
 
-def _line(text: str) -> JsonObject | None:
+def _round_of(text: str) -> int:
+    """The round that a line of the history is of; 0 for one that is none."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return None
+        return int(json.loads(text)["round"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def score(task: Task, replies: Sequence[Reply]) -> JsonObject | None:

@@ -163,6 +163,11 @@ class EngineSettings(Settings):
     )
     quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
     checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")
+    durable: bool = Field(
+        True,
+        description="a checkpoint is on disk before the run goes on, and survives a loss of power (fsync); false is "
+        "faster, for scratch work",
+    )
 
     @model_validator(mode="after")
     def _reproducible(self) -> Self:

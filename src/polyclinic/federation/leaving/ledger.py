@@ -54,6 +54,7 @@ class Ledger:
         self._times: Counter[tuple] = Counter(_address(line) for line in lines)
         #: the last round in which something was released; without what came after the position a site was put back to
         self.last_round = max((line["round"] for line in lines), default=0)
+        self._unsynced = False
         self._due: list[tuple[Future[str], JsonObject]] = []  # lines of parcels whose digests are being computed
         if anchor:
             anchor.check(path, self._digests)
@@ -173,6 +174,11 @@ class Ledger:
             sync_folder(self.path.parent)
             self._anchor.keep(head=self.head)
 
+    def take_unsynced(self) -> bool:
+        """Whether lines were written since the last time this was asked: the caller has them on disk now."""
+        unsynced, self._unsynced = self._unsynced, False
+        return unsynced
+
     def take_anchor(self, anchor: Anchor) -> None:
         """Keep a counter-signed head; LedgerBroken if this ledger never had it."""
         assert self._anchor, "simulated sites have no second place"
@@ -185,6 +191,7 @@ class Ledger:
         # opened anew for each line: a thousand sites must not hold a thousand open files
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self._unsynced = True
         self._position = Position(self._position.lines + 1, line["digest_of_line"])
         self._signature = line.get("signature", "")
         self._times[_address(line)] += 1
