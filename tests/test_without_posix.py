@@ -65,36 +65,34 @@ def test_a_file_in_use_is_really_protected(python, tmp_path, line):
         python("-c", f"import os; os.chdir({str(tmp_path)!r}); {places} {use} {line}")
 
 
-def test_every_module_but_those_of_deployment_can_be_imported(python):
-    python("-c", ALL_MODULES)
-
-
-def test_a_study_runs_in_two_workers_is_resumed_and_audited(python, tiny, undisturbed, tmp_path):
-    """The run is killed: its workers notice by their pipe, and the resumed run waits for their locks."""
+def test_a_study_runs_in_two_workers_is_resumed_audited_and_compared(python, tiny, undisturbed, tmp_path):
+    """The run is killed: its workers notice by their pipe, and the resumed run waits for their locks. Then every module
+    but those of deployment is imported: one process for all of it, as to start one takes longer than to work."""
     study = tiny("fedavg", {"audit.keep_parcels": 1, "optimizer.keep_state": True}, rounds=3)
+    serial = tiny("cwt", rounds=1)
     (tmp_path / "study.toml").write_text(study.to_toml())
+    (tmp_path / "serial.toml").write_text(serial.to_toml())
 
-    def commands(workers, *more):
+    def run(workers, *more):
         run = ["run", str(tmp_path / "study.toml"), "--out", str(tmp_path / "run"), "--quiet", *more]
-        run += ["--set", f"engine.workers={workers}"]
-        audit = ["audit", str(tmp_path / "run"), "--budget", "quick", "--quiet"]
-        return "-c", f"from polyclinic.cli import run_app; assert run_app({run}) == run_app({audit}) == 0"
+        return [*run, "--set", f"engine.workers={workers}"]
 
-    first = python(*commands(2), wait=False)
+    audit = ["audit", str(tmp_path / "run"), "--budget", "quick", "--quiet"]
+    compare = ["compare", str(tmp_path / "serial.toml"), "--methods", "cwt", "--seeds", "1"]
+    compare += ["--out", str(tmp_path / "all")]
+
+    def lines(*commands):
+        return f"from polyclinic.cli import run_app\nfor one in {commands}:\n    assert run_app(one) == 0, one\n"
+
+    first = python("-c", lines(run(2)), wait=False)
     history = tmp_path / "run" / "history.jsonl"
     wait_for(lambda: (history.exists() and history.read_text()) or first.poll() is not None)
     first.kill()
     first.wait()
-    python(*commands(1, "--resume"))  # to start workers again takes seconds
+    # to start workers again takes seconds
+    python("-c", lines(run(1, "--resume"), audit, compare) + ALL_MODULES)
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
     assert json.loads((tmp_path / "run" / "audit.json").read_text())["complete"]
-
-
-def test_methods_are_compared_each_run_in_one_process(python, tiny, undisturbed, tmp_path):
-    study = tiny("cwt", rounds=1)
-    (tmp_path / "study.toml").write_text(study.to_toml())
-    compare = ["compare", tmp_path / "study.toml", "--methods", "cwt", "--seeds", "1", "--out", tmp_path / "all"]
-    python("-m", "polyclinic", *compare)
     rows = json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["cwt"]
-    assert_same_run(tmp_path / "all" / "cwt-seed0", undisturbed(study).folder)
+    assert_same_run(tmp_path / "all" / "cwt-seed0", undisturbed(serial).folder)

@@ -1,5 +1,8 @@
 """A network cut in two is the same network, to the last bit, in values and in gradients."""
 
+import copy
+from functools import cache
+
 import pytest
 import torch
 from quick_backbones import QUICK
@@ -10,12 +13,21 @@ from polyclinic.errors import BadInput
 EVERY_CUT = [(name, cut) for name in QUICK for cut in models.cuts(name)] + [("resnet50", "layer2")]
 
 
-def network(backbone: str, seed: int = 0) -> models.Backbone:
-    def builder():
-        return models.build(backbone, channels=1, outputs=3, size=31)
+@cache
+def _drawn(backbone: str) -> models.Backbone:
+    return models.build(backbone, channels=1, outputs=3, size=31)
 
-    model = builder()
-    model.load_state_dict(models.initial_weights(builder, seed))
+
+def network(backbone: str) -> models.Backbone:
+    """The same network each time, a copy of its own: to draw the weights of a large one takes far longer."""
+    return copy.deepcopy(_drawn(backbone))
+
+
+def other_network(backbone: str) -> models.Backbone:
+    """One with other numbers everywhere."""
+    model = network(backbone)
+    for tensor in model.state_dict().values():
+        tensor.add_(1)
     return model
 
 
@@ -60,8 +72,8 @@ def test_split_training_gives_the_unsplit_outputs_gradients_and_statistics(backb
 @pytest.mark.parametrize(("backbone", "cut"), EVERY_CUT)
 def test_parts_loaded_apart_join_to_the_whole(backbone, cut):
     wanted = network(backbone).eval()
-    front, _ = models.split(network(backbone, seed=1), cut)
-    _, rest = models.split(network(backbone, seed=2), cut)
+    front, _ = models.split(other_network(backbone), cut)
+    _, rest = models.split(other_network(backbone), cut)
     for part in (front, rest):
         part.load_state_dict({name: wanted.state_dict()[name] for name in part.state_dict()})
     joined = models.join(front.eval(), rest.eval())
