@@ -289,7 +289,7 @@ def test_a_lost_state_is_named_when_a_run_goes_on(tiny, tmp_path):
         run(tiny(method, settings), tmp_path / "run", display=Stop(2))
     for path in (tmp_path / "run" / "sites" / "site-2").iterdir():
         path.unlink()
-    with pytest.raises(Damaged, match="site-2.*state-1.safetensors: is missing; bring the file back"):
+    with pytest.raises(Damaged, match=r"site-2.*state-1\.safetensors: is missing; bring the file back"):
         run(tiny(method, settings), tmp_path / "run", resume=True)
 
 
