@@ -20,12 +20,13 @@ from polyclinic.progress import tell
 PIECE = 1024  # images that lie in memory at once
 
 
-def kept_features(encoder: Encoder, images: np.ndarray) -> np.ndarray:
+def kept_features(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> np.ndarray:
     """Features float32 [N, D] of images uint8 [N, C, H, W]: out of the file, if there is one, else computed and kept.
 
-    Images that are not memory-mapped from a folder, and encoders without `identity`, have no file.
+    Images that are not memory-mapped from a folder need `folder`, or they have no file. Features of encoders without
+    `identity` have none.
     """
-    file = features_file(encoder, images)
+    file = features_file(encoder, images, folder)
     if file is None:
         return _computed(encoder, images)
     if not file.is_file():
@@ -35,10 +36,11 @@ def kept_features(encoder: Encoder, images: np.ndarray) -> np.ndarray:
     return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def features_file(encoder: Encoder, images: np.ndarray) -> Path | None:
-    """Where the features of these images are kept; None where they cannot be."""
+def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> Path | None:
+    """Where the features of these images are kept: in `folder`, or beside them; None where they cannot be."""
     name = getattr(images, "filename", None)
-    if encoder.identity is None or name is None or not os.access(Path(name).parent, os.W_OK):
+    folder = Path(name).parent if folder is None and name is not None else folder
+    if encoder.identity is None or folder is None or not os.access(folder, os.W_OK):
         return None
     key = {
         "encoder": type(encoder).__qualname__,
@@ -48,7 +50,7 @@ def features_file(encoder: Encoder, images: np.ndarray) -> Path | None:
         "torch": torch.__version__,
         "images": _digest(images),
     }
-    return Path(name).parent / f"features-{digest_of(key)[:24]}.npy"
+    return folder / f"features-{digest_of(key)[:24]}.npy"
 
 
 def _computed(encoder: Encoder, images: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,6 +74,7 @@ class TrainerLike(Protocol):
     def one_pass(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]: ...
     def batch(self, part: ImageSet, index: Tensor, draws: torch.Generator | Tensor) -> Batch: ...
     def in_order(self, part: ImageSet) -> Iterator[Batch]: ...
+    def latents(self, images: np.ndarray) -> np.ndarray: ...
     def train(
         self,
         batches: Iterator[Batch],

@@ -31,6 +31,8 @@ Progress = Callable[[str, int, int, float], None]
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
 
 SMALLEST_IMAGE = 28
+#: of a picture in colour with its mask; what has more are maps of a network, which may be smaller
+MOST_PICTURE_CHANNELS = 4
 
 
 def without_mask(images: Tensor) -> Tensor:
@@ -105,7 +107,7 @@ class GeneratorModel(ABC):
     """
 
     def __init__(self, networks: dict[str, nn.Module], *, channels: int, size: int, target: Target, device: str):
-        if size < SMALLEST_IMAGE:
+        if size < SMALLEST_IMAGE and channels <= MOST_PICTURE_CHANNELS:
             raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, and these have {size}")
         self.device = torch.device(device)
         self.networks = nn.ModuleDict(networks).to(self.device)

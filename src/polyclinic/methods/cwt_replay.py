@@ -30,6 +30,7 @@ class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
     def run(self, federation: Federation) -> Weights:
         """Lines 22 to 30: the server."""
         if replay_settings(federation).ratio > 0:
+            generative_replay.hand_out_front(federation)  # where latents are replayed, and not images
             # round t = 1: each site trains the generator, and hands it on with the codes of all images so far
             carried: Mapping[str, Tensor] = {}
             for site in federation.sites:

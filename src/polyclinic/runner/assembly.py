@@ -193,7 +193,7 @@ class Assembly:
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
-            frozen_features=study.method.traits.takes_frozen_features and study.replay is None,
+            frozen_features=study.method.traits.takes_frozen_features and (study.replay is None or study.in_latents),
         )
         return Trainer(model, spec)
 

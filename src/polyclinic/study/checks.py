@@ -24,6 +24,7 @@ from polyclinic.models import (
     norm_names,
     public_weights,
     registry_of,
+    split,
 )
 from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.obstacles import mixes_samples
@@ -169,6 +170,35 @@ def check_replay(study: Study) -> None:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
     if study.data.size < SMALLEST_IMAGE:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
+    if study.in_latents:
+        _check_latents(study)
+
+
+def _check_latents(study: Study) -> None:
+    """BadInput if there are no latents that a generator could learn, or no batch could take them."""
+    model, said = study.model, "replay.space = 'latents'"
+    if model.freeze is None or model.weights == RANDOM:
+        raise BadInput(
+            f"model.freeze: {said} replays what frozen layers with public weights give; set model.freeze to a cut and "
+            "model.weights to 'public' or a file"
+        )
+    if model.cut not in (None, model.freeze):
+        raise BadInput(f"model.cut: {said} cuts after model.freeze, '{model.freeze}'; leave model.cut out")
+    if study.optimizer.augment:
+        raise BadInput(f"optimizer.augment: {said} has no images to change; set optimizer.augment = []")
+    if not study.method.traits.takes_frozen_features or not study.generator.has_codes:
+        raise BadInput(f"replay.space: '{study.method.name}' with '{study.generator.name}' cannot; choose cwt-replay "
+                       "or fedavg-replay, and vqvae2")
+    shape = _shape_of_latents(study)
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise BadInput(f"model.freeze: '{model.freeze}' gives no square map for an image; choose an earlier cut")
+
+
+def _shape_of_latents(study: Study) -> tuple[int, ...]:
+    network, size = network_of(study), study.data.size
+    network.resize_to(study.model.input_size or _backbone(study).input_side(size), size)
+    front = split(network.eval(), study.model.freeze or "")[0]
+    return tuple(front(torch.zeros(1, 1, size, size, device="meta")).shape[1:])
 
 
 def check_tuning(study: Study) -> None:

@@ -274,8 +274,16 @@ class Study(Settings):
         return tomli_w.dumps(self.as_tables())
 
     @property
+    def in_latents(self) -> bool:
+        """Whether latents of frozen layers are replayed, and not images."""
+        return self.replay is not None and self.replay.ratio > 0 and self.replay.space == "latents"
+
+    @property
     def cut(self) -> str | None:
-        """Where the network is split: `model.cut`, or the backbone's default cut if a method needs one."""
+        """Where the network is split: `model.cut`, or the backbone's default cut if a method needs one; after the
+        frozen layers, where what they give is replayed."""
+        if self.in_latents:
+            return self.model.freeze
         return self.model.cut or (_backbone(self).default_cut() if self.method.traits.needs_cut else None)
 
 

@@ -205,6 +205,11 @@ class Trainer:
             found = [self._images.rows(array, index) for array in arrays]
         return found[0], found[1], found[2] if found[2:] else None
 
+    def latents(self, images: np.ndarray) -> np.ndarray:
+        """What the frozen layers give for images uint8 [N, C, H, W]: float32 [N, c, h, w], kept where that can be."""
+        assert self._frozen is not None, "the study's checks want frozen layers (model.freeze)"
+        return self._frozen.of(images)
+
     # --- work -------------------------------------------------------------------------------------
 
     def train(

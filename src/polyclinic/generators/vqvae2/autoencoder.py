@@ -15,9 +15,6 @@ from torch.nn import functional as F
 
 from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Quantised
 
-RATIO = 8  # pixels per code of the top level, along a side
-
-
 class Residual(nn.Module):
     """x plus a 3x3 and a 1x1 convolution of it."""
 
@@ -38,6 +35,22 @@ def residuals(channels: int, blocks: int) -> list[nn.Module]:
 
 def halve(channels: int, out: int) -> list[nn.Module]:
     return [nn.Conv2d(channels, out, 4, stride=2, padding=1), nn.ReLU()]
+
+
+def down(channels: int, width: int, cell: int) -> list[nn.Module]:
+    """From pixels to a grid with one place for `cell` x `cell` of them."""
+    if cell == 1:
+        return [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+    return halve(channels, width) if cell == 2 else [*halve(channels, width // 2), *halve(width // 2, width)]
+
+
+def up(width: int, channels: int, cell: int) -> list[nn.Module]:
+    """From the grid of `down` back to pixels."""
+    if cell == 1:
+        return [nn.Conv2d(width, channels, 3, padding=1)]
+    if cell == 2:
+        return double(width, channels)
+    return [*double(width, width // 2), nn.ReLU(), *double(width // 2, channels)]
 
 
 def double(channels: int, out: int) -> list[nn.Module]:
@@ -62,8 +75,8 @@ class Pass(NamedTuple):
 class Autoencoder(nn.Module):
     """Images float [B, C, size, size] in [0, 1] to a `Pass`.
 
-    The bottom level has a code for 4x4 pixels, the top level one for 8x8. Other sizes than multiples of 8 are
-    padded inside with copies of the border, and cropped back.
+    The bottom level has a code for `cell` x `cell` pixels, the top level one for twice as many along a side. Other
+    sizes than multiples of that are padded inside with copies of the border, and cropped back.
     """
 
     def __init__(
@@ -77,13 +90,12 @@ class Autoencoder(nn.Module):
         top_codes: int,
         bottom_codes: int,
         learning: Learning,
+        cell: int = 4,
     ) -> None:
         super().__init__()
-        self.size = size
-        half = width // 2
+        self.size, self.ratio = size, 2 * cell
         self.encode_bottom = nn.Sequential(
-            *halve(channels, half),
-            *halve(half, width),
+            *down(channels, width, cell),
             nn.Conv2d(width, width, 3, padding=1),
             *residuals(width, blocks),
         )
@@ -101,15 +113,13 @@ class Autoencoder(nn.Module):
         self.decode_bottom = nn.Sequential(
             nn.Conv2d(2 * code_width, width, 3, padding=1),
             *residuals(width, blocks),
-            *double(width, half),
-            nn.ReLU(),
-            *double(half, channels),
+            *up(width, channels, cell),
         )
 
     @property
     def grid(self) -> int:
         """Codes of the top level along a side; the bottom level has twice as many."""
-        return -(-self.size // RATIO)
+        return -(-self.size // self.ratio)
 
     def forward(self, images: Tensor) -> Pass:
         top_latents, top, bottom_latents, bottom = self._quantised(images)
@@ -148,7 +158,7 @@ class Autoencoder(nn.Module):
         return (decoded[..., : self.size, : self.size] + 1) / 2
 
     def _padded(self, images: Tensor) -> Tensor:
-        missing = self.grid * RATIO - self.size
+        missing = self.grid * self.ratio - self.size
         return F.pad(images, (0, missing, 0, missing), mode="replicate") if missing else images
 
 

@@ -56,8 +56,13 @@ class VQVAE2(Generator):
     codebook: Learning = Field(
         "ema", description="how codes are learned: moving averages, or by gradient (the paper's loss; needed under DP)"
     )
-    top_codes: int = Field(512, ge=2, le=2**15, description="codes that the top level (8x8 pixels each) chooses from")
-    bottom_codes: int = Field(512, ge=2, le=2**15, description="codes of the bottom level (4x4 pixels each)")
+    cell: Literal[1, 2, 4] = Field(
+        4,
+        description="pixels along a side for one code of the bottom level; the top level has one for twice as many. "
+        "Smaller is finer: images come back better, and 2 has four times the codes of 4",
+    )
+    top_codes: int = Field(512, ge=2, le=2**15, description="codes that the top level chooses from")
+    bottom_codes: int = Field(512, ge=2, le=2**15, description="codes that the bottom level chooses from")
     code_width: int = Field(16, ge=1, description="numbers in a code's vector")
     width: int = Field(64, ge=2, multiple_of=2, description="channels of the autoencoder")
     blocks: int = Field(2, ge=0, description="residual blocks in each of its parts")
@@ -310,6 +315,7 @@ def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict
         blocks=settings.blocks,
         code_width=settings.code_width,
         learning=settings.codebook,
+        cell=settings.cell,
         **sizes,
     )
     if not settings.prior_epochs:

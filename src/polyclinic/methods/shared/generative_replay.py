@@ -24,7 +24,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.site_codes import Groups, SiteCodes, from_groups, source_of, to_groups
-from polyclinic.methods.shared import replay_quality
+from polyclinic.methods.shared import replay_quality, replay_space
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
@@ -45,6 +45,11 @@ class Replay(Settings):
         description="what is replayed: codes that each site makes once with the finished generator, codes re-made at "
         "every hand-over (as the algorithm is written), or samples (of the prior, or of a generator without codes), so "
         "that no codes leave a site",
+    )
+    space: Literal["images", "latents"] = Field(
+        "images",
+        description="what the generator learns and sites replay: images, or latents of the layers that model.freeze "
+        "freezes, which are public (model.weights)",
     )
     own: bool = Field(True, description="replay a site's own images to it as well, as line 3 of the algorithm has it")
     ratio: float = Field(1.0, ge=0, le=8, description="replayed images for each real one in a mini-batch; 0 for none")
@@ -68,10 +73,24 @@ def prepare(federation: Federation) -> None:
     """Train the generator over the sites, then give every site what it will replay."""
     if replay_settings(federation).ratio == 0:
         return
+    hand_out_front(federation)
     carried: Tensors = {}
     for site in federation.sites:
         carried = train_generator_at(federation, site, carried)
     distribute(federation, carried)
+
+
+def hand_out_front(federation: Federation) -> None:
+    """Give every site the frozen layers, where latents are replayed: it needs them before the network comes."""
+
+    def hand_out() -> Tensors:
+        trainer = federation.trainer
+        front = trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
+        federation.ask_all("take_front", weights=front)
+        return front
+
+    if replay_settings(federation).space == "latents":
+        federation.once("front", hand_out)
 
 
 def train_generator_at(federation: Federation, site: str, carried: Tensors) -> Tensors:
@@ -108,7 +127,7 @@ def _distribute(federation: Federation, carried: Tensors) -> Tensors:
     quality = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
     means = {name: torch.stack([of_site[name] for of_site in quality]).mean() for name in quality[0]}
     # one site's probe is enough: every site replays the same images; but its scores tell about real images as well
-    probing = settings.probe and privacy is None
+    probing = settings.probe and privacy is None and settings.space == "images"
     probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
     return {**means, **(probed.metrics if probed else {})}
 
@@ -129,20 +148,25 @@ class GenerativeReplay(Method):
     def replayed(self, site: Site) -> ReplayedBatches | None:
         return replayed(site)
 
+    @operation(front=True)
+    def take_front(self, site: Site, weights: Weights) -> None:
+        """Keep the frozen layers, whose latents are replayed."""
+        replay_space.take_front(site, weights)
+
     @operation("generator", "codes", "labels", "masks")
     def train_generator(self, site: Site, generator: Tensors | None = None, **before: Tensors) -> list[Parcel]:
         """Lines 8 to 21: train on the site's images and on what the generator replays of the sites before."""
-        model, part, rng = build_generator(site, generator), site.data.train, site.rng("generator")
+        model, images, rng = built(site, generator), replay_space.learned(site), site.rng("generator")
         earlier = from_groups(before, _coded(model)) if before else {}
         old = copy.deepcopy(model)  # line 9
         size, draws = generator_settings(site).batch_size, site.rng("generator replay")
         stream = replay_stream.stream(source(site, old, earlier), size, draws) if generator else None
         learners, told = private.learners(site, "generator", "prior"), generator_progress(site)
         if replay_settings(site).codes == "prior":
-            model.fit(part.images, part.labels, rng, replayed=stream, progress=told, private=learners)
+            model.fit(images, site.data.train.labels, rng, replayed=stream, progress=told, private=learners)
             return [Parcel("generator", model.state(), privacy=private.record_of(site, "generator", "prior"))]
         model, old = _coded(model), _coded(old)
-        model.fit_codes(part.images, rng, replayed=stream, progress=told, private=learners)
+        model.fit_codes(images, rng, replayed=stream, progress=told, private=learners)
         codes = {name: encode_again(old, model, of_site) for name, of_site in earlier.items()}
         groups = to_groups({**codes, site.name: encode(site, model)}, model)
         trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))
@@ -151,7 +175,7 @@ class GenerativeReplay(Method):
     @operation("codes", "labels", "masks")
     def encode_images(self, site: Site, generator: Tensors) -> list[Parcel]:
         """The site's images as codes of the finished generator, with their labels."""
-        model = _coded(build_generator(site, generator))
+        model = _coded(built(site, generator))
         groups = to_groups({site.name: encode(site, model)}, model)
         return [Parcel(kind, tensors) for kind, tensors in groups.items()]
 
@@ -187,7 +211,10 @@ def replayed(site: Site) -> ReplayedBatches | None:
         augmentation=trainer.optimizer.augment,
         device=trainer.device,
     )
-    return ReplayedBatches(stream, size)
+    if not replay_space.in_latents(site):
+        return ReplayedBatches(stream, size)
+    limits = replay_space.limits_of(site)
+    return ReplayedBatches(((limits.to_latents(units), targets) for units, targets in stream), size)
 
 
 def replayed_images(site: Site) -> replay_stream.ReplaySource:
@@ -202,10 +229,15 @@ def replayed_images(site: Site) -> replay_stream.ReplaySource:
     return site.cache["replay"]
 
 
+def built(site: Site, state: Tensors | None = None) -> GeneratorModel:
+    """The study's generator for what it learns at the site: images or latents."""
+    return build_generator(site, state, shape=replay_space.shape_of(site))
+
+
 def received(site: Site) -> tuple[GeneratorModel, dict[str, SiteCodes]]:
     """The generator and the sites' codes that `take_replay` put into the site's state."""
     groups = _groups(site.state.group("replay"))
-    model = build_generator(site, groups.pop("generator"))
+    model = built(site, groups.pop("generator"))
     return model, from_groups(groups, _coded(model)) if groups else {}
 
 
@@ -220,7 +252,7 @@ def encode(site: Site, model: CodedModel) -> SiteCodes:
     """The site's training images as codes, with their labels and, for segmentation, masks."""
     part = site.data.train
     masks = torch.from_numpy(part.masks[:].copy()) if site.trainer.task.dense and part.masks is not None else None
-    return SiteCodes(model.encode(part.images[:]), torch.from_numpy(part.labels[:].copy()), masks)
+    return SiteCodes(model.encode(replay_space.learned(site)[:]), torch.from_numpy(part.labels[:].copy()), masks)
 
 
 def encode_again(before: CodedModel, now: CodedModel, codes: SiteCodes) -> SiteCodes:

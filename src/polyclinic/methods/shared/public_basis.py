@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.encoders import Encoder
+from polyclinic.encoders.kept_features import kept_features
+from polyclinic.errors import BadInput
+from polyclinic.files import cache_folder, make_folder
 
 #: drawn pictures whose features the basis is made of
 PHANTOMS = ("hand-phantom", "chest-phantom", "fundus-phantom", "brain-phantom")
@@ -19,8 +25,16 @@ def public_basis(encoder: Encoder, numbers: int, *, whitening: float, each: int)
     """`mean` [D] and `matrix` [D, k], float32: (x - mean) @ matrix are `numbers` numbers of an image, or fewer where
     phantoms have no more directions. `whitening` 0 leaves the variances of directions as they are, 1 makes them alike.
     The median length of a phantom's vector is 1. `each`: how many phantoms of each kind."""
-    features = torch.cat([encoder.features(_pictures(name, each)) for name in PHANTOMS]).double()
+    features = torch.cat([_features(encoder, name, each) for name in PHANTOMS]).double()
     return basis_of(features, numbers, whitening)
+
+
+def _features(encoder: Encoder, name: str, each: int) -> Tensor:
+    """Features of phantoms, which the user's cache keeps: they are the same in every study."""
+    folder = cache_folder() / "phantoms"
+    with contextlib.suppress(BadInput):  # computed anew where nothing can be written
+        make_folder(folder)
+    return torch.from_numpy(np.array(kept_features(encoder, pictures(name, each), folder)))
 
 
 def basis_of(features: Tensor, numbers: int, whitening: float) -> dict[str, Tensor]:
@@ -39,6 +53,7 @@ def basis_of(features: Tensor, numbers: int, whitening: float) -> dict[str, Tens
     return {"mean": mean.float(), "matrix": matrix.float()}
 
 
-def _pictures(name: str, count: int) -> Tensor:
-    source = SOURCES[name].model_validate({"source": name, "samples": count, "size": SIZE})
-    return torch.from_numpy(source.load().images)
+def pictures(name: str, count: int, size: int = SIZE) -> np.ndarray:
+    """Phantoms of one kind, uint8 [count, C, size, size]."""
+    source = SOURCES[name].model_validate({"source": name, "samples": count, "size": size})
+    return source.load().images

@@ -12,6 +12,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, GeneratorModel, probe
 from polyclinic.generators.replay_stream import ReplaySource
+from polyclinic.methods.shared import replay_space
 from polyclinic.metrics.images import pooled_psnr
 
 #: columns of the contact sheet
@@ -26,16 +27,8 @@ def measure(site: Site, model: GeneratorModel, *, sampled: bool) -> Parcel:
     Of samples nothing is measured: what real images look like to the generator would tell about them.
     """
     images, replayed = real_and_replayed(site, model, sampled=sampled)
-    rows = {"real": images[:SHOWN]}
-    if isinstance(model, CodedModel):
-        codes = model.encode(images[:SHOWN])
-        rows["reconstructed"] = model.decode(codes)
-        for level, values in codes.items():
-            rows[f"{level} codes"] = coloured(values, model.codebook_sizes[level], images.shape[-1])
-    if sampled:
-        rows["sampled"] = replayed[:SHOWN]
-    labels = site.data.train.labels[: len(images[:SHOWN])]
-    contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels])
+    if not replay_space.in_latents(site):  # which nobody can look at
+        draw(site, model, images[:SHOWN], replayed[:SHOWN] if sampled else None)
     if sampled or not isinstance(model, CodedModel):
         return _metrics({})
     in_use = model.usage(model.encode(images))
@@ -43,6 +36,20 @@ def measure(site: Site, model: GeneratorModel, *, sampled: bool) -> Parcel:
         {"psnr": pooled_psnr(images, replayed, data_range=255)}
         | {f"code_usage_{level}": fraction for level, fraction in in_use.items()}
     )
+
+
+def draw(site: Site, model: GeneratorModel, images: Tensor, samples: Tensor | None) -> None:
+    """The contact sheet: images, what comes back from their codes, and perhaps samples."""
+    rows = {"real": images}
+    if isinstance(model, CodedModel):
+        codes = model.encode(images)
+        rows["reconstructed"] = model.decode(codes)
+        for level, values in codes.items():
+            rows[f"{level} codes"] = coloured(values, model.codebook_sizes[level], images.shape[-1])
+    if samples is not None:
+        rows["sampled"] = samples
+    labels = site.data.train.labels[: len(images)]
+    contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels])
 
 
 def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, ReplaySource], *, sampled: bool) -> Parcel:
@@ -64,7 +71,8 @@ def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, Replay
 def real_and_replayed(site: Site, model: GeneratorModel, *, sampled: bool) -> tuple[Tensor, Tensor]:
     """Some of the site's images, and the same through the codes (or samples with the same labels)."""
     part, some = site.data.train, slice(0, PROBED)
-    images = torch.from_numpy(part.images[some].copy())
+    learned = replay_space.learned(site)[some]
+    images = learned if isinstance(learned, Tensor) else torch.from_numpy(learned.copy())
     if sampled or not isinstance(model, CodedModel):
         return images, model.sample(part.labels[some].copy(), site.rng("samples"))
     return images, model.decode(model.encode(images))

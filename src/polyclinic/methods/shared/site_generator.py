@@ -15,14 +15,20 @@ from polyclinic.training import private
 
 
 def build_generator(
-    site: Site, state: Mapping[str, Tensor] | None = None, *, seed: int | None = None, with_masks: bool = False
+    site: Site,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    seed: int | None = None,
+    with_masks: bool = False,
+    shape: tuple[int, ...] | None = None,
 ) -> GeneratorModel:
     """The study's generator for the site's images, in a given state or with its first weights, the same at all sites
-    unless `seed` is the site's own. `with_masks`: each image has its mask as one more channel.
+    unless `seed` is the site's own. `with_masks`: each image has its mask as one more channel. `shape` [C, H, W] is
+    that of what it learns, where these are not the images.
 
     Where it is trained with differential privacy it computes in float32: rounded gradients have no bounded norm.
     """
-    channels, *sides = site.data.train.images.shape[1:]
+    channels, *sides = shape or site.data.train.images.shape[1:]
     return generator_settings(site).build_for(
         (channels + with_masks, *sides),
         site.trainer.target,
