@@ -17,23 +17,29 @@ FINE = {"cell": 1, "prior_epochs": 0}
 LATENTS = {"space": "latents"}
 
 
+def lines_of(result, site):
+    text = (result.folder / "ledger" / f"{site}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
 @pytest.mark.parametrize("method", ["cwt-replay", "fedavg-replay"])
 def test_latents_are_replayed(tiny_run, method):
     result = tiny_run({"name": method, "rounds": 1}, model=PUBLIC, optimizer=PLAIN, generator=FINE, replay=LATENTS)
     in_images = {"model": PUBLIC, "optimizer": PLAIN, "replay": {"ratio": 0.0}}
     assert result["weights_sha256"] != tiny_run({"name": method, "rounds": 1}, **in_images)["weights_sha256"]
     assert result["replay"]["psnr"] > 0
-    kinds = {json.loads(line)["kind"] for file in (result.folder / "ledger").iterdir() for line in open(file)}
+    kinds = {line["kind"] for site in ("site-1", "site-2", "site-3") for line in lines_of(result, site)}
     assert {"generator", "codes", "labels", "weights"} <= kinds
     assert not {"latents", "real-images"} & kinds  # the latents themselves stay at the site
 
 
 def test_codes_of_latents_have_the_grid_of_the_frozen_layers(tiny_run):
-    """Images of 32 px give 40 maps of 4 x 4 after block 5: 16 codes of the bottom level and 4 of the top, 4 bits each."""
+    """Images of 32 px give maps of 4 x 4 after block 5: 16 codes of the bottom level, 4 of the top, 4 bits each."""
     arguments = {"model": PUBLIC, "optimizer": PLAIN, "generator": FINE, "replay": LATENTS}
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, **arguments)
-    lines = [json.loads(line) for line in open(result.folder / "ledger" / "site-1.jsonl")]
-    [encoded] = [line for line in lines if line["operation"] == "encode_images" and line["kind"] == "codes"]
+    [encoded] = [
+        line for line in lines_of(result, "site-1") if line["operation"] == "encode_images" and line["kind"] == "codes"
+    ]
     images = result["data"]["counts"]["site-1"]["train"]
     assert encoded["bytes"] - images * (16 + 4) // 2 < 400  # the rest is the header
 
@@ -50,9 +56,10 @@ def test_the_frozen_layers_stay_as_they_are(tiny_run):
 
 
 def test_bytes_give_latents_back_up_to_half_a_step():
-    latents = torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 5.0, 0.2])[
-        :, None, None
-    ]
+    latents = (
+        torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+        * torch.tensor([1.0, 5.0, 0.2])[:, None, None]
+    )
     limits = Limits.of(latents)
     again = limits.to_latents(limits.to_bytes(latents.numpy()).float() / 255)
     step = (limits.high - limits.low) / 255
@@ -63,7 +70,9 @@ def test_a_channel_that_phantoms_do_not_stir_keeps_a_width():
     latents = torch.randn(20, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     latents[:, 1] = 2.0
     limits = Limits.of(latents)
-    assert float((limits.high - limits.low)[1]) == pytest.approx(0.1 * float((limits.high - limits.low).median()), rel=0.1)
+    assert float((limits.high - limits.low)[1]) == pytest.approx(
+        0.1 * float((limits.high - limits.low).median()), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(

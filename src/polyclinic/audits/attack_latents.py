@@ -29,10 +29,17 @@ class LatentInversionAttack(Attack):
 
 def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     """Search for images with the latents that were sent; they keep their order, so each has its own true image."""
+    if seen.tools.assembly.study.cut is None or not seen.received("weights"):
+        why = "the encoder that the site computed with is not known"
+        return [NotTried(LatentInversion().name, why), *_blind(seen, truth)]
+    return invert(seen, truth, read_latents(seen.parcel))
+
+
+def invert(seen: Seen, truth: Truth, latents: Tensor) -> list[Finding | NotTried]:
+    """The same for latents [N, ...] that the receiver has, in the order of the site's images."""
     settings = LatentInversion(iterations=seen.tools.effort.latent_steps)
     cut = seen.tools.assembly.study.cut
-    if cut is None or not seen.received("weights"):
-        return [NotTried(settings.name, "the encoder that the site computed with is not known"), *_blind(seen, truth)]
+    assert cut is not None, "latents are those of a cut"
     front, _ = split(seen.network, cut)
     if seen.kind == "activations" and _mixes(front):
         settings = settings.model_copy(update={"batch_norm": "train"})
@@ -40,7 +47,6 @@ def invert_latents(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     if missing:
         why = f"the threat model does not grant {', '.join(sorted(missing))}"
         return [NotTried(settings.name, why), *_blind(seen, truth)]
-    latents = read_latents(seen.parcel)
     rows = rows_to_attack(seen, latents, settings.batch_norm == "train")
     shape, tools = seen.tools.image_shape, seen.tools
     try:

@@ -13,6 +13,7 @@ from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
 from polyclinic.attacks.membership.attacks import NearestSynthetic
 from polyclinic.attacks.projection import Projection
 from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack_coded_latents import NO_IMAGES, invert_codes, shape_of_latents
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
@@ -72,6 +73,8 @@ def attack_generator(seen: Seen, truth: Truth) -> Results:
     model = load_generator(seen, seen.parcel.tensors)
     if isinstance(model, NotTried):
         return [model]
+    if seen.tools.assembly.study.in_latents:
+        return [NotTried("copies", NO_IMAGES)]
     return [*attack_samples(seen, truth, model), attack_by_projection(seen, truth, model)]
 
 
@@ -87,6 +90,8 @@ def attack_codes(seen: Seen, truth: Truth) -> Results:
     share = from_groups({"codes": seen.parcel.tensors, "labels": labels.tensors}, model).get(seen.site)
     if share is None:
         return [NotTried("decoding", "the codes are of other sites' images")]
+    if seen.tools.assembly.study.in_latents:
+        return invert_codes(seen, truth, model, share.codes)
     decoded = model.decode(share.codes)
     return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
 
@@ -211,7 +216,8 @@ def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | 
     """The study's generator in the state that was sent."""
     tools = seen.tools
     study, target = tools.assembly.study, tools.assembly.target
-    model = study.generator.build_for(tools.image_shape, target, seed=study.seed, device=tools.device)
+    shape = shape_of_latents(tools) if study.in_latents else tools.image_shape
+    model = study.generator.build_for(shape, target, seed=study.seed, device=tools.device)
     try:
         model.load(state, partial=True)
     except BadInput as error:

@@ -187,8 +187,10 @@ def _check_latents(study: Study) -> None:
     if study.optimizer.augment:
         raise BadInput(f"optimizer.augment: {said} has no images to change; set optimizer.augment = []")
     if not study.method.traits.takes_frozen_features or not study.generator.has_codes:
-        raise BadInput(f"replay.space: '{study.method.name}' with '{study.generator.name}' cannot; choose cwt-replay "
-                       "or fedavg-replay, and vqvae2")
+        raise BadInput(
+            f"replay.space: '{study.method.name}' with '{study.generator.name}' cannot; choose cwt-replay "
+            "or fedavg-replay, and vqvae2"
+        )
     shape = _shape_of_latents(study)
     if len(shape) != 3 or shape[1] != shape[2]:
         raise BadInput(f"model.freeze: '{model.freeze}' gives no square map for an image; choose an earlier cut")

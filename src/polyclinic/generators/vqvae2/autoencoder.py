@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Quantised
 
+
 class Residual(nn.Module):
     """x plus a 3x3 and a 1x1 convolution of it."""
 

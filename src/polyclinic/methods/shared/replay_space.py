@@ -1,8 +1,8 @@
 """What a generator learns and replay gives back (`replay.space`): images, or latents of the network's frozen layers.
 
 Generators take images of 256 values. Latents are rounded to 256 steps, channel by channel, between limits that phantoms
-give: they are about no patient, and the same at all sites. The frozen layers are public, so latents can be decoded: they
-are no more private than images.
+give: they are about no patient, and the same at all sites. The frozen layers are public, so latents can be decoded:
+they are no more private than images.
 """
 
 from __future__ import annotations
