@@ -21,6 +21,16 @@ from polyclinic.study.tables import PLAIN, VARIANTS
 #: the backbone of a template whose method needs an encoder
 ENCODER = "efficientnet-lite0-1024"
 #: what a setting without a default becomes in a template, so that the file is a study that can run
+#: settings that did best on validation images of three data sets, with FedAvg (benchmarks/recipes.py, docs/methods.md):
+#: what a new study begins with, where its method is FedAvg or near to it
+RECIPE: dict[str, dict[str, Any]] = {
+    "optimizer": {"name": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 2},
+    "method": {"rounds": 20, "local_epochs": 2},
+}
+RECIPE_FOR = ("fedavg", "fedprox", "fedavgm", "fedbn")
+RECIPE_NOTE = (
+    "name, lr, schedule, warmup and method.local_epochs did best with FedAvg on three data sets: docs/methods.md"
+)
 EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 
 
@@ -28,7 +38,7 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
     """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
     chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
     chosen["generator"] = "dcgan" if _method(method).needs_generator() else "vqvae2"
-    needless = _needless(method)
+    needless, recipe = _needless(method), RECIPE if method in RECIPE_FOR else {}
     blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`."]
     for name in ("format", "seed"):
         blocks += _setting(name, Study.model_fields[name], Study.model_fields[name].default)
@@ -36,11 +46,12 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
         if table in VARIANTS:
             registry, key = VARIANTS[table]
             kind = variant(registry, {key: chosen[table]}, path=table, key=key)
-            fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {})}
+            fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {}), **recipe.get(table, {})}
             lines = _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
         elif table in PLAIN:
             encoder = table == "model" and _method(method).traits.needs_encoder
-            lines = _table(table, PLAIN[table], {"backbone": ENCODER} if encoder else {}, "")
+            fixed = {"backbone": ENCODER} if encoder else recipe.get(table, {})
+            lines = _table(table, PLAIN[table], fixed, RECIPE_NOTE if recipe and table == "optimizer" else "")
         else:
             continue
         blocks += [textwrap.indent("\n".join(lines), "# ")] if table in needless else lines
