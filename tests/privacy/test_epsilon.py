@@ -198,3 +198,18 @@ def test_an_account_allows_what_is_left_and_no_more():
     account.add(1.0, 0.1, 3)
     assert account.steps_left(2.0, 1.0, 0.1, 10) == 0
     assert account.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("steps", [1, 100])
+def test_full_batches_are_counted_exactly_by_hand(steps):
+    """Noise 1 on what one image moves by 1: delta(1) = Phi(-1/2) - e Phi(-3/2) = .3085375 - 2.7182818 x .0668072."""
+    delta = 0.3085375 - math.e * 0.0668072
+    noise = math.sqrt(steps)  # so many steps with more noise are one with noise 1
+    assert compute_epsilon(1.0, noise, steps, delta, "prv") == pytest.approx(1.0, rel=1e-5)
+
+
+def test_full_batches_with_two_noises_are_one_gaussian_mechanism():
+    """1 / 2^2 + 3 / 4^2 = 1 / 1.5118^2"""
+    both = composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "prv")
+    assert both == pytest.approx(compute_epsilon(1.0, (1 / 4 + 3 / 16) ** -0.5, 1, 1e-5, "prv"), rel=1e-5)
+    assert both < composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "rdp")
