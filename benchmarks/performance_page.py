@@ -95,12 +95,18 @@ def ray_nodes(figures: Figures) -> str:
     return f"{text}\n\n{same} An actor worked on each of {figures['ray']['busy_nodes']} nodes."
 
 
+def encoder(figures: Figures) -> str:
+    """Features on one core."""
+    return table(["EfficientNet-Lite0", "images a second of one core"], [["224 px", figures["images_per_second"]]])
+
+
 #: file in `figures` -> heading and what its table shows
 SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
     "scaling": ("Many sites", scaling),
+    "plan": ("Features of an encoder on a CPU", encoder),
     "ray_nodes": ("Ray with several node processes", ray_nodes),
 }
 

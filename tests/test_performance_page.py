@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,3 +22,19 @@ def test_every_kept_file_says_where_it_comes_from_and_has_a_section():
         assert file.stem in PROGRAM["SECTIONS"]
         assert content["command"].startswith(f"python benchmarks/{content['figures']['benchmark']}.py")
         assert all(content[name] not in ("", "unknown") for name in ("machine", "date", "commit"))
+
+
+def test_the_plan_is_what_the_figures_say(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    plan = runpy.run_path(str(ROOT / "benchmarks" / "plan.py"))
+    text = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    assert text == plan["page"](plan["Plan"]()), "run python benchmarks/plan.py"
+
+
+def test_a_plan_by_hand(monkeypatch):
+    """1 GB up at 8 Mbit/s is 1,000 s; an hour of a GPU at 3 dollars, a gigabyte at 0.5, two hospitals: 7 dollars."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    plan = runpy.run_path(str(ROOT / "benchmarks" / "plan.py"))
+    chosen = plan["Plan"](hospitals=2, link=8.0, gpu_hour=3.0, gigabyte=0.5)
+    row = plan["row"](plan["Job"]("x", up=1e9, down=0, gpu=3600), chosen)
+    assert row == ["x", "1.0 GB", "0.0 B", "1.0 h of a GPU", "1.3", "7"]

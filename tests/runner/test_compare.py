@@ -94,3 +94,10 @@ def test_the_comparisons_in_a_presets_first_lines_can_run(name, tmp_path):
         assert [entry.method for entry in planned] == [name for name in methods for _ in range(folds or 1)]
         assert all((entry.study.replay is not None) == entry.method.endswith("-replay") for entry in planned)
         assert all(parse_study(entry.study.as_tables()) == entry.study for entry in planned)
+
+
+def test_a_private_method_beside_one_without_privacy_gets_its_table_from_the_changes(tiny):
+    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
+    found = for_method(study, "private-head", {"privacy.noise": 2.0})
+    assert found.privacy is not None
+    assert found.privacy.noise == 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,10 @@ def compare(
         metavar="TABLE.SETTING=VALUE,VALUE",
         help="Compare once for each value of a setting, in a folder each; comparison.png shows all side by side.",
     ),
-    jobs: int | None = typer.Option(
-        None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
+    jobs: str | None = typer.Option(
+        None, help="Runs at a time: a number, or auto, as the cores allow.  [default: auto]", show_default=False
     ),
+    mps: bool = typer.Option(False, "--mps", help="Have runs share a GPU by NVIDIA's MPS while the comparison lasts."),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON, and nothing else on stdout."),
 ) -> None:
@@ -52,7 +54,7 @@ def compare(
     import json
 
     from polyclinic.runner import compare as comparison
-    from polyclinic.runner import comparison_figure
+    from polyclinic.runner import comparison_figure, gpu_sharing
     from polyclinic.runner.comparison_statistics import choose_baseline
     from polyclinic.runner.tune import chosen_settings
 
@@ -66,11 +68,10 @@ def compare(
     }
     every = [entry for planned in groups.values() for entry in planned]
     failed: dict[Path, str] = {}
-    with Bars(every, quiet=quiet or as_json) as bars:
+    at_once, sharing = jobs_of(jobs, chosen), gpu_sharing.mps(out / "mps") if mps else contextlib.nullcontext()
+    with sharing, Bars(every, quiet=quiet or as_json) as bars:
         for group, planned in groups.items():
-            failed |= comparison.run_all(
-                planned, out / group, jobs or comparison.default_jobs(chosen), lambda _: bars.update(every)
-            )
+            failed |= comparison.run_all(planned, out / group, at_once, lambda _: bars.update(every))
     found = {group: comparison.summarise(planned, against) for group, planned in groups.items()}
     for group, summary in found.items():
         comparison.write(summary, chosen, out / group)
@@ -86,6 +87,17 @@ def compare(
             typer.echo(f"{where}, comparison.json and comparison.csv: see {out}")
     if failed:
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+
+
+def jobs_of(text: str | None, study: Study) -> int:
+    """The runs at a time that `--jobs` means."""
+    from polyclinic.runner.compare import default_jobs
+
+    if text in (None, "auto"):
+        return default_jobs(study)
+    if not str(text).isdecimal() or int(str(text)) < 1:
+        raise BadInput(f"--jobs {text}: write a number of runs from 1 on, or auto")
+    return int(str(text))
 
 
 class Bars:
