@@ -98,7 +98,7 @@ def weights_of(folder):
     return {**found, **load_file(folder / "model.safetensors")}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "standalone"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "feddyn", "scaffold", "standalone"])
 def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
     """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches."""
     used = []

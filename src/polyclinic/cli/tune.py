@@ -61,6 +61,7 @@ def print_table(found: JsonObject) -> None:
     from rich.table import Table
 
     from polyclinic.runner.compare import words_of
+    from polyclinic.runner.search_privacy import sentence
 
     seeds = found["budget"]["seeds"]
     over = f", mean over {seeds} seeds" if seeds > 1 else ""
@@ -75,3 +76,5 @@ def print_table(found: JsonObject) -> None:
         cells = (f"{row['score']:.4f}", f"{row['loss']:.4f}") if "score" in row else ("failed", "-")
         table.add_row(row["method"], settings, *cells, star)
     Console().print(table)
+    if "privacy" in found:
+        typer.echo(sentence(found["privacy"]))

@@ -7,7 +7,7 @@ that a round ends near a minimum of the site's loss: with few steps at a high le
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -22,6 +22,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared.local_training import Correct
 from polyclinic.methods.shared.traits import Traits
 
 
@@ -44,10 +45,32 @@ class FedDyn(FedAvg):
         state.h = {n: before[n] - self.alpha * share * (mean[n] - state.weights[n]) for n in learned}
         return mean | {name: mean[name] - state.h[name] / self.alpha for name in learned}
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, together="train_together")
     def train(self, site: Site, weights: Weights) -> Parcel:
+        regularise = self._regularise(site, weights, site.state.group("linear"))
+        parcel = local_training.train(
+            site, weights, steps=self.steps_at(site), correct=regularise, replayed=self.replayed(site)
+        )
+        return self._follow(site, weights, parcel)
+
+    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        terms = [site.state.group("linear") for site in sites]
+
+        def correct_for(places: Sequence[int], stacked: bool) -> Correct:
+            if not stacked:
+                return self._regularise(sites[places[0]], weights[0], terms[places[0]])
+            names = {name for place in places for name in terms[place]}
+            linear = {n: torch.stack([terms[p].get(n, torch.zeros_like(weights[0][n])) for p in places]) for n in names}
+            return self._regularise(sites[places[0]], weights[0], linear)
+
+        steps = [self.steps_at(site) for site in sites]
+        parcels = local_training.train_together(sites, weights, steps, correct_for=correct_for)
+        return [self._follow(*one) for one in zip(sites, weights, parcels, strict=True)]
+
+    def _regularise(self, site: Site, weights: Weights, terms: Weights) -> Correct:
+        """Adds the gradients of both terms: the quadratic one, and the linear one with these factors."""
         start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
-        linear = {name: tensor.to(site.trainer.device) for name, tensor in site.state.group("linear").items()}
+        linear = {name: tensor.to(site.trainer.device) for name, tensor in terms.items()}
 
         def regularise(model: nn.Module) -> None:
             for name, parameter in model.named_parameters():
@@ -56,9 +79,10 @@ class FedDyn(FedAvg):
                     if name in linear:
                         parameter.grad.sub_(linear[name])
 
-        parcel = local_training.train(
-            site, weights, steps=self.steps_at(site), correct=regularise, replayed=self.replayed(site)
-        )
+        return regularise
+
+    def _follow(self, site: Site, weights: Weights, parcel: Parcel) -> Parcel:
+        """The same parcel; the site's linear term has followed what was trained."""
         learned = [name for name, _ in site.trainer.model.named_parameters() if name in parcel.tensors]
         zero = torch.zeros(())
         kept = site.state.group("linear")

@@ -30,7 +30,7 @@ class FedProx(FedAvg):
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
         pull_back = self._pull_back(sites[0], weights[0])  # all sites have the round's weights
         steps = [self.steps_at(site) for site in sites]
-        return local_training.train_together(sites, weights, steps, correct=pull_back)
+        return local_training.train_together(sites, weights, steps, correct_for=lambda *_: pull_back)
 
     def _pull_back(self, site: Site, weights: Weights) -> Callable[[nn.Module], None]:
         start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}

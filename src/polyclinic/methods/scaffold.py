@@ -7,7 +7,9 @@ here, so that the option means the same for any optimiser. A control is a mean g
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -75,24 +77,44 @@ class Scaffold(FedAvg):
         if call.operation == "train":
             reply_checks.check_like(reply, "gradients", dict(federation.trainer.model.named_parameters()))
 
-    @operation("weights", "gradients", begins_round=True)
+    @operation("weights", "gradients", begins_round=True, together="train_together")
     def train(self, site: Site, weights: Weights, gradients: Weights) -> tuple[Parcel, Parcel]:
         """Trained weights, and how much the site's control variate has changed."""
-        own = site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}
-        drift = {name: (gradients[name] - own[name]).to(site.trainer.device) for name in gradients}
-        mean = WeightedMean()
-
-        def correct(model: nn.Module) -> None:
-            found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-            mean.add(found, 1)
-            for name, gradient in found.items():
-                gradient.add_(drift[name])
-
+        own = _control(site, gradients)
+        correct = Drift(_drift(site, own, gradients))
         fresh = self._full_gradient(site, weights) if self.option == "I" else None
         parcel = local_training.train(
             site, weights, steps=self.steps_at(site), correct=correct, replayed=self.replayed(site)
         )
-        new = {**own, **(fresh or {name: gradient.cpu() for name, gradient in mean.tensors().items()})}
+        return self._release(site, parcel, own, fresh or correct.mean())
+
+    def train_together(
+        self, sites: list[Site], weights: list[Weights], gradients: list[Weights]
+    ) -> list[tuple[Parcel, Parcel]]:
+        steps, own = (
+            [self.steps_at(site) for site in sites],
+            [_control(*one) for one in zip(sites, gradients, strict=True)],
+        )
+        drifts = [_drift(*one) for one in zip(sites, own, gradients, strict=True)]
+        fresh = [self._full_gradient(*one) if self.option == "I" else {} for one in zip(sites, weights, strict=True)]
+        means: dict[int, Callable[[], dict[str, Tensor]]] = {}
+
+        def correct_for(places: Sequence[int], stacked: bool) -> Drift | StackedDrift:
+            if not stacked:
+                alone = Drift(drifts[places[0]])
+                means[places[0]] = alone.mean
+                return alone
+            together = StackedDrift([drifts[place] for place in places], [steps[place] for place in places])
+            means.update({place: partial(together.mean, member) for member, place in enumerate(places)})
+            return together
+
+        parcels = local_training.train_together(sites, weights, steps, correct_for=correct_for)
+        every = enumerate(zip(sites, parcels, own, fresh, strict=True))
+        return [self._release(site, parcel, mine, new or means[place]()) for place, (site, parcel, mine, new) in every]
+
+    @staticmethod
+    def _release(site: Site, parcel: Parcel, own: Weights, control: Weights) -> tuple[Parcel, Parcel]:
+        new = {**own, **control}
         site.state.put("control", new)
         change = {name: new[name] - own[name] for name in own}
         return parcel, Parcel("gradients", change, parcel.metadata, private.record_of(site, "classifier"))
@@ -102,3 +124,53 @@ class Scaffold(FedAvg):
         trainer = site.trainer
         trainer.load(local_training.assemble(site, weights))
         return local_training.mean_gradient(trainer, trainer.one_pass(site.data.train, site.rng("control")))
+
+
+class Drift:
+    """Takes the mean of a network's gradients as they come, and adds c - c_k to them."""
+
+    def __init__(self, drift: Weights) -> None:
+        self.drift, self._mean = drift, WeightedMean()
+
+    def __call__(self, model: nn.Module) -> None:
+        found = _gradients(model)
+        self._mean.add(found, 1)
+        for name, gradient in found.items():
+            gradient.add_(self.drift[name])
+
+    def mean(self) -> dict[str, Tensor]:
+        return {name: gradient.cpu() for name, gradient in self._mean.tensors().items()}
+
+
+class StackedDrift:
+    """The same for several sites' stacked networks, each of which takes its own number of steps."""
+
+    def __init__(self, drifts: Sequence[Weights], steps: Sequence[int]) -> None:
+        self.drift = {name: torch.stack([one[name] for one in drifts]) for name in drifts[0]}
+        self.steps, self.taken = steps, 0
+        self.sums: dict[str, Tensor] = {}
+
+    def __call__(self, model: nn.Module) -> None:
+        for name, gradient in _gradients(model).items():
+            counts = torch.tensor([float(self.taken < own) for own in self.steps], device=gradient.device)
+            counted = gradient * counts.reshape(-1, *(1 for _ in gradient.shape[1:]))
+            self.sums[name] = self.sums[name] + counted if name in self.sums else counted
+            gradient.add_(self.drift[name])
+        self.taken += 1
+
+    def mean(self, member: int) -> dict[str, Tensor]:
+        return {name: (total[member] / self.steps[member]).cpu() for name, total in self.sums.items()}
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def _control(site: Site, gradients: Weights) -> dict[str, Tensor]:
+    """The site's control variate; zero in the beginning."""
+    return site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}
+
+
+def _drift(site: Site, own: Weights, gradients: Weights) -> dict[str, Tensor]:
+    """c - c_k, on the site's device."""
+    return {name: (gradients[name] - own[name]).to(site.trainer.device) for name in gradients}

@@ -21,6 +21,7 @@ from polyclinic.files import atomic_write, digest_of
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.compare import Entry, default_jobs, for_method, has_setting, parse_methods, run_all
+from polyclinic.runner.search_privacy import cost_of_search
 from polyclinic.study import Study
 from polyclinic.study.changes import parse_sets
 
@@ -171,6 +172,7 @@ def summarise(
         possible = math.prod(len(values) for values in space_of(over, method).values())
         search = {"search": "all" if possible == len(mine) else "random", "possible": possible, "tried": len(mine)}
         methods[method] = {**search, "runs": len(mine) * seeds, **best_of(mine, study)}
+    cost = cost_of_search(run for trial in trials for run in trial.runs)
     return {
         "task": study.task.name,
         "metric": study.task.metric,
@@ -179,6 +181,7 @@ def summarise(
         "budget": {"runs_of_each_method": budget, "seeds": seeds, "rounds": study.method.rounds},
         "over": {path: list(values) for path, values in over.items()},
         "methods": methods,
+        **({"privacy": cost} if cost else {}),
         "trials": rows,
         "study": study.as_tables(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: changes a network's gradients before a step
 Correct = Callable[[nn.Module], None]
+#: what changes the gradients of the sites at these places, as one stacked network or of the one site
+CorrectFor = Callable[[Sequence[int], bool], Any]
 #: the loss of images and targets
 Objective = Callable[[Tensor, Tensor], Tensor]
 
@@ -129,20 +132,23 @@ def train_together(
     weights: Sequence[Weights],
     steps: Sequence[int],
     *,
-    correct: Callable[[Any], None] | None = None,
+    correct_for: CorrectFor | None = None,
 ) -> list[Parcel]:
     """What `train` gives for each of several simulated sites, up to rounding: sites with batches of one size train as
-    one stacked network. `correct` may change gradients by name, those of all sites at once."""
+    one stacked network. `correct_for(places, stacked)` gives what changes gradients, by name, of the sites at these
+    places: with `stacked` those of all of them at once, [M, ...], else those of the only one."""
     sizes = [min(site.trainer.optimizer.batch_size, len(site.data.train)) for site in sites]
     found: dict[int, Parcel] = {}
     for size in dict.fromkeys(sizes):
         places = [place for place, own in enumerate(sizes) if own == size]
         group = [sites[place] for place in places]
         given, counts = [weights[place] for place in places], [steps[place] for place in places]
-        parcels = _train_stack(group, given, counts, correct)
+        parcels = _train_stack(group, given, counts, correct_for and functools.partial(correct_for, places, True))
         if parcels is None:
-            each = zip(group, given, counts, strict=True)
-            parcels = [train(site, own, steps=count, correct=correct) for site, own, count in each]
+            parcels = [
+                train(sites[one], weights[one], steps=steps[one], correct=correct_for and correct_for([one], False))
+                for one in places
+            ]
         found |= dict(zip(places, parcels, strict=True))
     return [found[place] for place in range(len(sites))]
 
@@ -151,7 +157,7 @@ def _train_stack(
     sites: Sequence[Site],
     weights: Sequence[Weights],
     steps: Sequence[int],
-    correct: Callable[[Any], None] | None,
+    correct_all: Callable[[], Any] | None,
 ) -> list[Parcel] | None:
     """None where a stack does not pay, or fails: then nothing has happened."""
     trainer = sites[0].trainer
@@ -163,6 +169,7 @@ def _train_stack(
         stack.model.load([assemble(site, own) for site, own in zip(sites, weights, strict=True)])
         optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), sites[0].round)
         batches, device = stacking.stacked_batches(members), None if trainer.weights_stay else "cpu"
+        correct = correct_all() if correct_all else None
         losses, states = stack.train(batches, steps, optimizer, correct=correct, device=device)
     except RuntimeError as error:  # no memory, or no kernel
         warnings.warn(f"engine.stacked: sites train one after the other, more slowly: {error}", stacklevel=3)
