@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from polyclinic.randomness import numpy_rng as numpy_rng
     from polyclinic.randomness import torch_rng as torch_rng
     from polyclinic.runner.compare import compare as compare
+    from polyclinic.runner.export.export import export as export
     from polyclinic.runner.predict import predict as predict
     from polyclinic.runner.result import Result as Result
     from polyclinic.runner.run import run as run
@@ -111,6 +112,7 @@ _HOMES = {
     "WorkFailed": "errors",
     "audit": "audits.audit",
     "compare": "runner.compare",
+    "export": "runner.export.export",
     "load_study": "study",
     "local_training": "methods.shared",
     "numpy_rng": "randomness",

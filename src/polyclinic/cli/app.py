@@ -11,6 +11,7 @@ from polyclinic.cli import (
     compare,
     data,
     deploy,
+    export,
     forgetting,
     ledger,
     predict,
@@ -55,6 +56,7 @@ app.command("tune")(tune.tune)
 app.command("forgetting")(forgetting.forgetting)
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
+app.command("export")(export.export)
 app.command("privacy")(privacy.privacy)
 app.command("bench")(bench.bench)
 app.command("serve")(serve.serve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,12 @@ class Predictor:
     def _fitted(self, pixels: np.ndarray) -> np.ndarray:
         card = self.card
         return fit_image(graham(pixels) if card.graham else pixels, Fit(card.size, card.shape), card.channels)
+
+    def prepared_images(self, paths: Iterable[Path], most: int) -> np.ndarray:
+        """The first images of files and folders, prepared, at most so many; BadInput for one that cannot be read."""
+        reader = Reader(self.card.window, self.card.slices)
+        found = itertools.islice(self._read_all(reader, paths, None), most)
+        return np.stack([image for _, _, image, _ in found])
 
     def predict(
         self,

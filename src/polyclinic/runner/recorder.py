@@ -38,6 +38,13 @@ class Display:
     def finished(self, result: JsonMapping) -> None: ...
 
 
+class RoundLog:
+    """Takes lines of the history; this one does nothing with them."""
+
+    def round_done(self, line: JsonMapping) -> None: ...
+    def close(self) -> None: ...
+
+
 class Recorder(Observer):
     """The observer of a federation."""
 
@@ -46,6 +53,7 @@ class Recorder(Observer):
         self.folder = folder
         self.has_local = has_local
         self.display = display
+        self.loggers: RoundLog = RoundLog()
         self.best_weights: dict[str, Tensor] | None = None
         self.best_round = 0
         self.leading_round = 0  # the round of the best validation score, whichever is released
@@ -121,6 +129,7 @@ class Recorder(Observer):
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(text)
         self._validation, self._failures = None, {}
+        self.loggers.round_done(line)
         self.display.round_done(line, rounds)
 
     # --- checkpoints ------------------------------------------------------------------------------

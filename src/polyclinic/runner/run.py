@@ -26,6 +26,7 @@ from polyclinic.runner.case_statistics import statistics_of_cases
 from polyclinic.runner.cases import keep_cases
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
+from polyclinic.runner.loggers import Loggers
 from polyclinic.runner.method_failure import run_method
 from polyclinic.runner.model_file import MODEL, card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
@@ -115,7 +116,7 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
     ):  # the file may have moved: `Assembly.weights_file` compares
         after["model"]["weights"] = before["model"]["weights"]
     for table in before | after:
-        if table not in ("engine", "plugins") and before.get(table) != after.get(table):
+        if table not in ("engine", "plugins", "logging") and before.get(table) != after.get(table):
             raise BadInput(
                 f"{table}: differs from the study that {folder} was begun with; "
                 "resume with that one, or name another folder"
@@ -164,6 +165,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     try:
         federation.resume()
         recorder.rewind_history(federation.round)
+        recorder.loggers = loggers = Loggers(study, folder)
         display.started(study, parts.names, federation.round + 1)
         last = run_method(study.method, federation)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
@@ -177,7 +179,9 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         else:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
+        loggers.finish(metrics, federation.round)
     finally:
+        recorder.loggers.close()
         engine.close()
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}

@@ -183,6 +183,16 @@ class EngineSettings(Settings):
         return value
 
 
+class Logging(Settings):
+    """The `[logging]` table: where curves of a run are written besides `history.jsonl`. It changes no result."""
+
+    to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        (),
+        description="programs to write logs for, into the folder `logs` of the run: tensorboard, mlflow, wandb "
+        "(offline); one that is not installed is named and left out",
+    )
+
+
 class PolicySettings(Settings):
     """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
 
@@ -217,6 +227,7 @@ class Study(Settings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
+    logging: Logging | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -298,6 +309,7 @@ PLAIN: dict[str, type[Settings]] = {
     "evaluation": Evaluation,
     "engine": EngineSettings,
     "policy": PolicySettings,
+    "logging": Logging,
 }
 
 
