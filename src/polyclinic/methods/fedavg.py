@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from pydantic import Field
+from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, local_training, reply_checks
+from polyclinic.methods.shared import averaging, local_training, reply_checks, robust
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
@@ -22,6 +23,17 @@ class FedAvg(LocalWork, Method):
     name: Literal["fedavg"] = "fedavg"
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="how sites count in the mean: by their number of images, or all alike"
+    )
+    aggregation: robust.Aggregation = Field(
+        "mean",
+        description="how the sites' weights become one: their mean, or a robust rule, which a few poisoned updates "
+        "cannot move far",
+    )
+    liars: float = Field(
+        0.25,
+        ge=0,
+        lt=0.5,
+        description="largest share of sites that may send poisoned updates (trimmed-mean, multi-krum)",
     )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
@@ -37,7 +49,15 @@ class FedAvg(LocalWork, Method):
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         """The next round's weights."""
-        return averaging.average(replies, self.weighting)
+        return self.mean_weights(state, replies)
+
+    def mean_weights(self, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """The mean of the sites' weights, or what `aggregation` puts in its place."""
+        if self.aggregation == "mean":
+            return averaging.average(replies, self.weighting)
+        answers = list(replies)
+        counts = [averaging.weight_of(reply, self.weighting) for reply in answers]
+        return robust.aggregate(self.aggregation, state.weights, answers, counts, self.liars)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "train":

@@ -21,7 +21,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import Correct
 from polyclinic.methods.shared.traits import Traits
 
@@ -36,7 +36,7 @@ class FedDyn(FedAvg):
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         answers = list(replies)
-        mean = averaging.average(answers, self.weighting)
+        mean = self.mean_weights(state, answers)
         if self.alpha == 0:
             return mean
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]

@@ -18,7 +18,6 @@ from torch import Tensor
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import averaging
 from polyclinic.methods.shared.traits import Traits
 
 
@@ -36,7 +35,7 @@ class FedOpt(FedAvg):
     traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
-        mean = averaging.average(replies, self.weighting)
+        mean = self.mean_weights(state, replies)
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
         change = {name: mean[name] - state.weights[name] for name in learned}
         before = getattr(state, "momentum", None) or {name: torch.zeros_like(change[name]) for name in learned}

@@ -22,7 +22,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import averaging, local_training, reply_checks
+from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.averaging import WeightedMean
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
@@ -58,7 +58,7 @@ class Scaffold(FedAvg):
         state = federation.state(weights=weights, control=control)
         for _ in federation.rounds(self.rounds, state):
             replies = federation.ask_all("train", weights=state.weights, gradients=state.control)
-            mean = averaging.average(replies, self.weighting)
+            mean = self.mean_weights(state, replies)
             changes = WeightedMean()
             for reply in replies:
                 changes.add(reply.gradients, 1)

@@ -21,10 +21,15 @@ def averages(replies: Iterable[Reply], weighting: str, *kinds: str) -> list[dict
     """The means of several kinds. Replies are taken one by one, so only one of them need be in memory."""
     means = {kind: WeightedMean() for kind in kinds}
     for reply in replies:
-        weight = reply.metadata["samples"] if weighting == "samples" else 1
+        weight = weight_of(reply, weighting)
         for kind, mean in means.items():
             mean.add(reply.parcel(kind).tensors, weight)
     return [mean.tensors() for mean in means.values()]
+
+
+def weight_of(reply: Reply, weighting: str) -> int:
+    """By how much a site counts in a mean: its number of images, or 1."""
+    return reply.metadata["samples"] if weighting == "samples" else 1
 
 
 class WeightedMean:

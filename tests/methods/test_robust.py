@@ -1,0 +1,77 @@
+"""Robust aggregation: by hand, and against a site that sends poisoned updates."""
+
+import pytest
+import torch
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.methods.shared import robust
+from polyclinic.runner.run import run
+
+
+def replies(*rows):
+    """Sites whose weights are these rows, and a counter of whole numbers."""
+    return [
+        Reply(f"site-{number}", (Parcel("weights", {"w": torch.tensor(row), "n": torch.tensor(number)}),))
+        for number, row in enumerate(rows)
+    ]
+
+
+BEFORE = {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(0)}
+#: updates (1, 0), (0, 1), (1, 1) and one that lies, (100, -100)
+SITES = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [101.0, -99.0])
+
+
+def aggregate(rule, sites=SITES, counts=None, share=0.25):
+    return robust.aggregate(rule, BEFORE, sites, counts or [1.0] * len(sites), share)
+
+
+def test_median_is_that_of_each_number_by_itself():
+    # columns of updates: 1, 0, 1, 100 and 0, 1, 1, -100
+    assert aggregate("median")["w"].tolist() == [1 + 1.0, 1 + 0.5]
+
+
+def test_trimmed_mean_leaves_out_the_largest_and_the_smallest():
+    assert aggregate("trimmed-mean")["w"].tolist() == [1 + 1.0, 1 + 0.5]
+    assert aggregate("trimmed-mean", share=0.0)["w"].tolist() == [1 + 102 / 4, 1 - 98 / 4]
+
+
+def test_norm_bound_shortens_to_the_median_length_and_counts_images():
+    # lengths 1, 1, sqrt 2 and 100 sqrt 2: the median is (1 + sqrt 2) / 2
+    limit = (1 + 2**0.5) / 2
+    unit = limit / 2**0.5
+    expected = [1 + (1 * 1 + 0 + 1 * unit + 2 * unit) / 5, 1 + (0 + 1 + unit - 2 * unit) / 5]
+    assert aggregate("norm-bound", counts=[1, 1, 1, 2])["w"].tolist() == pytest.approx(expected)
+
+
+def test_multi_krum_drops_the_update_that_is_far_from_the_others():
+    assert aggregate("multi-krum")["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
+    rows = torch.tensor([[0.0], [1.0], [2.0], [50.0], [60.0]])
+    # each with its 5 - 2 - 2 = 1 nearest neighbour: 1, 1, 1, 100, 100
+    assert robust.multi_krum(rows, 2).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rule", ["norm-bound", "median", "trimmed-mean", "multi-krum"])
+def test_equal_updates_give_that_update_and_counters_are_averaged(rule):
+    found = aggregate(rule, replies([3.0, 0.0], [3.0, 0.0], [3.0, 0.0]))
+    assert found["w"].tolist() == pytest.approx([3.0, 0.0])
+    assert (found["n"].item(), found["n"].dtype) == (1, torch.int64)
+
+
+def test_fewer_than_half_are_ever_taken_for_liars():
+    assert aggregate("trimmed-mean", replies([3.0, 0.0], [1.0, 0.0]), share=0.49)["w"].tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedopt", "scaffold", "feddyn"])
+def test_methods_built_on_fedavg_take_it(tiny, tmp_path, method):
+    settings = {"data.samples": 36}
+    plain = run(tiny(method, settings, rounds=1), tmp_path / "mean")
+    other = run(tiny(method, settings, rounds=1, aggregation="median"), tmp_path / "median")
+    assert plain["weights_sha256"] != other["weights_sha256"]
+    one = {"data.samples": 36, "sites.count": 1}
+    alone = [
+        run(tiny(method, one, rounds=1, aggregation=rule), tmp_path / f"alone-{rule}")
+        for rule in ("mean", "trimmed-mean")
+    ]
+    for name, tensor in alone[0].weights().items():
+        assert torch.allclose(tensor.float(), alone[1].weights()[name].float(), atol=1e-5)
