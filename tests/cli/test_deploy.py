@@ -162,6 +162,7 @@ def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsa
     assert "site-1" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # without NVFlare in between: tests/deployment/test_coordination.py and test_watch.py
 def test_a_run_is_stopped_by_its_owner(tiny, rehearsal, tmp_path, capsys):
     """One that would take days: stopped after the round it is in, and not submitted again by who watches over it."""
     (tmp_path / "long.toml").write_text(two_sites(tiny, rounds=10**6).to_toml())
