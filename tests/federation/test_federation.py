@@ -5,7 +5,8 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
-from polyclinic.federation.federation import Faults, Federation, FederationSpec
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.leaving.parcel import Expected, Parcel
 from polyclinic.federation.observer import Observer
 from polyclinic.federation.state import SitePosition

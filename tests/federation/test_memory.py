@@ -11,7 +11,8 @@ import torch
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.federation import Faults, Federation, FederationSpec
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.parcel import Parcel

@@ -10,42 +10,28 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.arriving.replies import ChecksReplies, ReplyCheck
+from polyclinic.federation.arriving.replies import ReplyCheck
 from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.communication import RECEIVED, SENT, Communication
+from polyclinic.federation.communication import Communication
 from polyclinic.federation.engine import Engine
+from polyclinic.federation.federation_spec import FederationSpec
 from polyclinic.federation.heads import Heads
-from polyclinic.federation.leaving.key_ring import KeyRing
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.observer import Observer
+from polyclinic.federation.payload import sort_payload
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.federation.state import SitePosition, SiteState, read_state
+from polyclinic.federation.traffic import Traffic
 from polyclinic.randomness import torch_rng
-from polyclinic.settings import Settings
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
 
 Weights = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What happens when a site fails: the round goes on with at least `quorum` of the sites, or stops."""
-
-    on_failure: Literal["continue", "stop"] = "continue"
-    quorum: float = 0.5
 
 
 class State:
@@ -60,58 +46,6 @@ class State:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class FederationSpec:
-    """What a federation consists of."""
-
-    sites: tuple[str, ...]
-    seed: int
-    #: the run folder
-    folder: Path
-    initial_weights: Callable[[], dict[str, Tensor]]
-    #: what parcels of each kind must look like
-    expected: Mapping[str, Expected]
-    #: whose operations the sites answer; without it, replies are checked by their kinds only
-    method: ChecksReplies | None = None
-    #: channels, height and width of the images
-    image_shape: tuple[int, ...] = ()
-    #: the coordinator's own trainer, for methods in which it trains as well
-    trainer: TrainerLike
-    faults: Faults = Faults()
-    #: rounds between checkpoints; 0 for none
-    checkpoint_every: int = 1
-    #: the share of the sites that take part in a round, and the rounds without a better score after which a run stops
-    fraction: float = 1.0
-    patience: int | None = None
-    #: the networks of sites that have another one, by site
-    backbones: Mapping[str, str] = field(default_factory=dict)
-    #: the study's tables [generator] and [replay]
-    generator: Settings | None = None
-    replay_settings: Settings | None = None
-    #: the coordinator's keys in a deployed run
-    keys: KeyRing | None = None
-    #: where the coordinator's weights lie
-    device: str = "cpu"
-    #: whether what a checkpoint has saved survives a loss of power
-    durable: bool = False
-
-
-class Received(NamedTuple):
-    """A parcel that a site received, as far as counting needs it: its tensors are not kept for that."""
-
-    site: str
-    operation: str
-    content: str
-    size: int
-    #: that of weights: those that a site holds already do not count
-    digest: Future[str] | None
-
-    @classmethod
-    def of(cls, call: Call, parcel: Parcel) -> Received:
-        digest = parcel.digest_soon() if parcel.kind == "weights" else None
-        return cls(call.site, call.operation, parcel.content, parcel.size, digest)
-
-
 class Federation:
     """The coordinator's view of a run. Build one per run; see `polyclinic.run`."""
 
@@ -120,8 +54,7 @@ class Federation:
         self.sites = spec.sites
         self.seed = spec.seed
         self.round = 0
-        self._counts = Communication()
-        self._uncounted: list[Received] = []  # what sites received since it was counted last
+        self._traffic = Traffic()
         self.coverage = Coverage()
         self.heads = Heads(spec.folder, spec.keys)
         self.failures: list[dict[str, Any]] = []
@@ -143,7 +76,6 @@ class Federation:
         self.chosen = spec.sites
         self.weights_device = spec.device
         self._keyed: list[str] = []  # sites that know the others' public keys, and are known
-        self._held: dict[str, str] = {}  # digest of the weights each site received last
         self._out: set[str] = set()  # sites that failed in this round
         self._asking = False
         self._state = State({})
@@ -229,15 +161,14 @@ class Federation:
         counted: bool = True,
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[Reply | Failure]:
-        parcels, arguments = _sort_payload(payload)
+        parcels, arguments = sort_payload(payload)
         calls = []
         for site in sites:
-            of_site, more = _sort_payload((by_site or {}).get(site, {}))
+            of_site, more = sort_payload((by_site or {}).get(site, {}))
             all_parcels, all_arguments = {**parcels, **of_site}, {**arguments, **more}
             anchor = self.heads.anchor(site)
             calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))
-        for call in calls if counted else []:
-            self._uncounted += [Received.of(call, parcel) for parcel in call.parcels.values()]
+        self._traffic.going(calls if counted else [])
         self.observer.asking(operation, sites)
         failures = []
         with self._one_at_a_time():
@@ -270,27 +201,14 @@ class Federation:
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
         for parcel in answer.parcels:
-            self._counts.count(call.site, SENT, parcel.content, call.operation, parcel.size)
+            self._traffic.sent(call, parcel)
             self.coverage.note(call.site, parcel)
         return answer
 
     @property
     def communication(self) -> Communication:
         """The bytes of all parcels up to now."""
-        for received in self._uncounted:
-            self._count_received(received)
-        self._uncounted.clear()
-        return self._counts
-
-    def _count_received(self, received: Received) -> None:
-        """Count what a site received; weights that it received last time need not travel again."""
-        site = received.site
-        if received.digest:
-            digest = received.digest.result()
-            if self._held.get(site) == digest:
-                return
-            self._held[site] = digest
-        self._counts.count(site, RECEIVED, received.content, received.operation, received.size)
+        return self._traffic.counted()
 
     def _note_failures(self, failures: list[Failure]) -> None:
         for failure in failures:
@@ -374,11 +292,10 @@ class Federation:
         if self._resumed is None:
             return False
         self.round = manifest.round
-        self._counts = Communication(manifest.plain["communication"])
+        self._traffic = Traffic(manifest.plain["communication"], manifest.plain["held"])
         self.coverage = Coverage(manifest.plain.get("coverage"))
         self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]
-        self._held = manifest.plain["held"]
         self._replies.said = dict(manifest.plain.get("said", {}))
         self._keyed = manifest.plain.get("keyed", [])
         self._reports = dict(manifest.plain.get("reports", {}))
@@ -407,7 +324,7 @@ class Federation:
             "coverage": self.coverage.plain(),
             "ledgers": self.heads.plain(),
             "failures": self.failures,
-            "held": self._held,
+            "held": self._traffic.held,
             "said": self._replies.said,
             "keyed": self._keyed,
             "observer": self.observer.memory(),
@@ -457,21 +374,6 @@ class Federation:
 
 def _failed_before(site: str, operation: str) -> Failure:
     return Failure(site, operation, "failed earlier in this round")
-
-
-def _sort_payload(payload: Mapping[str, Any]) -> tuple[dict[str, Parcel], dict[str, Any]]:
-    """Keywords named like a kind become parcels; the others stay plain arguments."""
-    parcels, arguments = {}, {}
-    for name, value in payload.items():
-        kind = name.replace("_", "-")
-        if isinstance(value, Parcel):
-            parcels[name] = value
-        elif kind in KINDS:
-            if value is not None:
-                parcels[name] = Parcel(kind, value)
-        else:
-            arguments[name] = value
-    return parcels, arguments
 
 
 def _is_tensors(value: object) -> bool:

@@ -18,7 +18,7 @@ from polyclinic import plugins
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.arriving.settings import Incoming
-from polyclinic.federation.federation import Faults, FederationSpec
+from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.archive import ParcelArchive

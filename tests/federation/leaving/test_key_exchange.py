@@ -10,7 +10,8 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.federation import Federation, FederationSpec
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.federation_spec import FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving import sealing

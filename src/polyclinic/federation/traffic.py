@@ -1,0 +1,63 @@
+"""The bytes that pass between coordinator and sites, counted as they would travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from polyclinic.federation.call import Call
+from polyclinic.federation.communication import RECEIVED, SENT, Communication
+from polyclinic.federation.leaving.parcel import Parcel
+
+
+class Received(NamedTuple):
+    """A parcel that a site received, as far as counting needs it: its tensors are not kept for that."""
+
+    site: str
+    operation: str
+    content: str
+    size: int
+    #: that of weights: those that a site holds already do not count
+    digest: Future[str] | None
+
+    @classmethod
+    def of(cls, call: Call, parcel: Parcel) -> Received:
+        digest = parcel.digest_soon() if parcel.kind == "weights" else None
+        return cls(call.site, call.operation, parcel.content, parcel.size, digest)
+
+
+class Traffic:
+    """Counts parcels; what sites received is counted when somebody asks, as digests are computed beside training."""
+
+    def __init__(self, rows: Any = None, held: Mapping[str, str] | None = None) -> None:
+        """`rows` and `held` are those of a checkpoint."""
+        self._counts = Communication(rows) if rows is not None else Communication()
+        self._uncounted: list[Received] = []  # what sites received since it was counted last
+        self.held = dict(held or {})  # digest of the weights each site received last
+
+    def going(self, calls: Iterable[Call]) -> None:
+        """Note what the sites are sent."""
+        for call in calls:
+            self._uncounted += [Received.of(call, parcel) for parcel in call.parcels.values()]
+
+    def sent(self, call: Call, parcel: Parcel) -> None:
+        """Count what a site has sent in answer to a call."""
+        self._counts.count(call.site, SENT, parcel.content, call.operation, parcel.size)
+
+    def counted(self) -> Communication:
+        """The bytes of all parcels up to now."""
+        for received in self._uncounted:
+            self._count_received(received)
+        self._uncounted.clear()
+        return self._counts
+
+    def _count_received(self, received: Received) -> None:
+        """Count what a site received; weights that it received last time need not travel again."""
+        site = received.site
+        if received.digest:
+            digest = received.digest.result()
+            if self.held.get(site) == digest:
+                return
+            self.held[site] = digest
+        self._counts.count(site, RECEIVED, received.content, received.operation, received.size)
