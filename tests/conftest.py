@@ -26,7 +26,7 @@ from polyclinic.runner.run import run
 from polyclinic.study import Study
 
 # How long an example takes says something about the machine, not about the code. The examples are the same each time:
-# one that was never tried before must not fail a change that has nothing to do with it (`--hypothesis-seed` tries others)
+# one that was never tried before must not fail a change that has nothing to do with it
 hypothesis.settings.register_profile(
     "any machine",
     deadline=None,
