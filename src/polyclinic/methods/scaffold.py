@@ -88,7 +88,7 @@ class Scaffold(FedAvg):
         )
         return self._release(site, parcel, own, fresh or correct.mean())
 
-    def train_together(
+    def train_together(  # type: ignore[override]
         self, sites: list[Site], weights: list[Weights], gradients: list[Weights]
     ) -> list[tuple[Parcel, Parcel]]:
         steps, own = (
