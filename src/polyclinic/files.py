@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from polyclinic.errors import BadInput, Damaged
+from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +73,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def read_json(path: Path) -> JsonObject:
+    """A file that holds a JSON object; Damaged if it is missing or holds something else."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise Damaged(f"{path}: is missing") from None
+    except (ValueError, RecursionError):
+        raise Damaged(f"{path}: is damaged (it is not JSON); bring it back from a copy") from None
+    if not isinstance(found, dict):
+        raise Damaged(f"{path}: is damaged (it holds no JSON object); bring it back from a copy")
+    return found
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from polyclinic.data.names import COORDINATOR
 from polyclinic.data.own_images import find_kit
 from polyclinic.federation.leaving.budget import Spent
 from polyclinic.json_types import JsonObject
+from polyclinic.noted_files import read_result
 
 #: what a sentence calls a kind, where its name says too little
 WORDS = {
@@ -47,7 +47,7 @@ def refusals(run: Path) -> list[str]:
         texts = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
         refused, where = [text for text in texts if "kept back" in text], f"{log}, which is about all runs"
     elif (run / "result.json").exists():
-        failures = json.loads((run / "result.json").read_text(encoding="utf-8"))["failures"]
+        failures = read_result(run).get("failures", [])
         refused = [f"round {one['round']}: {one['reason']}" for one in failures if "kept back" in one["reason"]]
         where = "result.json"
     else:

@@ -31,6 +31,7 @@ from polyclinic.federation.leaving.key_ring import KeyRing, KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
+from polyclinic.noted_files import note_files
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.recorder import Display
@@ -148,6 +149,7 @@ class Coordination:
             self._await_approval(names)
             values = run_with(assembly, self.engine, Display())
             atomic_write(self.folder / "result.json", json.dumps(values, indent=2) + "\n")
+            note_files(self.folder)
         return values
 
     def _await_approval(self, names: Sequence[str]) -> None:

@@ -20,6 +20,9 @@ from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json
 
 T = TypeVar("T")
 
+#: what the header of a call holds, besides the anchor
+_CALL = {"site": str, "operation": str, "round": int, "arguments": dict, "to": str, "parcels": list}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -53,9 +56,16 @@ class Call:
     @classmethod
     def from_bytes(cls, data: bytes) -> Call:
         header, blobs = unpack(data)
-        names, anchor = header.pop("parcels"), header.pop("anchor", None)
+        anchor, names = header.get("anchor"), header.get("parcels")
+        if set(header) - {"anchor"} != set(_CALL) or not all(
+            isinstance(header[name], of) for name, of in _CALL.items()
+        ):
+            raise ParcelRejected("the message is no call: a name or a value in its header is not what a call has")
+        if not all(isinstance(name, str) for name in names) or not len(set(names)) == len(names) == len(blobs):
+            raise ParcelRejected("the message is no call: its parcels are not those that its header names")
+        told = {name: header[name] for name in _CALL if name != "parcels"}
         anchor = None if anchor is None else _from_json(anchor_from_json, anchor)
-        return cls(**header, anchor=anchor, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
+        return cls(**told, anchor=anchor, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
 
 
 class MissingParcel(WorkFailed, AttributeError):  # noqa: N818
@@ -98,6 +108,8 @@ class Reply:
     @classmethod
     def from_bytes(cls, data: bytes) -> Reply:
         header, blobs = unpack(data)
+        if not isinstance(header.get("site"), str):
+            raise ParcelRejected("the message is no reply: its header names no site")
         head = header.get("head")
         head = None if head is None else _from_json(head_from_json, head)
         return cls(header["site"], tuple(decode(b) for b in blobs), head)

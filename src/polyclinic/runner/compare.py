@@ -23,6 +23,7 @@ from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.noted_files import read_result
 from polyclinic.registry import notice_once
 from polyclinic.runner.comparison_statistics import as_csv, choose_baseline, statistics_of
 from polyclinic.runner.folder_lock import is_held
@@ -60,8 +61,7 @@ class Entry:
 
     @property
     def result(self) -> JsonObject | None:
-        path = self.folder / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_result(self.folder) if (self.folder / "result.json").exists() else None
 
 
 def words_of(settings: JsonMapping) -> str:

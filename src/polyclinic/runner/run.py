@@ -14,11 +14,12 @@ import torch
 
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import prepare
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
-from polyclinic.files import PARTIAL, atomic_write
+from polyclinic.files import PARTIAL, atomic_write, read_json
 from polyclinic.formats import write_run_format
+from polyclinic.noted_files import note_files, read_result
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
@@ -54,7 +55,7 @@ def run(
     study, folder = _study_and_folder(study, out, resume)
     finished = folder / "result.json"
     if resume and finished.exists():
-        return Result(folder, json.loads(finished.read_text(encoding="utf-8")))
+        return Result(folder, read_result(folder))
     device_of(study.engine.device)
     check_engine(study)
     if study.tuning is not None:
@@ -77,6 +78,7 @@ def run(
         atomic_write(folder / "study.toml", study.to_toml())
         values = _carry_out(assembly, display)
         atomic_write(finished, json.dumps(values, indent=2) + "\n")
+        note_files(folder)
     display.finished(values)
     return Result(folder, values)
 
@@ -131,8 +133,10 @@ def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
     """A run goes on with the images it was begun with: note their digests, or BadInput if they are others now."""
     file = folder / "images.json"
     if not file.exists():
+        if (folder / "checkpoint").exists():
+            raise Damaged(f"{file}: is missing; bring it back from a copy, or run the study again into another folder")
         atomic_write(file, json.dumps(digests, indent=1) + "\n")
-    elif json.loads(file.read_text(encoding="utf-8")) != digests:
+    elif read_json(file) != digests:
         raise BadInput(
             f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
         )

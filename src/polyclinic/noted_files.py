@@ -1,0 +1,55 @@
+"""Digests of a finished run's files (`digests.json`), so that a file that was damaged later is noticed when it is read.
+
+They tell of damage, not of forgery: who can write the folder can write `digests.json`, too. Ledgers are signed, and
+`polyclinic ledger verify` is what tells of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from polyclinic.errors import Damaged
+from polyclinic.files import atomic_write, digest_of, read_json
+from polyclinic.json_types import JsonObject
+
+FILE = "digests.json"
+#: the files of a run that is over, which nothing changes from then on
+FINISHED = ("study.toml", "images.json", "history.jsonl", "model.safetensors", "result.json")
+
+
+def note_files(folder: Path, names: Iterable[str] = FINISHED) -> None:
+    """Write down the SHA-256 of those of a folder's files that are there."""
+    found = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
+    atomic_write(folder / FILE, json.dumps({"files": found, "sha256": digest_of(found)}, indent=1) + "\n")
+
+
+def check_noted(folder: Path, *names: str) -> None:
+    """Damaged if one of these files is not what it was when its digest was noted; fine where none was noted."""
+    if not (folder / FILE).is_file():
+        return
+    noted = read_json(folder / FILE)
+    if not isinstance(noted.get("files"), dict) or noted.get("sha256") != digest_of(noted["files"]):
+        raise Damaged(f"{folder / FILE}: is damaged; bring it back from a copy")
+    for name in names:
+        if name in noted["files"] and sha256_of(folder / name) != noted["files"][name]:
+            raise Damaged(
+                f"{folder / name}: is damaged (its SHA-256 is not the one that was noted when the run ended); "
+                "bring it back from a copy, or run the study again"
+            )
+
+
+def read_result(folder: Path) -> JsonObject:
+    """The content of a run's `result.json`; Damaged if it is not what the run wrote."""
+    check_noted(folder, "result.json")
+    return read_json(folder / "result.json")
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, or "" if there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
