@@ -1,4 +1,4 @@
-"""Validation errors as sentences that name the field, what is wrong and what is allowed."""
+"""Words for people: sizes, and validation errors as sentences that name the field and what is allowed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from polyclinic.settings import Settings, nearest
+
+
+def human_bytes(count: float) -> str:
+    """`1.4 MB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def sentences(error: ValidationError, path: str, kind: type[Settings]) -> str:

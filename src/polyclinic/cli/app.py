@@ -16,6 +16,7 @@ from polyclinic.cli import (
     ledger,
     predict,
     privacy,
+    report,
     run,
     serve,
     site,
@@ -60,6 +61,7 @@ app.command("export")(export.export)
 app.command("privacy")(privacy.privacy)
 app.command("bench")(bench.bench)
 app.command("serve")(serve.serve)
+app.add_typer(report.app, name="report")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(site.app, name="site")

@@ -108,7 +108,7 @@ def show_summary(ledgers: Mapping[str, Checked]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyclinic.cli.tables import human_bytes
+    from polyclinic.messages import human_bytes
 
     unsigned = [site for site, checked in ledgers.items() if checked.unsigned]
     table = Table(title="what left each site (all chains hold)")

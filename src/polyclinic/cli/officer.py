@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from polyclinic.cli.tables import human_bytes
 from polyclinic.data.names import COORDINATOR
 from polyclinic.data.own_images import find_kit
 from polyclinic.federation.leaving.budget import Spent
 from polyclinic.json_types import JsonObject
+from polyclinic.messages import human_bytes
 from polyclinic.noted_files import read_result
 
 #: what a sentence calls a kind, where its name says too little

@@ -9,18 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from polyclinic.json_types import JsonMapping
+from polyclinic.messages import human_bytes
 
 if TYPE_CHECKING:
     from polyclinic.runner.result import Result
-
-
-def human_bytes(count: float) -> str:
-    """`1.4 MB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def print_result(result: Result) -> None:

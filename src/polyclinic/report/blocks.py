@@ -1,0 +1,116 @@
+"""What a report is made of: sections of sentences, charts, tables and pictures. It knows neither HTML nor PDF."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from polyclinic.report.theme import Theme
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph in plain words; `kind` is "text", or "note" for what limits a figure."""
+
+    words: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers and texts under named columns. A cell is a number, a text, or None (`Cell`);
+    `shown` says how to write one."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+
+    def csv(self, most: int | None = None) -> str:
+        """As CSV, of `most` rows at most. A text that a spreadsheet would take for a formula gets a quote in front."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow([_harmless(name) for name in self.columns])
+        writer.writerows([_harmless(cell) for cell in row] for row in self.rows[:most])
+        return text.getvalue()
+
+
+def _harmless(cell: Cell) -> Cell:
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with the table behind it. `draw(figure, theme)` draws with matplotlib; `size` is in inches."""
+
+    key: str
+    title: str
+    draw: Callable[[Figure, Theme], None]
+    table: Table
+    note: str = ""
+    size: tuple[float, float] = (6.4, 3.8)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A raster image, a PNG, with words below it."""
+
+    key: str
+    png: bytes
+    words: str
+
+
+Block = Text | Table | Chart | Picture
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report under a title; `key` is its anchor."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it: the summary first."""
+
+    title: str
+    subtitle: str
+    summary: Sequence[str]
+    sections: Sequence[Section]
+    #: what the report was made of: file and SHA-256
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def charts(self) -> list[Chart]:
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Chart)]
+
+
+def shown(cell: Any) -> str:
+    """A cell as it is written for a person."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if isinstance(cell, float):
+        return number(cell)
+    return str(cell)
+
+
+def number(value: float) -> str:
+    """A number with three digits behind the point where it is small, and fewer where it is large."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return "–"
+    if value and abs(value) < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 10_000 else f"{value:,.0f}"

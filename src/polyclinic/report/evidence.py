@@ -1,0 +1,222 @@
+"""What a report is made of: the files of a run folder or of a comparison, read as data and never as code.
+
+A folder may come from somebody else. Its study is read as plain tables, so that none of its plug-ins runs here; texts
+are texts, whatever they contain; numbers are checked where they are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.anchor_file import LedgerBroken
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.formats import check_run_format
+from polyclinic.json_types import JsonObject
+from polyclinic.report.pictures import SiteImages, images_of
+from polyclinic.runner.cases import Cases, read_cases
+
+#: the main metric of each kind of task
+MAIN = {"classification": "accuracy", "regression": "mae", "segmentation": "dice"}
+
+
+@dataclass(frozen=True)
+class Ledgers:
+    """Lines of each site's ledger, by site, and what is wrong with those that do not hold."""
+
+    lines: dict[str, list[JsonObject]]
+    broken: dict[str, str]
+
+    def by_kind(self) -> dict[str, Counter[str]]:
+        """Bytes that left each site, by kind."""
+        found = {}
+        for site, lines in self.lines.items():
+            found[site] = Counter[str]()
+            for line in lines:
+                found[site][str(line["kind"])] += int(line["bytes"])
+        return found
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """One finished run. What it did not keep is None or empty."""
+
+    folder: Path
+    result: JsonObject
+    study: JsonObject
+    history: list[JsonObject]
+    ledgers: Ledgers
+    audit: JsonObject | None
+    forgetting: JsonObject | None
+    cases: Cases | None
+    validation: Cases | None
+    show_images: bool = True
+    #: SHA-256 of every file that was read, by its path in the folder
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def like(self) -> str:
+        """The kind of task: that of the cases, else by what was measured."""
+        if self.cases is not None:
+            return self.cases.like
+        names = self.scores["pooled"]
+        return next((like for like, metric in MAIN.items() if metric in names), "classification")
+
+    @property
+    def metric(self) -> str:
+        """The task's main metric."""
+        return MAIN[self.like]
+
+    @property
+    def split(self) -> str:
+        """The images that the released model was judged by: test, or validation where nothing was tested."""
+        return "validation" if self.result["metrics"].get("validation") else "test"
+
+    @property
+    def scores(self) -> JsonObject:
+        """`pooled`, `mean` and `per_site` of the released model."""
+        metrics = self.result["metrics"]
+        return metrics.get("validation") or {"pooled": metrics["test"], **metrics}
+
+    @property
+    def sites(self) -> list[str]:
+        return list(self.result["data"]["counts"])
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, numbers where the result does not say them."""
+        named = [str(name) for name in self.result["data"].get("classes", [])]
+        if named or self.cases is None or self.cases.predictions is None or self.like != "classification":
+            return named
+        return [str(i) for i in range(self.cases.predictions.shape[1])]
+
+    @property
+    def unit(self) -> str:
+        return str(self.result["data"].get("unit", ""))
+
+    @property
+    def is_deployed(self) -> bool:
+        return self.study.get("data", {}).get("source") == "at-sites"
+
+    @property
+    def personal(self) -> bool:
+        """Whether each site has a model of its own."""
+        return self.result["model"] == "one of each site"
+
+    @property
+    def judged(self) -> Cases | None:
+        """Cases of the images that the model is judged by."""
+        return self.cases if self.split == "test" else self.validation
+
+    @cached_property
+    def images(self) -> SiteImages:
+        """The study's images where they are at hand, else why not."""
+        if not self.show_images:
+            return SiteImages("Images are left out of this report (--no-images).")
+        return images_of(self.study, self.result["data"].get("digests", {}))
+
+
+def open_run(folder: Path, *, images: bool = True) -> RunEvidence:
+    """The evidence of a run folder; BadInput where it is none, is not finished, or is damaged."""
+    check_run_format(folder)
+    sources: dict[str, str] = {}
+    result = _result(folder, sources)
+    return RunEvidence(
+        folder=folder,
+        result=result,
+        study=_toml(folder / "study.toml", folder, sources),
+        history=_lines(folder / "history.jsonl", folder, sources),
+        ledgers=_ledgers(folder, sources),
+        audit=_json(folder / "audit.json", folder, sources),
+        forgetting=_json(folder / "forgetting.json", folder, sources),
+        cases=_cases(folder, "test", sources),
+        validation=_cases(folder, "validation", sources),
+        show_images=images,
+        sources=sources,
+    )
+
+
+def _result(folder: Path, sources: dict[str, str]) -> JsonObject:
+    result = _json(folder / "result.json", folder, sources)
+    if result is None:
+        begun = (folder / "study.toml").exists()
+        cure = (
+            f"`polyclinic run --resume --out {folder}` ends it" if begun else "name the folder of a run or comparison"
+        )
+        what = "the run is not finished" if begun else "is neither a run nor a comparison"
+        raise BadInput(f"{folder}: {what}; {cure}")
+    try:
+        for table in ("metrics", "data", "communication", "heterogeneity", "environment", "selected", "timing"):
+            if not isinstance(result[table], dict):
+                raise TypeError(f"{table} must be a table")
+        for name in ("test", "mean", "per_site"):
+            if not isinstance(result["metrics"][name], dict):
+                raise TypeError(f"metrics.{name} must be a table")
+        int(result["communication"]["total_bytes"])
+        list(result["data"]["counts"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{folder / 'result.json'}: is damaged ({error}); fetch it again") from None
+    return result
+
+
+def _note(file: Path, folder: Path, sources: dict[str, str]) -> bytes:
+    content = file.read_bytes()
+    sources[file.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
+    return content
+
+
+def _json(file: Path, folder: Path, sources: dict[str, str]) -> JsonObject | None:
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(_note(file, folder, sources))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: is damaged ({error}); fetch it again") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{file}: is damaged (it holds no table); fetch it again")
+    return found
+
+
+def _toml(file: Path, folder: Path, sources: dict[str, str]) -> JsonObject:
+    try:
+        return tomllib.loads(_note(file, folder, sources).decode()) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: is damaged ({error}); fetch it again") from None
+
+
+def _lines(file: Path, folder: Path, sources: dict[str, str]) -> list[JsonObject]:
+    """Lines of JSON, without one that is only half written."""
+    found = []
+    for text in _note(file, folder, sources).decode("utf-8", "replace").splitlines() if file.is_file() else []:
+        try:
+            line: Any = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("round"), int):
+            found.append(line)
+    return found
+
+
+def _ledgers(folder: Path, sources: dict[str, str]) -> Ledgers:
+    lines, broken = {}, {}
+    for file in sorted((folder / "ledger").glob("*.jsonl")):
+        _note(file, folder, sources)
+        try:
+            lines[file.stem] = verify(file)
+        except LedgerBroken as error:
+            broken[file.stem] = str(error)
+    return Ledgers(lines, broken)
+
+
+def _cases(folder: Path, split: str, sources: dict[str, str]) -> Cases | None:
+    cases = read_cases(folder, split)
+    if cases is not None:
+        _note(folder / "cases" / f"{split}.npz", folder, sources)
+    return cases

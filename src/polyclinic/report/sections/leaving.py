@@ -1,0 +1,170 @@
+"""What left: bytes by kind and site, the ledgers summed up, contact sheets, what attacks found, epsilon."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from polyclinic.json_types import JsonMapping
+from polyclinic.messages import human_bytes
+from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
+from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.pictures import drawn_picture
+from polyclinic.report.summary import privacy_words
+from polyclinic.report.theme import Theme, legend, plain, tidy
+from polyclinic.report.words import counted
+
+#: pictures of an audit, and of the sites' contact sheets, that a report shows
+MOST_PICTURES = 8
+MOST_SITES = 16
+
+
+def bytes_section(run: RunEvidence) -> Section:
+    """Bytes by kind and site, and the ledgers."""
+    blocks: list[Block] = [Text(_carried(run))]
+    by_kind = run.ledgers.by_kind()
+    if by_kind:
+        blocks += [_left(by_kind), _ledger_table(run), Text(LEDGER, "note")]
+    else:
+        blocks.append(Text("The sites' ledgers are not in this folder: at a deployed run they stay at the sites."))
+    blocks += [Text(f"The ledger of {site} does not hold: {why}.", "note") for site, why in run.ledgers.broken.items()]
+    return Section("bytes", "What left each site", blocks)
+
+
+LEDGER = (
+    "Every line of a ledger is chained to the one before it, and this chain was checked for this report. `polyclinic "
+    "ledger verify` also checks signatures."
+)
+
+
+def _carried(run: RunEvidence) -> str:
+    carried = run.result["communication"]
+    parts = [f"In all {human_bytes(int(carried['total_bytes']))} were carried"]
+    if "sent_bytes" in carried:
+        sent, received = human_bytes(int(carried["sent_bytes"])), human_bytes(int(carried.get("received_bytes", 0)))
+        parts.append(f": {sent} left the sites and {received} came to them")
+    return "".join(parts) + ". These are the sizes of encoded parcels, not estimates."
+
+
+def _left(by_kind: dict[str, Counter[str]]) -> Chart:
+    kinds = sorted({kind for counts in by_kind.values() for kind in counts})
+    table = Table(("site", *kinds), [[site, *(int(own[kind]) for kind in kinds)] for site, own in by_kind.items()])
+    few = dict(list(by_kind.items())[:MOST_SITES])
+
+    def draw(figure: Any, theme: Theme) -> None:
+        axes, left = figure.subplots(), np.zeros(len(few))
+        for i, kind in enumerate(kinds):
+            values = np.array([own[kind] for own in few.values()], dtype=float)
+            axes.barh(range(len(few)), values, left=left, height=0.7, color=theme.colour(i), label=plain(kind),
+                      hatch=("", "//", "..")[i // len(theme.series) % 3], edgecolor=theme.paper)  # fmt: skip
+            left += values
+        axes.set_yticks(range(len(few)), [plain(site) for site in few])
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
+        axes.xaxis.get_major_locator().set_params(nbins=5)
+        tidy(axes, theme, x="left the site", grid="x")
+        legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+
+    note = f"The first {MOST_SITES} of {len(by_kind)} sites." if len(by_kind) > MOST_SITES else ""
+    return Chart("left", "Bytes that left each site, by kind", draw, table, note, (6.4, 1.3 + 0.32 * len(few)))
+
+
+def _ledger_table(run: RunEvidence) -> Table:
+    rows: list[list[Cell]] = []
+    for site, lines in run.ledgers.lines.items():
+        for kind in sorted({str(line["kind"]) for line in lines}):
+            mine = [line for line in lines if str(line["kind"]) == kind]
+            private = sum(bool(line.get("privacy")) for line in mine)
+            receivers = ", ".join(sorted({str(line["to"]) for line in mine}))
+            rows.append(
+                [site, kind, len(mine), human_bytes(sum(int(line["bytes"]) for line in mine)), receivers, private]
+            )
+    columns = ("site", "kind", "lines", "bytes", "to", "lines with a privacy record")
+    return Table(columns, rows, "The ledgers summed up")
+
+
+def sheets_section(run: RunEvidence) -> Section | None:
+    """Pictures that the run's sites drew: replayed and synthetic images. They show images of the sites."""
+    if not run.show_images:
+        return None
+    pictures: list[Block] = []
+    for file in sorted((run.folder / "sites").glob("*/*.png"))[:MOST_PICTURES]:
+        content = drawn_picture(run.folder, file.relative_to(run.folder))
+        if content:
+            words = f"{file.parent.name}: {file.stem.replace('_', ' ')}, as the site drew it."
+            pictures.append(Picture(f"sheet-{file.parent.name}-{file.stem}", content, words))
+    return Section("sheets", "Contact sheets", pictures) if pictures else None
+
+
+def audit_section(run: RunEvidence) -> Section:
+    """What attacks found in the parcels that left."""
+    audit = run.audit
+    if audit is None:
+        cure = f"`polyclinic audit {run.folder.name}` attacks what left"
+        kept = " (the study must have a table [audit], so that sites keep what left)"
+        return Section("audit", "What an attacker recovered", [Text(f"Nothing was attacked. {cure}{kept}.")])
+    blocks: list[Block] = [Text(f"What the attacker has: {audit.get('threat_model', 'not said')}.")]
+    if not audit.get("complete", True):
+        blocks.append(Text("The audit is not complete: it was stopped, or is still running.", "note"))
+    blocks += [_verdicts(audit), *_findings(audit)]
+    if run.show_images:
+        blocks += _pictures(run, audit)
+    return Section("audit", "What an attacker recovered", blocks)
+
+
+def verdict_word(one: JsonMapping) -> str:
+    """leaks, withstood, or not tested."""
+    return {True: "leaks", False: "withstood"}.get(one.get("leak"), "not tested")  # type: ignore[arg-type]
+
+
+def _verdicts(audit: JsonMapping) -> Table:
+    rows: list[list[Cell]] = []
+    for kind, one in audit.get("verdicts", {}).items():
+        untried = "; ".join(map(str, one.get("not_tried", []))) or "–"
+        rows.append([str(kind), one.get("left"), verdict_word(one), str(one.get("words", "")), untried])
+    return Table(("kind", "left", "verdict", "in words", "not tried"), rows, "Verdicts by kind")
+
+
+def _findings(audit: JsonMapping) -> list[Block]:
+    """The figures of every finding, a line each."""
+    rows: list[list[Cell]] = []
+    for parcel in audit.get("parcels", []):
+        for found in parcel.get("findings", []):
+            evidence = found.get("evidence", {})
+            figures = ", ".join(f"{name} {value}" for name, value in evidence.items() if isinstance(value, int | float))
+            who = [str(parcel.get("site")), parcel.get("round"), str(parcel.get("kind")), str(found.get("attack"))]
+            rows.append([*who, verdict_word(found), figures])
+    if not rows:
+        return []
+    return [Table(("site", "round", "kind", "attack", "verdict", "figures"), rows, "Evidence of every attack")]
+
+
+def _pictures(run: RunEvidence, audit: JsonMapping) -> list[Block]:
+    paths = [
+        (parcel, found)
+        for parcel in audit.get("parcels", [])
+        for found in parcel.get("findings", [])
+        if found.get("picture")
+    ]
+    blocks: list[Block] = []
+    for parcel, found in sorted(paths, key=lambda pair: not pair[1].get("leak"))[:MOST_PICTURES]:
+        if content := drawn_picture(run.folder, found["picture"]):
+            words = f"{parcel.get('site')}, round {parcel.get('round')}, {parcel.get('kind')}: {found.get('attack')}."
+            blocks.append(Picture(f"audit-{len(blocks)}", content, words))
+    if len(paths) > len(blocks) and blocks:
+        blocks.append(Text(f"{counted(len(paths) - len(blocks), 'more picture')} of the audit are in the run folder."))
+    return blocks
+
+
+def privacy_section(run: RunEvidence) -> Section:
+    """What epsilon covers, at each site."""
+    blocks: list[Block] = [Text(privacy_words(run))]
+    per_site = (run.result.get("privacy") or {}).get("per_site", {})
+    if per_site:
+        names = list(next(iter(per_site.values())))
+        rows = [[site, *(own.get(name) for name in names)] for site, own in per_site.items()]
+        columns = ("site", *(name.replace("_", " ") for name in names))
+        blocks.append(Table(columns, rows, "What each site spent"))
+    return Section("privacy", "Differential privacy", blocks)

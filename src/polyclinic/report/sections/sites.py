@@ -1,0 +1,146 @@
+"""How the sites differ: images of each, histograms of labels, KS between each pair, and some images."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
+from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.pictures import SHOWN, rows_png
+from polyclinic.report.theme import Theme, legend, plain, tidy
+from polyclinic.report.words import listed
+
+#: sites of which charts show each
+MOST_SITES = 16
+
+
+def section(run: RunEvidence) -> Section:
+    blocks: list[Block] = [_words(run), _counts(run)]
+    labels = run.result["heterogeneity"].get("labels")
+    if labels:
+        blocks.append(_histograms(run, labels))
+    if run.result["heterogeneity"].get("pairwise_ks") and len(run.sites) > 1:
+        blocks.append(_ks(run))
+    return Section("sites", "How the sites differ", [*blocks, *_samples(run)])
+
+
+def _words(run: RunEvidence) -> Text:
+    ks = run.result["heterogeneity"].get("mean_ks")
+    if ks is None:
+        return Text("Images and labels are at the sites; nobody else knows how they differ.")
+    how = "hardly differ" if ks < 0.1 else "differ" if ks < 0.5 else "differ very much"
+    return Text(f"The sites' labels {how}: the mean KS between two sites is {ks:.2f}.")
+
+
+def _counts(run: RunEvidence) -> Table:
+    splits = ("train", "validation", "test")
+    counts = run.result["data"]["counts"]
+    rows = [[site, *(own.get(split) for split in splits)] for site, own in counts.items()]
+    return Table(("site", "training images", "validation images", "test images"), rows, "Images of each site")
+
+
+def _histograms(run: RunEvidence, labels: dict[str, Any]) -> Chart:
+    per_site = {site: [int(n) for n in own] for site, own in labels["per_site"].items()}
+    edges = labels["edges"]
+    names = run.classes if edges is None else [f"{a:.4g} to {b:.4g}" for a, b in itertools.pairwise(edges)]
+    table = Table(("site", *names), [[site, *own] for site, own in per_site.items()])
+    few = dict(list(per_site.items())[:MOST_SITES])
+
+    def draw(figure: Any, theme: Theme) -> None:
+        if edges is None:
+            _stacked(figure.subplots(), theme, few, names)
+        else:
+            _ridges(figure, theme, few, np.asarray(edges, dtype=float), run.unit)
+
+    note = f"The first {MOST_SITES} of {len(per_site)} sites." if len(per_site) > MOST_SITES else ""
+    height = 1.2 + 0.32 * len(few) if edges is None else 0.9 + 0.55 * len(few)
+    return Chart("labels", "Training labels of each site", draw, table, note, (6.4, height))
+
+
+def _stacked(axes: Any, theme: Theme, counts: dict[str, list[int]], names: list[str]) -> None:
+    left = np.zeros(len(counts))
+    for i, name in enumerate(names):
+        values = np.array([own[i] for own in counts.values()])
+        axes.barh(range(len(counts)), values, left=left, height=0.7, color=theme.colour(i), label=plain(name),
+                  edgecolor=theme.paper, hatch=("", "//", "..", "xx")[i // len(theme.series) % 4])  # fmt: skip
+        left += values
+    axes.set_yticks(range(len(counts)), [plain(site) for site in counts])
+    axes.invert_yaxis()
+    tidy(axes, theme, x="training images", grid="x")
+    legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, len(names)))
+
+
+def _ridges(figure: Any, theme: Theme, counts: dict[str, list[int]], edges: np.ndarray, unit: str) -> None:
+    rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
+    for i, (axes, (site, own)) in enumerate(zip(rows, counts.items(), strict=True)):
+        axes.stairs(own, edges, fill=True, color=theme.colour(i), alpha=0.85)
+        tidy(axes, theme, grid="")
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.set_ylabel(plain(site), rotation=0, ha="right", va="center", fontsize=8.5, color=theme.ink)
+    rows[-1].set_xlabel(plain(unit) or "label", color=theme.ink, fontsize=9)
+
+
+def _ks(run: RunEvidence) -> Chart:
+    grid = np.asarray(run.result["heterogeneity"]["pairwise_ks"], dtype=float)
+    sites = run.sites[: len(grid)]
+    table = Table(("site", *sites), [[site, *map(float, row)] for site, row in zip(sites, grid, strict=True)])
+    side = min(6.0, 2.2 + 0.42 * len(sites))
+
+    def draw(figure: Any, theme: Theme) -> None:
+        heat_map(figure.subplots(), theme, grid, sites, sites, low=0, high=1, empty_diagonal=True)
+
+    return Chart(
+        "ks", "KS statistic of each pair of sites", draw, table, "0: same labels; 1: no overlap.", (side, side)
+    )
+
+
+def heat_map(
+    axes: Any,
+    theme: Theme,
+    grid: np.ndarray,
+    rows: list[str],
+    columns: list[str],
+    *,
+    low: float,
+    high: float,
+    empty_diagonal: bool = False,
+    form: str = ".2f",
+) -> None:
+    """A grid of numbers; darker is more. Numbers are written where they can be read."""
+    from matplotlib import colormaps
+
+    colours = colormaps["Blues"]
+    axes.imshow(grid, cmap=colours, vmin=low, vmax=high if high > low else low + 1, aspect="auto")
+    for i, j in np.ndindex(*grid.shape) if grid.size <= 400 else []:
+        if np.isfinite(grid[i, j]) and not (empty_diagonal and i == j):
+            share = (grid[i, j] - low) / ((high - low) or 1)
+            size = 8 if max(grid.shape) <= 10 else 5.5
+            axes.text(j, i, format(grid[i, j], form), ha="center", va="center", fontsize=size,
+                      color="white" if share > 0.5 else "black")  # fmt: skip
+    level = len(columns) <= 8 and max((len(name) for name in columns), default=0) * len(columns) <= 40
+    turned: dict[str, Any] = {} if level else {"rotation": 35, "ha": "right"}
+    axes.set_xticks(range(len(columns)), [plain(name) for name in columns], **turned)
+    axes.set_yticks(range(len(rows)), [plain(name) for name in rows])
+    axes.tick_params(colors=theme.ink, length=0, labelsize=8)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _samples(run: RunEvidence) -> list[Block]:
+    found = run.images
+    if found.why_none:
+        return [Text(found.why_none)]
+    sites = {name: data for name, data in list(found.sites.items())[:6] if len(data.train)}
+    if not sites:
+        return []
+    rows = [np.asarray(data.train.images[:SHOWN]) for data in sites.values()]
+    words = (
+        f"The first {SHOWN} training images of {listed(list(sites))}, a row for each site"
+        f"{f'; {len(found.sites) - len(sites)} more sites are not shown' if len(found.sites) > len(sites) else ''}. "
+        "These are images of the study: whoever gets this report sees them. --no-images leaves them out."
+    )
+    return [Picture("samples", rows_png(rows), words)]

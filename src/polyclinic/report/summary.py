@@ -1,0 +1,153 @@
+"""The summary of a run in plain sentences: what was studied, who took part, how good, what left, what came back."""
+
+from __future__ import annotations
+
+from polyclinic.json_types import JsonMapping
+from polyclinic.messages import human_bytes
+from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.words import counted, listed, metric_name, with_interval, with_unit
+
+#: what a sentence calls a kind of task
+TASKS = {
+    "classification": "to tell classes of images apart",
+    "regression": "to predict a value from each image",
+    "segmentation": "to outline what matters in each image",
+}
+
+
+def summary_of(run: RunEvidence) -> list[str]:
+    """One idea a sentence, the most important first."""
+    return [*what(run), who(run), *how_good(run), *what_left(run), attacked(run), privacy_words(run)]
+
+
+def what(run: RunEvidence) -> list[str]:
+    result = run.result
+    learnt = TASKS[run.like]
+    if run.classes and run.like == "classification":
+        learnt += f" ({listed(run.classes)})"
+    if run.unit:
+        learnt += f", in {run.unit}"
+    return [
+        f"The study trained a model {learnt} on images of the source '{result['data']['source']}'. The method is "
+        f"{result['method']}; it ran for {counted(int(result['rounds']), 'round')} with seed {result['seed']}.",
+        _released(run),
+    ]
+
+
+def _released(run: RunEvidence) -> str:
+    selected = run.result["selected"]
+    model = "One model for all sites" if not run.personal else "A model of its own for each site"
+    why = "the best round by validation images" if selected["by"] == "best" else "the last round"
+    return f"{model} was released, from round {selected['round']} ({why})."
+
+
+def who(run: RunEvidence) -> str:
+    counts = run.result["data"]["counts"]
+    images = sum(sum(int(n) for n in of_site.values()) for of_site in counts.values())
+    taken = f" with {images:,} images in all" if images else ", whose numbers of images are their own"
+    failures = run.result.get("failures") or []
+    failed = f" Sites failed {counted(len(failures), 'time')} on the way." if failures else ""
+    where = "Real institutions" if run.is_deployed else "Simulated sites on one machine"
+    return f"{where} took part: {counted(len(counts), 'site')} ({listed(list(counts))}){taken}.{failed}"
+
+
+def how_good(run: RunEvidence) -> list[str]:
+    metrics, pooled = run.result["metrics"], run.scores["pooled"]
+    if not pooled:
+        return ["The released model was not evaluated (evaluation.final is 'none')."]
+    intervals = metrics.get("intervals", {}).get("pooled", {})
+    names = [name for name in (run.metric, "auc", "rmse") if name in pooled]
+    if run.personal or not intervals:
+        said = [f"{metric_name(name)} {with_unit(name, pooled[name], run.unit)}" for name in names]
+    else:
+        known = [name for name in names if name in intervals]
+        said = [f"{metric_name(name)} {with_interval(name, intervals[name], run.unit)}" for name in known]
+    basis = f"On the {run.split} images of all sites together the model reaches: {'; '.join(said)}."
+    return [basis, *_spread(run), *([] if intervals else [_why_no_interval(run)])]
+
+
+def _spread(run: RunEvidence) -> list[str]:
+    values = {site: own[run.metric] for site, own in run.scores["per_site"].items() if run.metric in own}
+    if len(values) < 2:
+        return []
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    return [
+        f"Sites differ: {metric_name(run.metric)} lies between {with_unit(run.metric, values[low], run.unit)} ({low}) "
+        f"and {with_unit(run.metric, values[high], run.unit)} ({high})."
+    ]
+
+
+def _why_no_interval(run: RunEvidence) -> str:
+    if run.is_deployed:
+        return "There are no intervals: scores of single images stay at the sites of a deployed run."
+    if run.judged is None:
+        return "There are no intervals: the run kept no predictions of single images (an older version wrote it)."
+    return "There are no intervals: with fewer than ten patients they would say little."
+
+
+def what_left(run: RunEvidence) -> list[str]:
+    total = int(run.result["communication"]["total_bytes"])
+    lines = run.ledgers.lines
+    if not lines:
+        return [f"In all {human_bytes(total)} were carried. The sites' ledgers are not in this folder."]
+    kinds = sorted({kind for of_site in run.ledgers.by_kind().values() for kind in of_site})
+    sizes = {site: sum(of_kind.values()) for site, of_kind in run.ledgers.by_kind().items()}
+    most = max(sizes, key=sizes.__getitem__)
+    raw = " Real images left a site." if "real-images" in kinds else " No real image left a site as it is."
+    words = (
+        f"What left each site is in its ledger: {listed(kinds)}. {most} sent most, {human_bytes(sizes[most])}; "
+        f"in both directions {human_bytes(total)} were carried.{raw}"
+    )
+    broken = [f"The ledger of {site} does not hold: {why}." for site, why in run.ledgers.broken.items()]
+    return [words, *broken]
+
+
+def attacked(run: RunEvidence) -> str:
+    """What an attacker recovered; that nothing was tried where no audit was made."""
+    if run.audit is None:
+        return "What left was not attacked: `polyclinic audit` on this run says what an attacker could recover."
+    verdicts = run.audit.get("verdicts", {})
+    leaks = [kind for kind, one in verdicts.items() if one.get("leak")]
+    held = [kind for kind, one in verdicts.items() if one.get("leak") is False]
+    untested = [kind for kind, one in verdicts.items() if one.get("leak") is None]
+    said = []
+    if leaks:
+        said.append(f"leaks were found in {listed(leaks)} ({recovered_words(run.audit)})")
+    if held:
+        said.append(f"no leak was found in {listed(held)}")
+    if untested:
+        said.append(f"{listed(untested)} got no attack")
+    return f"What left was attacked with the budget '{run.audit.get('budget')}': {'; '.join(said) or 'nothing left'}."
+
+
+def recovered_words(audit: JsonMapping) -> str:
+    found = recovered(audit)
+    if found is None:
+        return "no attack on it rebuilds images"
+    count, images = found
+    return f"{count} of {counted(images, 'attacked image')} recovered by the strongest attack"
+
+
+def recovered(audit: JsonMapping) -> tuple[int, int] | None:
+    """Images that the strongest attack recovered, and how many it was tried on; None where none rebuilds images."""
+    found = []
+    for parcel in audit.get("parcels", []):
+        for finding in parcel.get("findings", []):
+            evidence = finding.get("evidence", {})
+            if isinstance(evidence.get("recovered"), int) and isinstance(evidence.get("images"), int):
+                found.append((evidence["recovered"], evidence["images"]))
+    return max(found, key=lambda one: (one[0] / max(1, one[1]), one[1])) if found else None
+
+
+def privacy_words(run: RunEvidence) -> str:
+    """What epsilon covers and what not."""
+    privacy = run.result.get("privacy")
+    if not privacy:
+        return "There was no differential privacy: no epsilon bounds what can be learnt about one patient."
+    unit = "a patient with all images" if privacy.get("unit") == "patient" else "one image"
+    spent = f"epsilon {float(privacy['epsilon']):.3g} at delta {float(privacy['delta']):.2g}"
+    covers, not_covered = ("; ".join(map(str, privacy[name])) for name in ("covers", "does_not_cover"))
+    return (
+        f"Differential privacy spent {spent} at most (site {privacy.get('site', 'unknown')}); it is for {unit}. "
+        f"It covers {covers}. It does not cover {not_covered or 'nothing that left'}."
+    )

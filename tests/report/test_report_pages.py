@@ -1,0 +1,359 @@
+"""Reports of real runs as pages: what they say, that nothing of a study runs, that no text becomes HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyclinic.cli import run_app
+from polyclinic.errors import BadInput
+from polyclinic.report.blocks import Chart, Picture, Table, Text
+from polyclinic.report.html import explained, html_of
+from polyclinic.report.theme import VARIABLES, svg_of
+from polyclinic.report.write import build_report, write_report
+from polyclinic.runner import compare
+from polyclinic.runner.cases import read_cases
+
+OLD = Path(__file__).parents[1] / "data" / "run_format_1" / "finished"
+EVIL = "<script>alert('x')</script>"
+
+
+class Page(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+    def ids(self) -> list[str]:
+        return [str(given["id"]) for _, given in self.tags if "id" in given]
+
+
+@pytest.fixture(scope="module")
+def classification(tiny, undisturbed):
+    return undisturbed(tiny("fedavg", {"data.samples": 160}, rounds=3)).folder
+
+
+@pytest.fixture(scope="module")
+def regression(tiny, undisturbed):
+    return undisturbed(tiny("fedavg", {"data.source": "hand-phantom", "task": {"name": "regression"}}, rounds=1)).folder
+
+
+@pytest.fixture(scope="module")
+def segmentation(tiny, undisturbed):
+    settings = {"data.source": "brain-phantom", "model.backbone": "unet"}
+    task = {"task": {"name": "segmentation", "surface_distances": True}}
+    return undisturbed(tiny("fedavg", {**settings, **task}, rounds=1)).folder
+
+
+@pytest.fixture(scope="module")
+def personal(tiny, undisturbed):
+    return undisturbed(tiny("standalone", rounds=1)).folder
+
+
+@pytest.fixture
+def copied(classification, tmp_path):
+    """A copy that may be changed."""
+    return Path(shutil.copytree(classification, tmp_path / "run"))
+
+
+def change(folder: Path, edit) -> None:
+    values = json.loads((folder / "result.json").read_text())
+    edit(values)
+    (folder / "result.json").write_text(json.dumps(values))
+
+
+def charts(report) -> dict[str, Chart]:
+    return {chart.key: chart for chart in report.charts()}
+
+
+def words_of(report) -> str:
+    texts = [block.words for s in report.sections for block in s.blocks if isinstance(block, Text)]
+    return " ".join([*report.summary, *texts])
+
+
+# --- what a report says ------------------------------------------------------------------------------------
+
+
+def test_a_classification_has_all_its_charts_and_says_the_figures_of_the_result(classification):
+    report = build_report(classification)
+    assert charts(report).keys() >= {"labels", "ks", "curve", "roc", "pr", "confusion", "calibration", "left"}
+    result = json.loads((classification / "result.json").read_text())
+    words = " ".join(report.summary)
+    assert f"accuracy {result['metrics']['test']['accuracy']:.3f} (95 % interval" in words
+    assert "site-1, site-2 and site-3" in words
+    assert "What left was not attacked" in words
+    assert "no differential privacy" in words
+    confusion = charts(report)["confusion"].table
+    cases = read_cases(classification)
+    assert sum(sum(row[1:]) for row in confusion.rows) == len(cases)
+    right = sum(row[i + 1] for i, row in enumerate(confusion.rows))
+    assert right / len(cases) == pytest.approx(result["metrics"]["test"]["accuracy"])
+
+
+def test_sub_groups_are_those_of_the_columns_kept(classification):
+    report = build_report(classification, by=["subgroup"])
+    (section,) = [s for s in report.sections if s.key == "by-subgroup"]
+    table = section.blocks[0]
+    assert isinstance(table, Table)
+    assert sum(row[1] for row in table.rows) == len(read_cases(classification))
+    assert {row[0] for row in table.rows} <= {"grade-0", "grade-2", "grade-3", "grade-4"}
+
+
+def test_a_regression_has_bland_altman_by_hand(regression):
+    report = build_report(regression)
+    found = charts(report)
+    assert {"scatter", "bland-altman"} <= found.keys()
+    cases = read_cases(regression)
+    apart = cases.predictions - cases.labels
+    (table,) = [
+        b for s in report.sections for b in s.blocks if isinstance(b, Table) and b.title.startswith("Agreement")
+    ]
+    bias, lower, upper = (row[1] for row in table.rows)
+    assert bias == pytest.approx(apart.mean())
+    assert (upper - lower) / 2 == pytest.approx(1.959964 * apart.std(ddof=1), rel=1e-5)
+    assert "months" in " ".join(report.summary)
+
+
+def test_a_segmentation_shows_dice_distances_and_cases_with_outlines(segmentation):
+    report = build_report(segmentation)
+    dice = charts(report)["dice"].table
+    cases = read_cases(segmentation)
+    overlap, predicted, true = cases.areas[0]
+    assert dice.rows[0][1] == pytest.approx(2 * overlap / max(1, predicted + true))
+    pictures = [b for s in report.sections for b in s.blocks if isinstance(b, Picture)]
+    assert {"samples", "examples"} <= {picture.key for picture in pictures}
+    assert all(picture.png.startswith(b"\x89PNG") for picture in pictures)
+    without = build_report(segmentation, images=False)
+    assert not any(isinstance(b, Picture) for s in without.sections for b in s.blocks)
+
+
+def test_models_of_each_site_have_a_convergence_matrix(personal):
+    report = build_report(personal)
+    across = json.loads((personal / "result.json").read_text())["metrics"]["across_sites"]
+    table = charts(report)["convergence"].table
+    assert table.rows[0][1] == pytest.approx(across["site-1"]["site-1"]["accuracy"])
+    assert "A model of its own for each site" in " ".join(report.summary)
+
+
+def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path, copied):
+    old = Path(shutil.copytree(OLD, tmp_path / "old"))
+    assert "kept no predictions of single images" in words_of(build_report(old))
+    shutil.rmtree(copied / "cases")
+    change(copied, lambda values: [values["metrics"].pop(name) for name in ("intervals", "calibration")])
+    study = (copied / "study.toml").read_text()
+    (copied / "study.toml").write_text(re.sub(r'source = "[^"]*"', 'source = "at-sites"', study))
+    words = words_of(build_report(copied))
+    assert "scores of single images stay at the sites" in words
+    assert "The images are at their sites" in words
+
+
+def test_audit_privacy_and_broken_ledgers_are_told(copied):
+    finding = {
+        "attack": "inversion", "leak": True, "words": "3 of 8", "evidence": {"images": 8, "recovered": 3, "psnr": 20.0},
+        "threat_model": "", "assumed": None, "picture": "../outside.png",
+    }  # fmt: skip
+    parcel = {"site": "site-1", "round": 1, "operation": "train", "kind": "weights", "findings": [finding]}
+    verdicts = {"weights": {"left": 3, "leak": True, "words": "leaks", "not_tried": ["a"]}}
+    (copied / "audit.json").write_text(
+        json.dumps(
+            {"budget": "quick", "threat_model": "t", "complete": True, "verdicts": verdicts, "parcels": [parcel]}
+        )
+    )
+    privacy = {"epsilon": 3.2, "delta": 1e-5, "site": "site-2", "covers": ["weights"], "does_not_cover": ["scores"],
+               "per_site": {"site-2": {"epsilon": 3.2, "delta": 1e-5}}}  # fmt: skip
+    change(copied, lambda values: values.update(privacy=privacy))
+    ledger = next((copied / "ledger").iterdir())
+    ledger.write_text(ledger.read_text().replace('"round": 1', '"round": 2', 1))
+    report = build_report(copied)
+    words = words_of(report)
+    assert "3 of 8 attacked images recovered" in words
+    assert "epsilon 3.2 at delta 1e-05" in words
+    assert "It does not cover scores" in words
+    assert f"The ledger of {ledger.stem} does not hold" in words
+
+
+# --- the page ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classification, tmp_path):
+    written = write_report(classification, out=tmp_path / "page.html")
+    text = written.html.read_text(encoding="utf-8")
+    page, drawn = Page(text), build_report(classification).charts()
+    assert page.count("svg") == len(drawn) == page.count("details")
+    assert page.count("script") == 0
+    assert len(page.ids()) == len(set(page.ids()))
+    for _, given in page.tags:
+        for name in ("src", "href", "action"):
+            assert re.match(r"#|data:", given.get(name) or "#"), given
+    assert "default-src 'none'" in text
+    assert text.count('download="') >= len(drawn)
+    for stand_in in VARIABLES:
+        assert stand_in not in text
+    assert len(text) < 4_000_000
+
+
+def test_no_formula_and_no_power_of_ten_is_written_raw(classification):
+    for chart in build_report(classification).charts():
+        drawn = svg_of(chart)
+        assert "mathdefault" not in drawn
+        assert "$" not in re.sub(r"<[^>]*>", "", drawn)
+
+
+def test_terms_are_explained_once_and_commands_are_code():
+    found = explained("AUC and AUC <b>; `polyclinic audit`")
+    assert found.count('class="term"') == 1
+    assert "&lt;b&gt;" in found
+    assert "<code>polyclinic audit</code>" in found
+
+
+def test_hostile_names_stay_texts(copied):
+    def rename(values):
+        values["data"]["classes"] = [EVIL, '"><img src=x onerror=alert(1)>$x$']
+        values["method"] = EVIL
+        values["data"]["source"] = "</title><script>"
+
+    change(copied, rename)
+    cases = dict(np.load(copied / "cases" / "test.npz"))
+    cases["sites"] = np.array([EVIL, "$\\frac$", "c"])
+    cases["columns"] = np.full_like(cases["columns"], EVIL, dtype="<U40")
+    cases["column_names"] = np.array([EVIL])
+    np.savez(copied / "cases" / "test.npz", **cases)
+    text = html_of(build_report(copied))
+    page = Page(text)
+    assert page.count("script") == 0
+    assert not any("onerror" in given for _, given in page.tags)
+    assert page.count("title") == 1
+    assert "&lt;script&gt;" in text
+
+
+def test_a_report_runs_no_code_of_the_study(copied, tmp_path):
+    plugin = copied / "plugin.py"
+    plugin.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    study = (copied / "study.toml").read_text()
+    backbone = re.sub(r'backbone = "[^"]*"', 'backbone = "plugin:build"', study)
+    (copied / "study.toml").write_text(f'plugins = ["{plugin}"]\n{backbone}')
+    report = build_report(copied)
+    assert not (tmp_path / "ran").exists()
+    assert "a report runs no code of a study" in words_of(report)
+
+
+def test_a_report_is_the_same_every_time(regression):
+    assert html_of(build_report(regression)) == html_of(build_report(regression))
+
+
+def test_the_pdf_needs_no_browser(regression, tmp_path):
+    written = write_report(regression, out=tmp_path / "page.html", pdf=True)
+    content = written.pdf.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") >= 3
+
+
+# --- a comparison ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(tiny, undisturbed, tmp_path_factory):
+    """Two methods, two seeds; the first run of each was audited."""
+    out = tmp_path_factory.mktemp("comparison")
+    planned = compare.entries(tiny("fedavg", rounds=1), ["fedavg", "standalone"], 2, out, [])
+    for entry in planned:
+        shutil.copytree(undisturbed(entry.study).folder, entry.folder)
+    for method, count in (("fedavg", 2), ("standalone", 0)):
+        finding = {"attack": "a", "leak": bool(count), "evidence": {"images": 8, "recovered": count}}
+        audit = {"verdicts": {}, "parcels": [{"findings": [finding]}]}
+        (out / f"{method}-seed0" / "audit.json").write_text(json.dumps(audit))
+    compare.write(compare.summarise(planned, "fedavg"), planned[0].study, out)
+    return out
+
+
+def test_one_picture_has_error_recovered_images_and_bytes(comparison):
+    report = build_report(comparison)
+    content = json.loads((comparison / "comparison.json").read_text())
+    rows = {row[0]: row[1:] for row in charts(report)["picture"].table.rows}
+    for method in ("fedavg", "standalone"):
+        assert rows[method][0] == pytest.approx(content["methods"][method]["test_accuracy"]["mean"])
+        assert rows[method][1] == content["methods"][method]["total_bytes"]["mean"]
+    assert rows["fedavg"][2] == pytest.approx(0.25)
+    assert rows["standalone"][2] == 0
+    drawn = svg_of(charts(report)["picture"])
+    assert "fedavg (25%)" in drawn
+    assert "mathdefault" not in drawn
+    assert {section.key for section in report.sections} >= {"methods", "by-site", "paired", "again"}
+    assert "25%" in " ".join(report.summary)
+
+
+def test_a_comparison_whose_rows_lead_elsewhere_is_refused(comparison, tmp_path):
+    content = json.loads((comparison / "comparison.json").read_text())
+    content["rows"][0]["method"] = "../../etc"
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"comparison\.json: is damaged or empty"):
+        build_report(tmp_path)
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+def fails_with(capsys, arguments: list[str]) -> str:
+    assert run_app(arguments) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.count("\n") == 1, sentence
+    return sentence
+
+
+def test_the_command_writes_into_the_folder(copied, capsys):
+    assert run_app(["report", str(copied), "--by", "subgroup", "--prevalence", "0.1", "--no-images"]) == 0
+    assert str(copied / "report.html") in capsys.readouterr().out
+    assert (copied / "report.html").stat().st_size > 50_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "there is no such folder"),
+        (["empty"], "is neither a run nor a comparison"),
+        (["run", "--by", "age"], "--by age: the run kept no such column; choose from subgroup, site"),
+        (["run", "--prevalence", "7"], "--prevalence 7.0: choose a share between 0 and 1"),
+        (["run", "--out", "nowhere/page.html"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, words, copied, monkeypatch, capsys):
+    monkeypatch.chdir(copied.parent)
+    (copied.parent / "empty").mkdir()
+    assert words in fails_with(capsys, ["report", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("result.json", "{"),
+        ("result.json", "[]"),
+        ("result.json", '{"metrics": 3}'),
+        ("study.toml", "= ="),
+        ("cases/test.npz", "PK"),
+        ("audit.json", '{"verdicts": 3}'),
+        ("format.json", '{"format": 99}'),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence_and_nothing_is_written(file, content, copied, capsys):
+    (copied / file).write_text(content)
+    fails_with(capsys, ["report", str(copied)])
+    assert not (copied / "report.html").exists()
+
+
+def test_an_unfinished_run_says_how_to_end_it(copied, capsys):
+    (copied / "result.json").unlink()
+    assert "polyclinic run --resume --out" in fails_with(capsys, ["report", str(copied)])
