@@ -161,6 +161,13 @@ def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path,
     assert "The images are at their sites" in words
 
 
+def test_a_model_that_says_no_numbers_gets_a_sentence(copied):
+    cases = dict(np.load(copied / "cases" / "test.npz"))
+    cases["predictions"] = np.full_like(cases["predictions"], np.nan)
+    np.savez(copied / "cases" / "test.npz", **cases)
+    assert "what is no number" in words_of(build_report(copied))
+
+
 def test_audit_privacy_and_broken_ledgers_are_told(copied):
     finding = {
         "attack": "inversion", "leak": True, "words": "3 of 8", "evidence": {"images": 8, "recovered": 3, "psnr": 20.0},

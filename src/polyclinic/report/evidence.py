@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.ledger import verify
@@ -112,8 +114,10 @@ class RunEvidence:
 
     @property
     def judged(self) -> Cases | None:
-        """Cases of the images that the model is judged by."""
-        return self.cases if self.split == "test" else self.validation
+        """Cases of the images that the model is judged by; None where it said something that is no number."""
+        cases = self.cases if self.split == "test" else self.validation
+        said = None if cases is None else cases.areas if cases.predictions is None else cases.predictions
+        return cases if said is not None and np.isfinite(said).all() else None
 
     @cached_property
     def images(self) -> SiteImages:

@@ -13,7 +13,8 @@ from polyclinic.report.summary import summary_of
 
 WITHOUT_CASES = (
     "Curves, calibration and single cases need what the model says about each image, and this run kept none. Deployed "
-    "runs never do: no score of a single image leaves a site. Runs of an older version did not."
+    "runs never do: no score of a single image leaves a site. Runs of an older version did not. And there is nothing "
+    "to draw where the model says what is no number."
 )
 
 

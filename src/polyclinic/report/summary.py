@@ -25,8 +25,8 @@ def what(run: RunEvidence) -> list[str]:
     learnt = TASKS[run.like]
     if run.classes and run.like == "classification":
         learnt += f" ({listed(run.classes)})"
-    if run.unit:
-        learnt += f", in {run.unit}"
+    if run.unit and run.like == "regression":
+        learnt = f"to predict a value in {run.unit} from each image"
     return [
         f"The study trained a model {learnt} on images of the source '{result['data']['source']}'. The method is "
         f"{result['method']}; it ran for {counted(int(result['rounds']), 'round')} with seed {result['seed']}.",

@@ -13,7 +13,8 @@ from pathlib import Path
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 from polyclinic.report.blocks import Report
-from polyclinic.report.comparison import FILE, open_comparison, report_of_comparison
+from polyclinic.report.comparison import report_of_comparison
+from polyclinic.report.comparison_evidence import FILE, open_comparison
 from polyclinic.report.evidence import open_run
 from polyclinic.report.html import html_of
 from polyclinic.report.pdf import write_pdf

@@ -29,6 +29,7 @@ def bytes_section(run: RunEvidence) -> Section:
         blocks += [_left(by_kind), _ledger_table(run), Text(LEDGER, "note")]
     else:
         blocks.append(Text("The sites' ledgers are not in this folder: at a deployed run they stay at the sites."))
+    blocks += [_carried_table(run, "by_kind", "kind"), _carried_table(run, "per_site", "site")]
     blocks += [Text(f"The ledger of {site} does not hold: {why}.", "note") for site, why in run.ledgers.broken.items()]
     return Section("bytes", "What left each site", blocks)
 
@@ -46,6 +47,12 @@ def _carried(run: RunEvidence) -> str:
         sent, received = human_bytes(int(carried["sent_bytes"])), human_bytes(int(carried.get("received_bytes", 0)))
         parts.append(f": {sent} left the sites and {received} came to them")
     return "".join(parts) + ". These are the sizes of encoded parcels, not estimates."
+
+
+def _carried_table(run: RunEvidence, name: str, column: str) -> Table:
+    """What the coordinator counted, in both directions."""
+    rows = [[str(key), human_bytes(int(size)), int(size)] for key, size in run.result["communication"][name].items()]
+    return Table((column, "carried", "bytes"), rows, f"Carried in both directions, by {column}")
 
 
 def _left(by_kind: dict[str, Counter[str]]) -> Chart:
