@@ -112,7 +112,7 @@ def audit_section(run: RunEvidence) -> Section:
         cure = f"`polyclinic audit {run.folder.name}` attacks what left"
         kept = " (the study must have a table [audit], so that sites keep what left)"
         return Section("audit", "What an attacker recovered", [Text(f"Nothing was attacked. {cure}{kept}.")])
-    blocks: list[Block] = [Text(f"What the attacker has: {audit.get('threat_model', 'not said')}.")]
+    blocks: list[Block] = [Text(str(audit.get("threat_model") or "The audit does not say what the attacker has."))]
     if not audit.get("complete", True):
         blocks.append(Text("The audit is not complete: it was stopped, or is still running.", "note"))
     blocks += [_verdicts(audit), *_findings(audit)]
