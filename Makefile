@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs wheel check-all clean
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
@@ -14,6 +14,21 @@ demo: $(VENV)/.ready
 # compiled files are kept, whatever the environment says: each test process would compile all our files again
 test: $(VENV)/.ready-dev lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+# everything that can be checked on one machine: also the site, the package, and tests that are slow
+check-all: test docs wheel
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(SLOW)
+
+# which slow tests `make check-all` runs: all of them, or `make check-all SLOW=tests/browser`
+SLOW ?= tests
+
+docs: $(VENV)/.ready-docs  # into build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: $(VENV)/.ready-dev $(VENV)/.ready-release  # wheel and sdist into dist/; the wheel runs in a new environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m pytest -m slow tests/test_publishing.py
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -27,6 +42,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,nvflare,ray]"
+	touch $@
+
+$(VENV)/.ready-docs $(VENV)/.ready-release: $(VENV)/.ready-%: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
 	touch $@
 
 clean:

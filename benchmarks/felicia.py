@@ -1,7 +1,7 @@
 """FELICIA: the paper's three experiments as studies, its check of the clusters, and how fast stacked sites train.
 
     python benchmarks/felicia.py --quick                                 # one seed, minutes on a CPU
-    python benchmarks/felicia.py --device cuda --jobs 12 --out runs/f    # three seeds, as docs/felicia.md reports them
+    python benchmarks/felicia.py --device cuda --jobs 12 --out runs/f    # three seeds: docs/results_felicia.md
     python benchmarks/felicia.py --only speed --device cuda              # stacked against one by one
 
 Every figure is from `polyclinic.run`. Real images come from the folder that POLYCLINIC_DATA or --data names (mnist.npz,

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: distributions whose package has another name
 MODULES = {"pillow": "PIL", "tomli-w": "tomli_w", "mlflow-skinny": "mlflow", "tensorboard": "torch"}
+#: extras that are for developers: tools, which the package does not import
+TOOLS = {"dev", "docs", "release"}
 #: never imported by us: MONAI needs it, which is tested below; a package without code, whose file is opened by name;
 #: torch's exporter of ONNX needs it; MONAI's command needs it; MLflow's database needs them
 NOT_IMPORTED = {"einops", efficientnet.PACKAGE, "onnxscript", "fire", "alembic", "sqlalchemy"}
@@ -43,7 +45,7 @@ def test_a_dependency_is_imported(name):
     assert MODULES.get(name, name) in imported()
 
 
-@pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - {"dev"}))
+@pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - TOOLS))
 def test_an_extra_is_imported(extra):
     wanted = names(PROJECT["optional-dependencies"][extra]) - NOT_IMPORTED
     assert {MODULES.get(name, name) for name in wanted} <= imported()

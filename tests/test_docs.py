@@ -10,6 +10,7 @@ import torch
 
 import polyclinic
 from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.methods import METHODS
 from polyclinic.registry import GROUPS, registry_of
 
 ROOT = Path(__file__).parents[1]
@@ -83,3 +84,48 @@ def test_lines_of_prose_are_short(page):
     for number, line in enumerate(text.splitlines(), 1):
         breakable = " " in line.strip() and not line.lstrip().startswith("|")
         assert len(line) <= LONGEST_LINE or not breakable, f"{page.name}:{number} has {len(line)} characters: {line}"
+
+
+def test_the_navigation_of_the_site_names_pages_that_are_there():
+    """Pages of the reference are made when the site is built, and some lie outside docs/."""
+    named = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    written = [page for page in named if not page.startswith(("project/", "reference/"))]
+    assert len(written) > 60
+    assert [page for page in written if not (ROOT / "docs" / page).exists()] == []
+
+
+SECTIONS = ("Idea", "Algorithm", "What leaves a site", "When to choose it", "Settings", "What we measured")
+
+
+@pytest.mark.parametrize("name", list(METHODS.builtin))
+def test_every_method_has_a_page(name):
+    page = ROOT / "docs" / "methods" / f"{name}.md"
+    assert page.exists(), f"write {page.relative_to(ROOT)}, as the pages beside it are"
+    text = page.read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == SECTIONS
+    assert f'`method.name = "{name}"`' in text
+    assert all(text.count(f"<!-- {part} -->") == 1 for part in ("what leaves", "settings"))
+
+
+def test_the_tutorials_plugin_runs(tmp_path, monkeypatch):
+    """The method of the tutorial equals FedAvg with one site, as the tutorial says."""
+    text = (ROOT / "docs" / "tutorials" / "add_method.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (settings,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "median.py").write_text(code)
+    (tmp_path / "study.toml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    one = ["sites.count=1", "data.samples=80", "method.rounds=1", "engine.device=cpu", "engine.workers=1"]
+    ours = polyclinic.run(polyclinic.load_study(Path("study.toml"), one), "ours")
+    fedavg = polyclinic.run(polyclinic.load_study(Path("study.toml"), [*one, "method.name=fedavg"]), "fedavg")
+    assert ours["weights_sha256"] == fedavg["weights_sha256"]
+    several = [*one, "sites.count=3"]
+    assert polyclinic.run(polyclinic.load_study(Path("study.toml"), several), "three")["method"] == "fed-median"
+
+
+@pytest.mark.parametrize("page", ["tutorials/first_study.md", "tutorials/three_hospitals.md", "../README.md"])
+def test_studies_on_pages_are_studies(page, tmp_path):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    study = next(block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[method]" in block)
+    (tmp_path / "study.toml").write_text(study)
+    assert polyclinic.load_study(tmp_path / "study.toml").method.name == "fedavg"

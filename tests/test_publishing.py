@@ -1,0 +1,80 @@
+"""What is published agrees with itself; the wheel, installed in a new environment, runs the demo's study."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import polyclinic
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_all_files_have_the_same_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert PROJECT["version"] == polyclinic.__version__
+    assert f"\nversion: {polyclinic.__version__}\n" in citation
+    assert f"## {polyclinic.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_licences_are_there():
+    assert all((ROOT / file).is_file() for file in PROJECT["license-files"])
+    notices = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8").lower().replace("_", "-")
+    wanted = {re.split(r"[<>=!~\[; ]", one)[0].lower().replace("_", "-") for one in PROJECT["dependencies"]}
+    assert [name for name in sorted(wanted) if f"| {name} |" not in notices] == []
+    assert "unknown" not in notices
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(one) for one in command], cwd=cwd, env=clean, capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    pytest.importorskip("build", reason="pip install 'polyclinic[release]'")
+    folder = tmp_path_factory.mktemp("dist")
+    _run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_hold_what_they_must(built):
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert {"polyclinic/py.typed", "polyclinic/schemas/result.schema.json"} <= set(inside)
+    assert any(name.endswith("licenses/THIRD_PARTY_NOTICES.md") for name in inside)
+    assert not any(name.startswith(("tests/", "docs/")) for name in inside)
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"docs/README.md", "tests/test_publishing.py", "examples/hands.toml", "mkdocs.yml", "Makefile"} <= names
+    assert not any(name.startswith((".venv", "runs/", "build/")) for name in names)
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_demos_study_in_a_new_environment(built, tmp_path):
+    (wheel,) = built.glob("*.whl")
+    _run(sys.executable, "-m", "venv", tmp_path / "new", cwd=tmp_path)
+    program = tmp_path / "new" / "bin"
+    _run(program / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    where = _run(program / "python", "-c", "import polyclinic; print(polyclinic.__file__)", cwd=tmp_path)
+    assert str(tmp_path / "new") in where
+    sets = ("--set", "data.samples=200", "--set", "method.rounds=1")
+    _run(program / "polyclinic", "run", ROOT / "examples" / "hands.toml", *sets, "--out", "first", cwd=tmp_path)
+    result = json.loads((tmp_path / "first" / "result.json").read_text(encoding="utf-8"))
+    assert result["task"] == "regression"
+    assert result["metrics"]["test"]["mae"] > 0
