@@ -38,9 +38,10 @@ PARTS = ("honest", "attacks", "cost")
 def honest(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
     """Studies in turn until there are enough rounds, or the time is over. A line is printed when a study ends."""
     rows: list[dict[str, Any]] = []
-    ends, numbers = time.time() + options.seconds, iter(range(options.first, 10**6))
+    ends = time.time() + options.seconds
+    numbers = (one for one in range(options.first, 10**6) if not options.cheap or incoming_honest.is_cheap(one))
     with _pool(options.workers) as pool:
-        begin = lambda: pool.submit(incoming_honest.run_one, next(numbers), scratch, ends)  # noqa: E731
+        begin = lambda: pool.submit(incoming_honest.run_one, next(numbers), scratch, ends, options.each)  # noqa: E731
         waiting = {begin() for _ in range(options.workers)}
         while waiting:
             ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -144,6 +145,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3000, help="honest rounds")
     parser.add_argument("--seconds", type=float, default=1e9, help="honest studies stop after so long")
     parser.add_argument("--first", type=int, default=0, help="number of the first honest study")
+    parser.add_argument("--each", type=int, default=incoming_honest.ROUNDS, help="most rounds of an honest study")
+    parser.add_argument("--cheap", action="store_true", help="honest studies without generators and large networks")
     parser.add_argument("--images", type=int, default=16, help="images of the attacked site, all behind one gradient")
     parser.add_argument("--seeds", type=int, default=1, help="attacked sites of each sort")
     parser.add_argument("--backbones", nargs="+", default=BACKBONES, help="networks that are attacked")

@@ -122,7 +122,14 @@ def tables(number: int) -> dict[str, Any]:
         study["generator"] = VQVAE2
     if method in ("fedavg", "fedprox", "cwt", "fedsgd") and study["model"]["norm"] == "group" and rng.random() < 0.2:
         study["privacy"] = {"noise": 1.0}
+    study["policy"]["shares"] = pick(("random", "equal"))
     return study
+
+
+def is_cheap(number: int) -> bool:
+    """Whether a round of this study takes less than a second on a CPU: no generator, no large network."""
+    study = tables(number)
+    return "generator" not in study and study["model"]["backbone"] not in ("unet", "resnet18")
 
 
 class Watch(Display):
@@ -137,12 +144,13 @@ class Watch(Display):
             raise KeyboardInterrupt
 
 
-def run_one(number: int, scratch: str, ends: float = math.inf) -> dict[str, Any]:
+def run_one(number: int, scratch: str, ends: float = math.inf, rounds: int = ROUNDS) -> dict[str, Any]:
     """Rounds, figures and alarms of one study, which stops at the clock time `ends`.
 
     One in seven has weights from a file, one in five is resumed.
     """
     chosen, watch = tables(number), Watch(ends)
+    chosen["method"]["rounds"] = min(rounds, chosen["method"]["rounds"])
     row: dict[str, Any] = {"number": number, "method": chosen["method"]["name"], "rounds": 0}
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen:

@@ -6,6 +6,8 @@ from attacked_site import SITE, Kit, ask
 
 from polyclinic import attacks
 from polyclinic.deployment.deployed_site import FAILED, discreet
+from polyclinic.federation.arriving import course
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended, Suspensions
 
@@ -19,8 +21,9 @@ def checked(kit) -> Kit:
     return kit
 
 
-def fedsgd(kit, backbone, run="run"):
-    host = kit.host(run, model={"backbone": backbone}, method={"name": "fedsgd", "rounds": 3})
+def fedsgd(kit, backbone, run="run", lr=0.05):
+    optimizer = {"batch_size": 8, "lr": lr}
+    host = kit.host(run, model={"backbone": backbone}, method={"name": "fedsgd", "rounds": 3}, optimizer=optimizer)
     weights = host.spec.first_weights(SITE)
     model = host.spec.trainer.model.cpu()
     model.load_state_dict(weights)
@@ -71,27 +74,23 @@ def test_what_has_looked_at_images_tells_one_sentence_and_suspends(checked):
 
 def test_another_network_than_the_seed_gives_is_not_the_first_one(checked):
     host, weights, _ = fedsgd(checked, "lenet5")
-    drawn = {
-        name: tensor[torch.randperm(len(tensor), generator=torch.Generator().manual_seed(1))]
-        for name, tensor in weights.items()
-    }
     with pytest.raises(DataDependentRefusal, match="moved of"):
-        ask(host, "gradient", weights=drawn)
+        ask(host, "gradient", weights=shuffled(weights))
 
 
 def test_the_course_is_remembered_by_a_new_process_of_the_site(checked):
     """Steps that are each allowed lead away; a new process compares with where they led, and not with the first."""
-    host, weights, _ = fedsgd(checked, "lenet5")
+    host, weights, _ = fedsgd(checked, "lenet5", lr=1e-5)
     for number in (1, 2):
-        weights = {name: tensor * 1.5 for name, tensor in weights.items()}
+        weights = {name: tensor * 1.1 for name, tensor in weights.items()}
         ask(host, "gradient", number, weights=weights)
-    positions = host.checkpoint()
-    again, _, _ = fedsgd(checked, "lenet5")
+    positions, weights = host.checkpoint(), {name: tensor * 1.1 for name, tensor in weights.items()}
+    again, _, _ = fedsgd(checked, "lenet5", lr=1e-5)
     again.restore(positions)
-    assert ask(again, "gradient", 3, weights={name: tensor * 1.01 for name, tensor in weights.items()}).parcels
-    fresh, _, _ = fedsgd(checked, "lenet5", run="another")
+    assert ask(again, "gradient", 3, weights=weights).parcels
+    fresh, _, _ = fedsgd(checked, "lenet5", run="another", lr=1e-5)
     with pytest.raises(DataDependentRefusal, match="moved of"):
-        ask(fresh, "gradient", 1, weights={name: tensor * 1.01 for name, tensor in weights.items()})
+        ask(fresh, "gradient", 1, weights=weights)
 
 
 def test_a_gradient_for_one_image_of_a_batch_is_stopped(checked):
@@ -130,3 +129,87 @@ def test_what_was_inspected_once_is_not_inspected_again(checked, monkeypatch):
     ask(host, "gradient", 1, weights=weights)
     monkeypatch.setattr(type(host.inspection), "_inspect_weights", None)
     assert ask(host, "gradient", 2, weights=weights).parcels
+
+
+def shuffled(weights, seed=1):
+    """Another network of the same numbers: every row of every layer takes another one's place."""
+    rng = torch.Generator().manual_seed(seed)
+    return {name: tensor[torch.randperm(len(tensor), generator=rng)] for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize("lr", [1.0, 1e2, 1e4, 1e8])
+def test_a_learning_rate_does_not_make_room_for_other_weights(checked, lr):
+    """Whatever a step of the site would be at such a rate: one step counts as no longer than LONGEST_STEP."""
+    host = checked.host(optimizer={"lr": lr, "momentum": 0.0, "batch_size": 8}, method={"name": "fedsgd", "rounds": 3})
+    weights = host.spec.first_weights(SITE)
+    ask(host, "gradient", 1, weights=weights)
+    found = course.movement(shuffled(weights), weights)
+    room = Incoming().times_own * course.LONGEST_STEP
+    assert min(value for layer, value in found.items() if layer.startswith(("conv", "fc1", "fc2"))) > 1.5 * room
+    with pytest.raises(DataDependentRefusal, match="moved of"):
+        ask(host, "gradient", 2, weights=shuffled(weights))
+
+
+def test_a_rate_that_falls_does_not_leave_the_room_of_the_first_rounds(checked):
+    """A study with a large rate at first, and next to none later: what training moves falls with the rate."""
+    optimizer = {"lr": 0.2, "momentum": 0.0, "batch_size": 8, "decay_every": 1, "decay": 1e-6}
+    host = checked.host(optimizer=optimizer, method={"name": "fedavg", "rounds": 4})
+    weights = host.spec.first_weights(SITE)
+    for number in (1, 2):
+        weights = dict(ask(host, "train", number, weights=weights).parcels[0].tensors)
+    ask(host, "train", 3, weights=weights)
+    with pytest.raises(DataDependentRefusal, match="moved of"):
+        ask(host, "train", 4, weights={name: tensor * 1.3 for name, tensor in weights.items()})
+
+
+def test_a_control_variate_does_not_carry_another_network(checked):
+    """SCAFFOLD: honest weights, and a control variate that turns them into others in the first local step."""
+    host = checked.host(method={"name": "scaffold", "rounds": 3, "local_steps": 2})
+    weights = host.spec.first_weights(SITE)
+    rate = 2 * 0.05
+    other = shuffled(weights)
+    learned = dict(host.spec.trainer.model.named_parameters())
+    control = {name: (weights[name] - other[name]) / rate for name in learned}
+    with pytest.raises(DataDependentRefusal, match=r"moved of .* by the control variate"):
+        ask(host, "train", 1, weights=weights, parcels={"gradients": Parcel("gradients", control)})
+
+
+def test_an_honest_control_variate_passes(checked):
+    host = checked.host(method={"name": "scaffold", "rounds": 3})
+    weights = host.spec.first_weights(SITE)
+    control = {name: torch.zeros_like(one) for name, one in host.spec.trainer.model.named_parameters()}
+    for number in (1, 2, 3):
+        parcels = {"gradients": Parcel("gradients", control)}
+        trained, change = ask(host, "train", number, weights=weights, parcels=parcels).parcels
+        weights, control = dict(trained.tensors), {n: control[n] + one for n, one in change.tensors.items()}
+
+
+def test_the_first_gradient_at_the_cut_is_not_about_one_image(checked):
+    checked.policy(incoming="on = true", kinds=["weights", "activations", "labels", "statistics", "metrics"])
+    host = checked.host(method={"name": "splitnn", "rounds": 3})
+    ask(host, "begin", weights=host.spec.first_weights(SITE))
+    shape = ask(host, "forward").parcels[0].tensors["activations"].shape
+    single = torch.zeros(shape)
+    single[3] = 1e-2
+    with pytest.raises(DataDependentRefusal, match="dominance of 'activations'"):
+        ask(host, "backward", parcels={"gradients": Parcel("gradients", {"activations": single})})
+
+
+def trained_elsewhere(kit, lr):
+    """What another site of a cycle has made of the first weights, and the site that gets it."""
+    settings = {"optimizer": {"lr": lr, "batch_size": 8}, "method": {"name": "cwt", "rounds": 3}}
+    other = kit.host("another", **settings)
+    weights = dict(ask(other, "train", 1, weights=other.spec.first_weights(SITE)).parcels[0].tensors)
+    return kit.host("cycle", **settings), weights
+
+
+@pytest.mark.parametrize("lr", [0.05, 0.2])
+def test_a_later_site_of_a_cycle_takes_what_others_trained(checked, lr):
+    host, weights = trained_elsewhere(checked, lr)
+    assert ask(host, "train", 1, weights=weights).parcels
+
+
+def test_a_later_site_of_a_cycle_takes_no_other_network(checked):
+    host, weights = trained_elsewhere(checked, 0.001)
+    with pytest.raises(DataDependentRefusal, match="moved of"):
+        ask(host, "train", 1, weights=shuffled(weights))

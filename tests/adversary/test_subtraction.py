@@ -30,7 +30,7 @@ def batch_gradient(host, weights, number):
 @pytest.mark.parametrize("draws", ["study", "own"])
 def test_two_studies_one_step_apart_give_no_batch_away(kit, draws):
     """With the study's draws, which a policy must name, the attack works."""
-    kit.policy(draws=draws, min_cohort=10)
+    kit.policy(draws=draws, min_cohort=10, shares="equal")
     weights = first_weights(kit.host("first"))
     host, two = trained(kit, "two", weights, 2)
     _, three = trained(kit, "three", weights, 3)

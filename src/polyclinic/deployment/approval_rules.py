@@ -159,5 +159,6 @@ def _is_narrower(name: str, old: Any, new: Any) -> bool:
         ("unit", "patient"),
         ("scores", "coarse"),
         ("draws", "own"),
+        ("shares", "random"),
         ("few_images", "refuse"),
     )

@@ -233,7 +233,16 @@ def _policy_text(rehearsed: bool) -> str:
     draws: Any = "study" if rehearsed else "own"  # and its bits
     few: Any = "allow" if rehearsed else "refuse"  # and its images, which are few
     cohort = 1 if rehearsed else 10
-    chosen = Policy(kinds=kinds, min_cohort=cohort, few_images=few, max_scores=MAX_SCORES, scores=scores, draws=draws)
+    shares: Any = "equal" if rehearsed else "random"
+    chosen = Policy(
+        kinds=kinds,
+        min_cohort=cohort,
+        few_images=few,
+        max_scores=MAX_SCORES,
+        scores=scores,
+        draws=draws,
+        shares=shares,
+    )
     rules = settings_with_comments(ApprovalRules(every=rehearsed))
     settings = settings_with_comments(chosen, without=("deployed", "incoming"))
     incoming = settings_with_comments(chosen.incoming)

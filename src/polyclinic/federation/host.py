@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyclinic.federation.arriving.inspection import Inspection
+from polyclinic.federation.arriving.inspection import Inspection, one_pass
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.call_check import check_call, check_parcel
 from polyclinic.federation.host_spec import HostSpec
@@ -40,7 +40,7 @@ from polyclinic.federation.release_checks import (
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition
 from polyclinic.federation.turn import Turn, undone_on_error
-from polyclinic.randomness import seeded
+from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -60,7 +60,12 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
-        self.inspection = Inspection(spec.policy.incoming, spec.first_weights, has_course=spec.has_course)
+        self.inspection = Inspection(
+            spec.policy.incoming,
+            spec.first_weights,
+            has_course=spec.has_course,
+            steps=getattr(spec.method, "steps_at", one_pass),
+        )
         self.sites = OpenSites(spec)
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False
@@ -75,10 +80,11 @@ class SiteHost:
     def is_grouped(self, operation: str, sites: int) -> bool:
         """Whether a method can work at so many sites at once in this operation.
 
-        An archive, and a smallest cohort, want to know which images each site used.
+        An archive, and a smallest cohort, want to know which images each site used; random shares are each site's own.
         """
         declared, spec = self._operation(operation)[1], self.spec
-        if declared.together is None or spec.archive or spec.policy.min_cohort or spec.trainers:
+        by_itself = spec.archive or spec.policy.min_cohort or spec.trainers or spec.policy.shares == "random"
+        if declared.together is None or by_itself:
             return declared.grouped
         return spec.method.may_stack(spec.trainer, sites)
 
@@ -134,7 +140,7 @@ class SiteHost:
         turn = Turn(site, call, asked=asked)
         with undone_on_error([turn]):
             turn.parcels = {name: self._received(site, name, call, declared) for name in call.parcels}
-            self.inspection.arrived(site, call, turn.parcels)
+            self.inspection.arrived(site, call, turn.parcels, declared)
         if self.spec.archive:
             self.spec.archive.begins(site, turn.parcels)
         return turn
@@ -187,18 +193,29 @@ class SiteHost:
         """The work of several sites at once. A deployed site works by itself, and notes which images it used."""
         names = dict.fromkeys(name for turn in turns for name in turn.payload)
         lists = {name: [turn.payload.get(name) for turn in turns] for name in names}
-        with contextlib.ExitStack() as noting:
+        with contextlib.ExitStack() as around:
             if self.spec.policy.deployed:
                 [turn] = turns
-                turn.used = noting.enter_context(turn.site.trainer.note_batches())
+                turn.used = around.enter_context(turn.site.trainer.note_batches())
+                around.enter_context(self._shares(turn))
             return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
 
     def _work_alone(self, work: Callable[..., Any], turn: Turn) -> tuple[Parcel, ...]:
         """One site's work; an archive and a smallest cohort want to know which images it used."""
-        if not (self.spec.archive or self.spec.policy.min_cohort):
-            return _parcels(work(turn.site, **turn.payload))
-        with turn.site.trainer.note_batches() as turn.used:
-            return _parcels(work(turn.site, **turn.payload))
+        with self._shares(turn):
+            if not (self.spec.archive or self.spec.policy.min_cohort):
+                return _parcels(work(turn.site, **turn.payload))
+            with turn.site.trainer.note_batches() as turn.used:
+                return _parcels(work(turn.site, **turn.payload))
+
+    def _shares(self, turn: Turn) -> contextlib.AbstractContextManager[None]:
+        """Random shares of images in the gradients of this work, where the policy wants them: others for every call, so
+        that a run that is put back tells nothing more. Differential privacy bounds each image's share itself, and its
+        proof wants no other image to change it."""
+        site = turn.site
+        if self.spec.policy.shares == "equal" or site.trainer.privacy is not None:
+            return contextlib.nullcontext()
+        return site.trainer.random_shares(torch_rng(*site.address("shares", site.round), site.secret, turn.asked))
 
     def _finish(self, turn: Turn, declared: Operation, released: tuple[Parcel, ...]) -> Reply:
         """Pass what a site releases through its gate; where that refuses it, nothing has happened at the site."""

@@ -284,7 +284,7 @@ class Assembly:
 
     def _simulated_policy(self) -> Policy:
         chosen = self.study.policy
-        return Policy(kinds=chosen.kinds, incoming=chosen.incoming or Incoming(on=False))
+        return Policy(kinds=chosen.kinds, incoming=chosen.incoming or Incoming(on=False), shares=chosen.shares)
 
     @property
     def result_settings_json(self) -> str:

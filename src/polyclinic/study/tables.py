@@ -202,6 +202,9 @@ class PolicySettings(Settings):
     incoming: Incoming | None = Field(
         None, description="have simulated sites inspect what arrives, as deployed ones do: { on = true }"
     )
+    shares: Literal["random", "equal"] = Field(
+        "equal", description="how much an image weighs in a site's gradient: equal, or random, as at deployed sites"
+    )
 
 
 class Study(Settings):

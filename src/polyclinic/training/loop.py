@@ -23,6 +23,7 @@ from polyclinic.training.augmentation import augment, mix
 from polyclinic.training.device_images import DeviceImages
 from polyclinic.training.frozen_features import FrozenFeatures
 from polyclinic.training.graphs import GraphedGradients
+from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -86,6 +87,7 @@ class Trainer:
         self._images = DeviceImages.on(self.device) if self.device.type == "cuda" else None
         self._frozen = FrozenFeatures(self.model, self.device) if spec.frozen_features and model.frozen else None
         self._noted: list[Tensor] | None = None
+        self._shares: torch.Generator | None = None
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
@@ -175,6 +177,16 @@ class Trainer:
         finally:
             self._noted = before
 
+    @contextlib.contextmanager
+    def random_shares(self, rng: torch.Generator) -> Iterator[None]:
+        """Until the block ends, images have random shares in every gradient (`image_shares`)."""
+        before, self._shares = self._shares, rng
+        try:
+            with hold_rows_of_few(self.model):
+                yield
+        finally:
+            self._shares = before
+
     def in_order(self, part: ImageSet) -> Iterator[Batch]:
         """All images once, in order, in large batches."""
         for start in range(0, len(part), EVALUATION_BATCH):
@@ -251,9 +263,14 @@ class Trainer:
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the loss of a batch and leaves its gradients in the model."""
         if self.graphs and objective is None and self._owns(model):
-            weights = () if class_weights is None else (class_weights,)
-            graphed = self._graphed_gradients(model, *weights)
-            return lambda images, targets: graphed(images, targets, *weights)
+            weighed = class_weights is not None or self._shares is not None
+            graphed = self._graphed_gradients(model, weighed=weighed)
+
+            def learn_graphed(images: Tensor, targets: Tensor) -> Tensor:
+                weights = self._image_weights(targets, class_weights)
+                return graphed(images, targets, *([] if weights is None else [weights]))
+
+            return learn_graphed
 
         def of_task(images: Tensor, targets: Tensor) -> Tensor:
             return self.loss(self.forward(images, model), targets, class_weights)
@@ -272,14 +289,18 @@ class Trainer:
         own = {id(one) for one in self.model.parameters()}
         return model is self.model or all(id(one) in own for one in model.parameters())
 
-    def _graphed_gradients(self, model: nn.Module, *class_weights: Tensor) -> GraphedGradients:
-        """A recorded step of the network or a part: one for each choice of stages and of weights that are trained."""
+    def _graphed_gradients(self, model: nn.Module, *, weighed: bool) -> GraphedGradients:
+        """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
+
+        `weighed`: its inputs are images, targets and a weight for each image."""
         trained = [one.requires_grad for one in model.parameters()]
-        key = f"graph: {getattr(model, 'present', '')} {trained} {len(class_weights)}"
+        key = f"graph: {getattr(model, 'present', '')} {trained} {weighed}"
+
+        def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+            return self.task.loss(self.forward(images, model).float(), targets, self.target, weights)
+
         if key not in self.kept:
-            self.kept[key] = GraphedGradients(
-                model, lambda images, targets, *weights: self.loss(self.forward(images, model), targets, *weights)
-            )
+            self.kept[key] = GraphedGradients(model, loss)
         return self.kept[key]
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
@@ -288,10 +309,17 @@ class Trainer:
 
     def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; `class_weights` [C] weigh classes, also those of mixed targets [B, C]."""
+        return self.task.loss(output.float(), targets, self.target, self._image_weights(targets, class_weights))
+
+    def _image_weights(self, targets: Tensor, class_weights: Tensor | None) -> Tensor | None:
+        """A weight for each image of a batch, [B]: that of its class, times its random share; None: all alike."""
         weights = None
         if class_weights is not None:
             weights = targets @ class_weights if targets.is_floating_point() else class_weights[targets]
-        return self.task.loss(output.float(), targets, self.target, weights)
+        if self._shares is None:
+            return weights
+        shares = draw_shares(len(targets), self._shares).to(targets.device)
+        return shares if weights is None else weights * shares
 
     @torch.no_grad()
     def outputs(self, part: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:

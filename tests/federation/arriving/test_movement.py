@@ -45,5 +45,9 @@ def test_the_limit_grows_with_what_the_sites_own_training_does():
 def test_a_step_along_gradients(by_sign, moved):
     weights = {"fc.weight": torch.tensor([[3.0, 4.0]])}
     gradients = {"fc.weight": torch.tensor([[3.0, 4.0]]), "gone": torch.ones(3)}
-    found = course.steps_of_gradients(gradients, weights, 0.1, by_sign=by_sign)
+    found = course.movement(course.stepped(weights, gradients, 0.1, by_sign=by_sign), weights)
     assert found == pytest.approx({"fc": moved})
+
+
+def test_a_step_counts_as_no_longer_than_the_longest_one():
+    assert course.counted({"fc": 100.0, "conv": 0.01}, steps=3) == {"fc": 3 * course.LONGEST_STEP, "conv": 0.01}

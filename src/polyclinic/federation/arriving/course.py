@@ -18,6 +18,9 @@ from polyclinic.federation.arriving.settings import Figure, Incoming
 STATISTICS = ("running_mean", "running_var")
 #: the length of a vector that stands alone counts as no less than this for each of its numbers
 LEAST = 0.1
+#: a step of a site's own training counts as no longer than this: a study's learning rate must not make room for weights
+#: that no training leads to
+LONGEST_STEP = 0.08
 
 
 def layers(weights: Weights) -> dict[str, Tensor]:
@@ -52,17 +55,22 @@ def movement(weights: Weights, reference: Weights) -> dict[str, float]:
     return dict(zip(found, numbers(list(found.values())), strict=True))
 
 
-def moved(found: Mapping[str, float], own: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
-    """The movement of each layer and what is allowed, by `own` movement in the site's training so far."""
+def moved(found: Mapping[str, float], own: Mapping[str, float], limits: Incoming, how: str = "") -> Iterator[Figure]:
+    """The movement of each layer and what is allowed, by `own` movement in the site's training so far. `how` says what
+    moves it, where that is not the weights themselves."""
     for layer, value in found.items():
-        yield Figure("moved", layer, value, max(limits.moved, limits.times_own * own.get(layer, 0.0)))
+        yield Figure("moved", layer + how, value, max(limits.moved, limits.times_own * own.get(layer, 0.0)))
 
 
-def steps_of_gradients(gradients: Weights, weights: Weights, lr: float, *, by_sign: bool) -> dict[str, float]:
-    """The movement of one step along a site's own gradients; `by_sign`: every number moves by about lr, as in Adam."""
-    steps = {
-        name: weights[name] + (gradient.sign() if by_sign else gradient) * lr
+def counted(found: Mapping[str, float], steps: int) -> dict[str, float]:
+    """The movement by so many steps of training, as far as it counts."""
+    return {layer: min(value, LONGEST_STEP * max(steps, 1)) for layer, value in found.items()}
+
+
+def stepped(weights: Weights, gradients: Weights, lr: float, *, by_sign: bool) -> dict[str, Tensor]:
+    """The weights after a step along gradients; `by_sign`: every number moves by about lr, as in Adam."""
+    return {
+        name: weights[name].to(gradient) - (gradient.sign() if by_sign else gradient) * lr
         for name, gradient in gradients.items()
         if name in weights and weights[name].shape == gradient.shape
     }
-    return movement(steps, weights)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyclinic.federation.arriving import units
 from polyclinic.federation.arriving.orders import floating
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.state import SiteState
 
 #: where it lies in a site's state
@@ -31,14 +32,21 @@ class History:
             self.state[f"{GROUP}/last/{name}"] = tensor.detach().bfloat16().cpu()
 
     def quiet(self) -> dict[str, Tensor]:
-        """bool [U]: the units of every layer that were quiet with the first weights."""
+        """bool [U]: the units of every layer that were quiet with the first weights or after own training."""
         return self.state.group(f"{GROUP}/quiet")
 
     def take_beginning(self, found: Mapping[str, units.Responses]) -> None:
         """Remember what the weights that a study begins with do with the site's images."""
-        quiet = {name: units.quiet_units(one).cpu() for name, one in found.items()}
-        self.state.put(f"{GROUP}/quiet", quiet)
+        self.take_own(found)
         self.take_most("exposed", {name: units.exposed(one) for name, one in found.items()})
+
+    def take_own(self, found: Mapping[str, units.Responses]) -> None:
+        """Remember what weights that are the site's own, or the first ones, do with its images."""
+        before = self.quiet()
+        quiet = {name: units.quiet_units(one).cpu() for name, one in found.items()}
+        self.state.put(f"{GROUP}/quiet", {n: one | before[n] if n in before else one for n, one in quiet.items()})
+        if found and len(next(iter(found.values())).alive) >= units.ENOUGH_IMAGES:
+            self.take_most("graded", {f.where: f.value for f in units.graded(found, {}, Incoming())})
 
     def most(self, kind: str) -> dict[str, float]:
         """The largest figures of a kind so far, by name."""

@@ -1,110 +1,166 @@
 """The incoming check: a site inspects what a coordinator sends before it works with it.
 
 What depends on the weights alone is refused openly. What has looked at the site's images, or at what its own training
-did, must not tell: it suspends the study, as any other failure does. The check draws no random number and changes
-nothing but its own history in the site's state.
+did, must not tell: it suspends the study, as any other failure does. The check draws no random number that anything
+else draws, and changes nothing but its own history in the site's state.
 """
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyclinic.data.parts import ImageSet
 from polyclinic.federation.arriving import course, orders, units
 from polyclinic.federation.arriving.history import History
 from polyclinic.federation.arriving.settings import Figure, Incoming
+from polyclinic.federation.arriving.trial import Trials, Tried
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call
     from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.operation import Operation
     from polyclinic.federation.site import Site
 
 Weights = Mapping[str, Tensor]
 
 #: parcels that are inspected
 INSPECTED = ("weights", "gradients", "generator")
+#: what leaves where weights are scored, and nothing is trained with them
+SCORED = ("metrics", "keys")
+#: the operation that gives a site the finished model
+KEPT = "keep_model"
 #: fewest images that weights are tried on
 FEWEST_IMAGES = 4
-#: fewest images of which one that stands out tells something: of five, one often has a unit for itself, and many
-#: units measure the same thing
-ENOUGH_IMAGES = 16
+#: own training whose loss is more times the largest so far is no training
+EXPLODED = 2.0
+
+
+def one_pass(site: Site) -> int:
+    """The steps of one pass over a site's images."""
+    return site.trainer.steps_in(site.data.train)
 
 
 class Inspection:
     """The incoming check of a process. `first_weights` gives the weights that the study begins with at a site, or None
     where they follow from more than the study's seed. `has_course` is false for a method whose weights do not come
-    nearer step by step: a head that is solved for at once is far from the first one, and no site has trained it."""
+    nearer step by step: a head that is solved for at once is far from the first one, and no site has trained it.
+    `steps`: how many steps a site takes in a round."""
 
     def __init__(
-        self, limits: Incoming, first_weights: Callable[[str], Weights | None], *, has_course: bool = True
+        self,
+        limits: Incoming,
+        first_weights: Callable[[str], Weights | None],
+        *,
+        has_course: bool = True,
+        steps: Callable[[Site], int] = one_pass,
     ) -> None:
         self.limits = limits
         self.has_course = has_course
+        self.steps = steps
+        self.trials = Trials(limits.images)
         self._first_weights = first_weights
-        self._twins: dict[int, nn.Module] = {}
 
-    def arrived(self, site: Site, call: Call, parcels: Mapping[str, Parcel]) -> None:
+    def arrived(self, site: Site, call: Call, parcels: Mapping[str, Parcel], declared: Operation | None = None) -> None:
         """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit."""
         for name, parcel in parcels.items() if self.limits.on else ():
             if parcel.kind in INSPECTED:
-                self._inspect(site, parcel, sealed=call.parcels[name].kind == SEALED)
+                self._inspect(site, parcel, declared, sealed=call.parcels[name].kind == SEALED)
 
     def left(self, site: Site, released: Iterable[Parcel]) -> None:
         """Note how far the site's own training moves weights: what comes back may move farther, but not much."""
         history = History(site.state)
         last = history.last() if self.limits.on else {}
-        if not last:
+        sent = {parcel.kind: parcel for parcel in released}
+        if not last or not {"weights", "gradients"} & set(sent):
             return
-        sent = {parcel.kind: parcel.tensors for parcel in released}
-        trained = _on(site.trainer.device, {**site.state.group("local"), **sent.get("weights", {})})
-        history.take_most("own", course.movement(trained, last))
-        if "gradients" in sent:
-            optimizer = site.trainer.optimizer
-            by_sign = getattr(optimizer, "name", "sgd") != "sgd"
-            lr = optimizer.lr_in(site.round)
-            history.take_most("own", course.steps_of_gradients(sent["gradients"], last, lr, by_sign=by_sign))
+        if "weights" in sent:
+            trained = {**site.state.group("local"), **sent["weights"].tensors}
+            steps = int(sent["weights"].metadata.get("steps", 0)) or one_pass(site)
+        else:
+            lr, by_sign = self._lr(site), self._by_sign(site)
+            trained, steps = course.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
+        self._note_own(site, history, trained, steps)
 
-    def _inspect(self, site: Site, parcel: Parcel, *, sealed: bool) -> None:
+    def _note_own(self, site: Site, history: History, trained: Weights, steps: int) -> None:
+        """Remember what the site's own training did, unless its loss exploded: such steps are no measure of honest
+        ones, and whoever wants room for other weights could choose them."""
+        trained, last = _on(site.trainer.device, trained), history.last()
+        if not _fits(trained, site.trainer) or not last:
+            return
+        tried = self.trials.try_weights(site, site.trainer, {**self._known(site, history), **trained})
+        before = history.most("loss").get("mean", math.inf)
+        if not tried.loss <= EXPLODED * before:  # NaN has exploded, too
+            return
+        history.take_own(tried.found)
+        moved = course.counted(course.movement(trained, last), steps)
+        history.take_most("own", {layer: value / self._lr(site) for layer, value in moved.items()})
+
+    def _own(self, site: Site, history: History) -> dict[str, float]:
+        """How far the site's training moves the rows of each layer, at the learning rate of this round or the last."""
+        lr = max(self._lr(site), self._lr(site, site.round - 1))
+        return {layer: value * lr for layer, value in history.most("own").items()}
+
+    def _lr(self, site: Site, round: int | None = None) -> float:
+        return max(site.trainer.optimizer.lr_in(site.round if round is None else round), 1e-30)
+
+    def _by_sign(self, site: Site) -> bool:
+        return getattr(site.trainer.optimizer, "name", "sgd") != "sgd"
+
+    def _inspect(self, site: Site, parcel: Parcel, declared: Operation | None, *, sealed: bool) -> None:
         history = History(site.state)
         if parcel.kind == "weights" and history.has_passed(parcel.digest):
             return
         tensors = _on(site.trainer.device, parcel.tensors)
         refuse(open_figures(parcel.kind, tensors, self.limits), ParcelRejected)
-        if parcel.kind == "weights":
-            self._inspect_weights(site, tensors, history, sealed=sealed)
-            history.take_passed(parcel.digest)
-        else:
+        if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
+        elif sealed or not _only_scored(declared):
+            has_course = self.has_course and not sealed and not _only_encodes(declared)
+            self._inspect_weights(site, tensors, history, has_course=has_course)
+            history.take_passed(parcel.digest)
 
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
-        """Gradients and generators: how long they are beside those before; whether a gradient is of one image."""
-        found = {name: float(t.double().norm()) for name, t in orders.floating(parcel.tensors).items()}
+        """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
+        a correction of the site's own gradients (SCAFFOLD's control) moves weights in a round."""
+        tensors = orders.floating(parcel.tensors)
+        own = site.trainer.model.state_dict() if parcel.kind == "gradients" else {}
+        corrections = {name: tensor for name, tensor in tensors.items() if name in own}
+        refuse(self._corrected(site, corrections, history), DataDependentRefusal)
+        found = {name: float(t.double().norm()) for name, t in tensors.items() if name not in corrections}
         before = history.most(parcel.kind)
         refuse(lengths(found, before, self.limits), DataDependentRefusal)
         if parcel.kind == "gradients":
-            own = site.trainer.model.state_dict()  # of a parameter, rows are units and not images
-            longer = [name for name in found if name not in own and found[name] > before.get(name, found[name])]
-            refuse(dominances({name: parcel.tensors[name] for name in longer}, self.limits), DataDependentRefusal)
+            longer = [name for name in found if found[name] > before.get(name, 0.0)]
+            refuse(dominances({name: tensors[name] for name in longer}, self.limits), DataDependentRefusal)
         history.take_most(parcel.kind, found)
 
-    def _inspect_weights(self, site: Site, weights: Weights, history: History, *, sealed: bool) -> None:
+    def _corrected(self, site: Site, corrections: Weights, history: History) -> Iterator[Figure]:
+        """How far a round's steps along a correction alone would move the weights that came."""
+        last = history.last()
+        if not corrections or not last:
+            return
+        own = site.state.group("control")
+        drift = {name: one - own[name] if name in own else one for name, one in corrections.items()}
+        reach = self._lr(site) * self.steps(site)
+        moved = course.stepped(last, drift, reach, by_sign=self._by_sign(site))
+        found = course.movement(moved, last)
+        self._rehearse_before(site, history, found)
+        yield from course.moved(found, self._own(site, history), self.limits, " by the control variate")
+
+    def _inspect_weights(self, site: Site, weights: Weights, history: History, *, has_course: bool) -> None:
         trainer = site.trainer_for(weights)
         if not _fits(weights, trainer) or len(site.data.train) < FEWEST_IMAGES:
             return
-        own_network = trainer is site.trainer and not sealed and self.has_course
+        own_network = trainer is site.trainer and has_course
         if own_network and not history.last():
             self._begin(site, history)
-        twin = self._twin(trainer)
-        _load(twin, {**self._known(site, history), **weights} if own_network else weights)
-        refuse(self._figures(site, twin, weights, history, own_network=own_network), DataDependentRefusal)
+        refuse(self._figures(site, weights, history, own_network=own_network), DataDependentRefusal)
         if own_network:
             history.take(weights)
 
@@ -113,77 +169,56 @@ class Inspection:
         first = self._first_weights(site.name)
         if first is None:
             return
-        twin = self._twin(site.trainer)
-        _load(twin, {**first, **site.state.group("local")})
-        found, losses, _ = self._try(site, site.trainer, twin)
+        tried = self.trials.try_weights(site, site.trainer, {**first, **site.state.group("local")})
         history.take(first)
-        history.take_most("own", course.movement(site.state.group("local"), first))
-        history.take_beginning(found)
-        history.take_most("loss", {"mean": float(losses.mean())})
+        history.take_beginning(tried.found)
+        history.take_most("loss", {"mean": tried.loss})
+
+    def _rehearse_before(self, site: Site, history: History, found: Mapping[str, float]) -> None:
+        """Where weights come that others have trained, before the site has trained itself (the first turn of a cycle,
+        a round that it did not take part in): see what its own training does from the weights before."""
+        if max(found.values(), default=0.0) <= self.limits.moved or history.most("own"):
+            return
+        steps = self.steps(site)
+        trained = self.trials.rehearse(site, self._known(site, history), steps)
+        self._note_own(site, history, trained, steps)
 
     def _known(self, site: Site, history: History) -> dict[str, Tensor]:
         """Values of weights that do not arrive: as they arrived last, or the site's own part."""
         return {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
 
-    def _figures(
-        self, site: Site, twin: nn.Module, weights: Weights, history: History, *, own_network: bool
-    ) -> Iterator[Figure]:
+    def _figures(self, site: Site, weights: Weights, history: History, *, own_network: bool) -> Iterator[Figure]:
         """Figures that look at the site's own training or images. Those of the course need a course."""
         last = history.last() if own_network else {}
-        yield from course.moved(course.movement(weights, last), history.most("own"), self.limits)
-        found, losses, gradients = self._try(site, site.trainer_for(weights), twin)
-        if len(losses) >= ENOUGH_IMAGES:
-            yield from units.graded(found, self.limits)
+        moved = course.movement(weights, last)
+        if last:
+            self._rehearse_before(site, history, moved)
+        yield from course.moved(moved, self._own(site, history), self.limits)
+        known = {**self._known(site, history), **weights} if own_network else weights
+        tried = self.trials.try_weights(site, site.trainer_for(weights), known)
+        if len(tried.losses) >= units.ENOUGH_IMAGES:
+            yield from units.graded(tried.found, history.most("graded") if own_network else {}, self.limits)
         if not own_network:
             return
         if last:
-            yield from units.quiet(found, history.quiet(), self.limits)
-            if len(losses) >= ENOUGH_IMAGES:
-                yield from units.exposure(found, history.most("exposed"), self.limits)
-            yield from self._losses(losses, gradients, history.most("loss").get("mean"))
+            yield from self._beside_history(tried, history)
         else:
-            history.take_beginning(found)
-        history.take_most("loss", {"mean": float(losses.mean())})
+            history.take_beginning(tried.found)
+        history.take_most("loss", {"mean": tried.loss})
 
-    def _losses(self, losses: Tensor, gradients: Tensor, before: float | None) -> Iterator[Figure]:
-        """The loss beside the largest so far; one image's share in the gradient where the loss is larger than ever."""
-        mean = float(losses.mean())
+    def _beside_history(self, tried: Tried, history: History) -> Iterator[Figure]:
+        """What the weights do with the images, beside the first weights and the site's own training."""
+        enough = len(tried.losses) >= units.ENOUGH_IMAGES
+        yield from units.quiet(tried.found, history.quiet(), self.limits)
+        if enough:
+            yield from units.exposure(tried.found, history.most("exposed"), self.limits)
+        before = history.most("loss").get("mean")
         if before is None:
             return
-        yield Figure("loss", "images", mean / max(before, 1e-12), self.limits.loss)
-        if mean > before and len(losses) >= ENOUGH_IMAGES:
-            share = float(gradients.max() / gradients.sum().clamp(min=1e-30))
+        yield Figure("loss", "images", tried.loss / max(before, 1e-12), self.limits.loss)
+        if tried.loss > before and enough:
+            share = float(tried.gradients.max() / tried.gradients.sum().clamp(min=1e-30))
             yield Figure("dominance", "images", share, self.limits.dominance)
-
-    def _try(
-        self, site: Site, trainer: TrainerLike, twin: nn.Module
-    ) -> tuple[dict[str, units.Responses], Tensor, Tensor]:
-        """What a network does with some of the site's training images: responses, losses [N], and the length of each
-        image's gradient w.r.t. the output [N]."""
-        images, targets = self._images(site, trainer)
-        with torch.no_grad(), trainer.autocast():
-            found, output = units.watch(twin, images)
-        output = output.float().requires_grad_()
-        losses = trainer.task.losses(output, targets, trainer.target)
-        (gradient,) = torch.autograd.grad(losses.sum(), output)
-        return found, losses.detach(), gradient.flatten(1).norm(dim=1)
-
-    def _images(self, site: Site, trainer: TrainerLike) -> tuple[Tensor, Tensor]:
-        """Some training images, the same ones each time, spread evenly over all."""
-        part = site.data.train
-        places = np.unique(np.linspace(0, len(part) - 1, min(self.limits.images, len(part))).round().astype(int))
-        masks = None if part.masks is None else part.masks[places]
-        return next(trainer.in_order(ImageSet(part.images[places], part.labels[places], masks)))
-
-    def _twin(self, trainer: TrainerLike) -> nn.Module:
-        """A copy of the trainer's network to try weights in: batch norm by the images at hand, without dropout."""
-        if id(trainer.model) not in self._twins:
-            twin = copy.deepcopy(trainer.model).train().requires_grad_(False)
-            for module in twin.modules():
-                if isinstance(module, nn.modules.dropout._DropoutNd):
-                    module.eval()
-            self._twins[id(trainer.model)] = twin
-        return self._twins[id(trainer.model)]
 
 
 def open_figures(kind: str, tensors: Weights, limits: Incoming) -> Iterator[Figure]:
@@ -214,6 +249,20 @@ def refuse(figures: Iterable[Figure], error: type[Exception]) -> None:
             raise error(f"incoming check: {figure}")
 
 
+def _only_scored(declared: Operation | None) -> bool:
+    """Whether nothing but scores ever leaves of what is computed with the weights, or nothing as the run is over: they
+    are not compared with a course, as those that a coordinator trains by itself have none, and as the weights that a
+    round begins with are the ones that were scored."""
+    if declared is None:
+        return False
+    return declared.address == KEPT or (bool(declared.releases) and set(declared.releases) <= set(SCORED))
+
+
+def _only_encodes(declared: Operation | None) -> bool:
+    """Whether latents of every image leave: the front was trained elsewhere, for as long as the study says."""
+    return declared is not None and "latents" in declared.releases
+
+
 def _on(device: torch.device, tensors: Weights) -> dict[str, Tensor]:
     """What arrived, on the device of the site's network: brought there once, all figures are computed there."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -222,10 +271,3 @@ def _on(device: torch.device, tensors: Weights) -> dict[str, Tensor]:
 def _fits(weights: Weights, trainer: TrainerLike) -> bool:
     own = trainer.model.state_dict()
     return all(name in own and own[name].shape == tensor.shape for name, tensor in weights.items())
-
-
-def _load(model: nn.Module, weights: Weights) -> None:
-    own = model.state_dict()
-    with torch.no_grad():
-        for name, value in weights.items():
-            own[name].copy_(value)

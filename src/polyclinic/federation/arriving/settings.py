@@ -20,23 +20,27 @@ class Incoming(Settings):
     largest: float = Field(1e6, gt=0, description="largest single number in what arrives")
     empty: float = Field(0.2, ge=0, le=1, description="share of a layer's rows that may be zero")
     alike: float = Field(0.2, ge=0, le=1, description="share of a layer's rows that may have another row's direction")
-    moved: float = Field(0.7, gt=0, description="how far a row may move between two arrivals, in units of its length")
+    moved: float = Field(0.15, gt=0, description="how far a row may move between two arrivals, in units of its length")
     times_own: float = Field(
-        10.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
+        8.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
     )
     quiet: float = Field(
         0.75,
         gt=0,
         le=1,
-        description="share of a layer's units that may have turned to few of the site's images, or to none",
+        description="share of a layer's units that may have turned to few of the site's images, or to none, which the "
+        "site's own training did not",
     )
     exposed: float = Field(
         0.4, ge=0, le=1, description="share of the site's images that may newly have a unit for themselves"
     )
     graded: int = Field(
-        9, ge=2, description="units of a layer that may measure the same thing, each with another threshold"
+        9,
+        ge=2,
+        description="units of a layer that may measure the same thing, each with another threshold (or half as many "
+        "more as after the site's own training)",
     )
-    loss: float = Field(15.0, gt=1, description="how many times the largest loss so far the site's images may have")
+    loss: float = Field(40.0, gt=1, description="how many times the largest loss so far the site's images may have")
     dominance: float = Field(
         0.9, gt=0, le=1, description="share of one image in the gradient, where the loss is larger than ever"
     )

@@ -26,6 +26,11 @@ SAME = 0.99
 FARTHEST = 3.0
 #: layers with fewer units are not looked at
 FEWEST = 4
+#: fewest images of which one that stands out tells something: of five, one often has a unit for itself, and many
+#: units measure the same thing
+ENOUGH_IMAGES = 16
+#: how many times as many units may measure the same thing as after the site's own training
+TIMES_GRADED = 1.5
 
 
 class Responses(NamedTuple):
@@ -54,7 +59,23 @@ def watch(model: nn.Module, images: Tensor) -> tuple[dict[str, Responses], Tenso
     finally:
         for hook in hooks:
             hook.remove()
-    return found, output
+    return at_hand(found), output
+
+
+def at_hand(found: dict[str, Responses]) -> dict[str, Responses]:
+    """The same on the CPU, where all figures are computed: a GPU is waited for once, and not for each."""
+    devices = {one.alive.device for one in found.values() if one.alive.device.type == "cuda"}
+    copies = {
+        name: Responses(
+            one.alive.to("cpu", non_blocking=True),
+            one.answers.to("cpu", non_blocking=True),
+            None if one.level is None else one.level.to("cpu", non_blocking=True),
+        )
+        for name, one in found.items()
+    }
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return copies
 
 
 def responses_to(z: Tensor, *, rectifier: bool) -> Responses:
@@ -107,11 +128,13 @@ def exposure(found: Mapping[str, Responses], first: Mapping[str, float], limits:
             yield Figure("exposed", name, exposed(responses) - first.get(name, 0.0), limits.exposed)
 
 
-def graded(found: Mapping[str, Responses], limits: Incoming) -> Iterator[Figure]:
-    """Units that measure the same thing, each with another threshold: what an imprinted layer sorts images by."""
+def graded(found: Mapping[str, Responses], own: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
+    """Units that measure the same thing, each with another threshold: what an imprinted layer sorts images by. `own`:
+    how many did after the site's own training."""
     for name, responses in found.items():
         if responses.level is not None and responses.level.shape[1] >= FEWEST:
-            yield Figure("graded", name, float(thresholds(responses.level)), limits.graded)
+            most = max(limits.graded, TIMES_GRADED * own.get(name, 0.0))
+            yield Figure("graded", name, float(thresholds(responses.level)), most)
 
 
 def thresholds(level: Tensor) -> int:

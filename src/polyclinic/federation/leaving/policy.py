@@ -51,6 +51,11 @@ class Policy(Settings):
         description="what a deployed site's batches and other random draws come from: own (a secret, new for "
         "each run and kept when it is resumed), or study (its seed, which the coordinator knows)",
     )
+    shares: Literal["random", "equal"] = Field(
+        "random",
+        description="how much an image weighs in a gradient of a deployed site: random (drawn anew for each batch), so "
+        "that two gradients cannot be subtracted, or equal (all images alike)",
+    )
     min_cohort: int = Field(
         0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
     )
