@@ -9,17 +9,20 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import incoming_attacks
 import incoming_honest
+import incoming_sweeps
 import torch
 from incoming_plot import draw
 
@@ -58,16 +61,26 @@ def attacks(options: argparse.Namespace, scratch: str) -> list[dict[str, Any]]:
     backbones = BACKBONES[:1] if options.quick else options.backbones
     jobs = [(backbone, warm, seed) for seed in range(options.seeds) for backbone in backbones for warm in (0, 3)]
     with _pool(options.workers) as pool:
-        done = [pool.submit(_attack, job, options.images, options.quick, scratch) for job in jobs]
+        done = [pool.submit(_attack, job, options, scratch) for job in jobs]
         return [row for one in done for row in one.result()]
 
 
-def _attack(job: tuple[str, int, int], images: int, quick: bool, scratch: str) -> list[dict[str, Any]]:
+def _sweeps(victim: incoming_attacks.Victim, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Attacks by small steps of biases, for networks that have them; 40 rounds, as in the review that found one."""
+    if incoming_attacks._dense(victim.backbone) and victim.warm == 0:
+        for attack in (incoming_sweeps.sweep, incoming_sweeps.span):
+            yield attack(victim, 8 if options.quick else 40)
+
+
+def _attack(job: tuple[str, int, int], options: argparse.Namespace, scratch: str) -> list[dict[str, Any]]:
     backbone, warm, seed = job
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        victim = incoming_attacks.Victim(backbone, Path(folder), images=images, warm=warm, seed=seed)
+        victim = incoming_attacks.Victim(
+            backbone, Path(folder), images=options.images, warm=warm, seed=seed, shares=options.shares
+        )
+        victim.reads_stopped &= not options.unread
         rows = []
-        for row in incoming_attacks.rows_of(victim, quick=quick):
+        for row in itertools.chain(_sweeps(victim, options), incoming_attacks.rows_of(victim, quick=options.quick)):
             print(json.dumps(row), flush=True)
             rows.append({**row, "seed": seed})
         return rows
@@ -148,6 +161,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=incoming_honest.ROUNDS, help="most rounds of an honest study")
     parser.add_argument("--cheap", action="store_true", help="honest studies without generators and large networks")
     parser.add_argument("--images", type=int, default=16, help="images of the attacked site, all behind one gradient")
+    parser.add_argument("--shares", default="random", choices=("random", "equal"), help="of images in gradients")
+    parser.add_argument("--unread", action="store_true", help="what a stopped attack would have got back is not read")
     parser.add_argument("--seeds", type=int, default=1, help="attacked sites of each sort")
     parser.add_argument("--backbones", nargs="+", default=BACKBONES, help="networks that are attacked")
     parser.add_argument("--pairs", type=int, default=7, help="epochs and checks that are timed")

@@ -63,8 +63,12 @@ class Variant(NamedTuple):
 class Victim:
     """A site of a FedSGD study, in a process that checks what arrives, and one that does not."""
 
-    def __init__(self, backbone: str, folder: Path, *, images: int, warm: int, seed: int = 0) -> None:
+    def __init__(
+        self, backbone: str, folder: Path, *, images: int, warm: int, seed: int = 0, shares: str = "random"
+    ) -> None:
         self.folder, self.backbone, self.warm = folder, backbone, warm
+        #: whether it is read what an attack that is stopped would have got back: once, before the first round
+        self.reads_stopped = not warm
         self.public, _ = load("covid_cxr_64.npz", PUBLIC, SIZE, seed, site="NIH_ChestXray8")
         data = {
             "source": "npz",
@@ -81,7 +85,7 @@ class Victim:
             "method": {"name": "fedsgd", "rounds": 100},
             "evaluation": {"every": 0, "select": "last", "final": "none"},
             "engine": {"device": "cpu", "workers": 1},
-            "policy": {"incoming": {"on": True}},
+            "policy": {"incoming": {"on": True}, "shares": shares},
         }
         self.study = Study(**tables)
         self.parts = prepare(self.study.data, self.study.sites, cache=folder / "cache")
@@ -238,7 +242,7 @@ def measure(victim: Victim, variant: Variant) -> dict[str, Any]:
     crafted = variant.craft(victim.model_with(weights), victim.public)
     with counted() as seen:
         update = victim.ask(host, dict(crafted.state_dict()), number)
-    if seen.alarms and victim.warm:  # what a stopped attack would have got back is read once, before the first round
+    if seen.alarms and not victim.reads_stopped:
         return row(victim, variant.attack, variant.strength, seen, UNREAD)
     found = variant.recover(update, crafted, victim.public)
     return row(victim, variant.attack, variant.strength, seen, score(victim, found))

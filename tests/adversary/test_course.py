@@ -123,3 +123,54 @@ def test_after_an_interruption_the_rounds_since_the_checkpoint_come_again(kit):
     assert ask(host, "train", 2, weights=weights).parcels
     with pytest.raises(ParcelRejected, match="round 2 has begun"):
         ask(host, "evaluate", 1, weights=weights)
+
+
+def test_rounds_are_not_left_out_again_and_again_to_score_other_weights(kit):
+    """Whoever leaves out the round after every score has other weights scored than are trained."""
+    host = kit.host(method={"name": "fedavg", "rounds": 40})
+    weights = first_weights(host)
+    for number in (1, 3, 5, 7):
+        ask(host, "train", number, weights=weights)
+        ask(host, "evaluate", number, weights=times(weights, 1 + number))
+    with pytest.raises(GateRefused, match="after 4 scored ones were left out, and 3 may be"):
+        ask(host, "train", 9, weights=weights)
+    with pytest.raises(GateRefused, match="after 4 scored ones were left out"):
+        ask(host, "evaluate", 9, weights=weights)
+    assert Suspensions(kit.folder).all() == []
+
+
+def test_a_site_that_is_not_chosen_for_every_round_may_leave_rounds_out(kit):
+    host = kit.host(method={"name": "fedavg", "rounds": 8, "fraction": 0.5})
+    weights = first_weights(host)
+    for number in range(1, 9, 2):
+        ask(host, "train", number, weights=weights)
+        for scored in (number, number + 1):
+            ask(host, "evaluate", scored, weights=times(weights, 1 + scored))
+            weights = times(weights, 1 + scored) if scored > number else weights
+
+
+def test_a_run_is_not_put_back_for_other_calls_without_end(kit):
+    host = kit.host(method={"name": "fedsgd", "rounds": 30})
+    weights = first_weights(host)
+
+    def put_back_and_ask(number, factor):
+        host.restore({})
+        return ask(host, "gradient", number, weights=times(weights, factor + number / 100))
+
+    for number in range(1, 7):  # two other calls each
+        assert all(put_back_and_ask(number, factor).parcels for factor in (1, 2, 3))
+    assert put_back_and_ask(7, 1).parcels
+    with pytest.raises(GateRefused, match="put back too often"):
+        put_back_and_ask(7, 2)
+
+
+def test_a_run_that_ends_early_scores_its_finished_model_and_is_over(kit):
+    """method.patience: the last round is not known before."""
+    kit.policy(scores="coarse")
+    host = kit.host(method={"name": "fedavg", "rounds": 9, "patience": 1})
+    weights = first_weights(host)
+    ask(host, "train", 1, weights=weights)
+    ask(host, "evaluate", 1, weights=weights)
+    assert ask(host, "evaluate", 1, weights=weights, split="test").parcels
+    with pytest.raises(GateRefused, match="the run was over before round 2"):
+        ask(host, "train", 2, weights=weights)

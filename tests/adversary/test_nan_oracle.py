@@ -117,8 +117,10 @@ def test_an_image_that_a_basis_sends_to_infinity_counts_as_one_without_a_gradien
     assert clipped_sum(slopes, vectors, 1.0, unit).flatten().tolist() == pytest.approx([0.3, 0.4])
 
 
-def test_a_basis_that_sends_one_image_to_infinity_tells_nothing(kit):
-    """The image farthest out lies beyond what float32 holds; the site answers as if it were not there."""
+def test_a_basis_that_sends_one_image_to_infinity_tells_nothing(kit, monkeypatch):
+    """The image farthest out lies beyond what float32 holds; the site answers as if it were not there. That the site
+    compares the basis is left out here."""
+    monkeypatch.setattr("polyclinic.methods.private_head.is_same_basis", lambda *bases: True)
     method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
     encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
     host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
@@ -143,3 +145,24 @@ def test_a_basis_that_is_not_finite_is_refused(kit):
     with pytest.raises(ParcelRejected, match="the basis that came is not finite"):
         ask(host, "take_basis", 0, parcels={"statistics": Parcel("statistics", {"matrix": torch.tensor([math.inf])})})
     assert Suspensions(kit.folder).all() == []
+
+
+def test_a_basis_of_the_coordinators_choice_is_refused(kit):
+    """A basis that shows one feature alone, or the right one with one direction stretched."""
+    method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
+    encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
+    host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+    right = host.spec.method._basis(host.sites.get("north"))
+    stretched = {**right, "matrix": right["matrix"] * torch.tensor([100.0, 1, 1, 1])}
+    single = {**right, "matrix": torch.eye(*right["matrix"].shape)}
+    for chosen in (stretched, single, {**right, "mean": right["mean"] + right["mean"].abs().max()}):
+        with pytest.raises(ParcelRejected, match="not the one of the study's public phantoms"):
+            ask(
+                host,
+                "take_basis",
+                0,
+                parcels={"statistics": Parcel("statistics", {**chosen, "sites": torch.tensor(2)})},
+            )
+    rotated = {**right, "matrix": right["matrix"] @ torch.linalg.qr(torch.eye(4) + 0.5).Q}
+    for honest in (right, rotated):
+        ask(host, "take_basis", 0, parcels={"statistics": Parcel("statistics", {**honest, "sites": torch.tensor(2)})})

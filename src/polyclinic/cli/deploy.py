@@ -239,7 +239,7 @@ def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     from polyclinic.data.datasets.at_sites import AtSites
     from polyclinic.study import load_study
 
-    study = load_study(path, sets)
+    study = with_digest_of_weights(load_study(path, sets))
     if isinstance(study.data, AtSites):
         return study
     known = load_study(folder / "study.toml")
@@ -253,6 +253,15 @@ def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     from polyclinic.study import parse_study
 
     return parse_study(tables)
+
+
+def with_digest_of_weights(study: Study) -> Study:
+    """The study with the SHA-256 of its file of first weights, for the sites' people to see."""
+    from polyclinic.models import PUBLIC, RANDOM, read_weights
+
+    if study.model.weights in (RANDOM, PUBLIC) or study.model.weights_sha256 or not Path(study.model.weights).exists():
+        return study
+    return study.with_settings({"model.weights_sha256": read_weights(Path(study.model.weights)).sha256})
 
 
 def wait_for_sites(folder: Path, names: list[str], within: float) -> None:

@@ -36,9 +36,13 @@ from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.suspension import Suspended, Suspensions
 from polyclinic.files import atomic_write, digest_of, lock
 from polyclinic.json_types import JsonObject
+from polyclinic.models import PUBLIC, RANDOM
+from polyclinic.runner.assembly import trusted_file
 from polyclinic.study import Study
 
 FOLDER = "approvals"
+#: in a kit: files of first weights that the site's people trust
+TRUSTED_WEIGHTS = Path("local") / "weights"
 #: studies that may wait at once, and characters that each may have: a coordinator must not fill a site's disk
 MOST_WAITING = 50
 LONGEST = 200_000
@@ -199,6 +203,14 @@ class Approvals:
                 return other.run
         return None
 
+    def begins_with_unknown_weights(self, request: Request) -> bool:
+        """Whether a study begins with weights from a file that the site's people have not put among those they trust:
+        whoever chose them may have crafted them, and no rule approves that."""
+        model = request.study.get("model", {})
+        if model.get("weights", RANDOM) in (RANDOM, PUBLIC):
+            return False
+        return trusted_file(self.kit / TRUSTED_WEIGHTS, model.get("weights_sha256")) is None
+
     def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
         """A person at the site decides; BadInput if there is nothing to decide. Each decision ends a suspension, for
         which the site's other studies wait, too."""
@@ -233,6 +245,8 @@ class Approvals:
             if request is None or self.state(run) != "waiting":
                 return self.state(run)
             if self.stopped_before(request):
+                return "waiting"
+            if self.begins_with_unknown_weights(request):
                 return "waiting"
             rule = rules_of(self.policy_file).reason_to_approve(request.study, last.study if last else None)
             if rule is None:

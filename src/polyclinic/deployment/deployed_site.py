@@ -23,7 +23,7 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import PreparedSites
-from polyclinic.deployment.approval import TOLD, Approvals, NameTaken, NotApproved, Request, State
+from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NameTaken, NotApproved, Request, State
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
@@ -164,7 +164,8 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     approvals.require(run)
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
     parts = PreparedSites(kit, names, study.data.info(names))
-    assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data)
+    trusted = kit / TRUSTED_WEIGHTS
+    assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data, trusted_weights=trusted)
     assembly.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_run_format(assembly.folder)
     note_plugins(assembly.folder, study)

@@ -9,6 +9,7 @@ from pathlib import Path
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import count_training_images, split_in_words
 from polyclinic.data.parts import PreparedSites
+from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.budget import SCORES
@@ -17,8 +18,9 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import Operation
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
+from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.assembly import Assembly, trusted_file
 from polyclinic.study import Study
 
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
@@ -69,6 +71,25 @@ class Asked:
             f"It trains the network {network} on your images '{dataset}'.",
             f"The other sites are {', '.join(others) or 'none'}.",
             *([self._split(data)] if isinstance(data, AtSites) else []),
+            *self.first_weights(),
+        ]
+
+    def first_weights(self) -> list[str]:
+        """Where the first weights come from, if they are not drawn."""
+        model = self.study.model
+        if model.weights == RANDOM:
+            return []
+        if model.weights == PUBLIC:
+            return ["It begins with public weights out of a package, which your site compares if it has the package."]
+        name = f"It begins with weights from the file '{Path(model.weights).name}'"
+        if model.weights_sha256 is None:
+            return [f"{name}, of which nothing is known. Whoever chose it may have crafted it."]
+        known = trusted_file(self.kit / TRUSTED_WEIGHTS, model.weights_sha256)
+        if known is not None:
+            return [f"{name} with the SHA-256 {model.weights_sha256}: your site has it as {known.name} and compares."]
+        return [
+            f"{name} with the SHA-256 {model.weights_sha256}, which your site does not have: what comes first is taken "
+            f"as it is. Ask where the file is from, and put it into {TRUSTED_WEIGHTS} of your kit if you trust it."
         ]
 
     def _split(self, data: AtSites) -> str:

@@ -24,6 +24,7 @@ from polyclinic.federation.leaving.score_course import (
     check_order,
     check_round,
     check_scores,
+    course_of,
     digest_of_call,
 )
 from polyclinic.federation.leaving.signing import Anchor, is_countersigned, signer_of_line
@@ -67,6 +68,9 @@ class SiteHost:
             steps=getattr(spec.method, "steps_at", one_pass),
         )
         self.sites = OpenSites(spec)
+        self.course = course_of(spec.method)
+        operations = (getattr(getattr(spec.method, name, None), "operation", None) for name in dir(type(spec.method)))
+        self._has_beginnings = any(one is not None and one.begins_round for one in operations)
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False
 
@@ -148,11 +152,15 @@ class SiteHost:
     def _check_course(self, site: Site, call: Call, declared: Operation, asked: str) -> None:
         """What came must be a step of the method's own course, whatever else the coordinator would like to know."""
         ledger, put_back = self.sites.ledgers[call.site], call.site in self.sites.put_back
-        answered, rounds = AnsweredCalls(site.folder / ANSWERED), self.spec.method.rounds
-        check_once(call, declared, ledger, answered, asked=asked, rounds=rounds, put_back=put_back)
+        answered, scored = AnsweredCalls(site.folder / ANSWERED), ScoredWeights(site.folder / SCORED)
+        check_once(call, declared, ledger, answered, asked=asked, course=self.course, put_back=put_back)
         check_order(call, declared, ledger)
         if declared.begins_round:
-            ScoredWeights(site.folder / SCORED).check(call)
+            scored.check(call)
+        if self._has_beginnings and (declared.begins_round or SCORES in declared.releases):
+            scored.check_left_out(call, self.course)
+        if declared.begins_round:
+            scored.begin(call)
 
     def _refuse_while_stopped(self) -> None:
         """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
@@ -267,7 +275,7 @@ class SiteHost:
         if policy.deployed:
             check_drawn_patients(policy, turn)
             put_back = call.site in self.sites.put_back
-            check_scores(call, parcels, self.sites.gates[call.site].ledger, self.spec.method.rounds, put_back=put_back)
+            check_scores(call, parcels, self.sites.gates[call.site].ledger, self.course, put_back=put_back)
         leaving = self.sites.gates[call.site].release(
             parcels,
             round=call.round,

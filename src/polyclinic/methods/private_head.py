@@ -25,7 +25,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Method, Own
-from polyclinic.methods.shared.public_basis import public_basis
+from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
 from polyclinic.training import private
@@ -124,7 +124,14 @@ class PrivateHead(Method):
     def take_basis(self, site: Site, statistics: Weights) -> None:
         if not all(bool(tensor.isfinite().all()) for tensor in statistics.values()):
             raise ParcelRejected("the basis that came is not finite; it must be the one of public phantoms")
+        if site.secret and not is_same_basis(statistics, self._basis(site)):  # a deployed site computes it itself
+            raise ParcelRejected("the basis that came is not the one of the study's public phantoms")
         site.state.put(BASIS, statistics)
+
+    def _basis(self, site: Site) -> dict[str, Tensor]:
+        """The basis that the study's phantoms have, as everybody can compute it."""
+        encoder = _encoded(site.trainer.model).features.encoder(site.trainer.device)
+        return public_basis(encoder, self.numbers, whitening=self.whitening, each=self.phantoms)
 
     @operation("gradients")
     def give_gradient(self, site: Site, statistics: Weights) -> Parcel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -65,6 +66,8 @@ class Assembly:
     open_data: Callable[[str], SiteData] | None = None
     #: the coordinator's keys in a deployed run
     keys: KeyRing | None = None
+    #: where a deployed site keeps files of weights that its people trust
+    trusted_weights: Path | None = None
 
     @cached_property
     def target(self) -> Target:
@@ -135,6 +138,8 @@ class Assembly:
         file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments)
         if file is None:
             return None
+        if model.weights_sha256 not in (None, file.sha256):
+            raise BadInput(f"model.weights_sha256: '{file.path}' has another SHA-256; name the file that is meant")
         if noted.exists() and json.loads(noted.read_text(encoding="utf-8"))["sha256"] != file.sha256:
             raise BadInput(
                 f"model.weights: '{file.path}' is not the file that {self.folder} was begun with; bring that one "
@@ -154,11 +159,25 @@ class Assembly:
         return {name: tensor.clone() for name, tensor in weights.items()}
 
     def first_weights(self, site: str) -> dict[str, Tensor] | None:
-        """The weights that a site's network begins with; None where a file gives them, which a deployed site lacks."""
+        """The weights that a site's network begins with; None where a file gives them that a deployed site lacks."""
         backbone = self.backbones.get(site)
         if backbone is None and self.study.model.weights != RANDOM:
-            return None
+            file = self.weights_file or self.known_weights()
+            return file.fitted(self._drawn(None), self.study.model.backbone).weights if file else None
         return self.initial_weights(backbone)
+
+    def known_weights(self) -> WeightsFile | None:
+        """The public weights that a study begins with, or the file of its SHA-256 among those that a deployed site's
+        people trust; None where the site has none of these."""
+        model = self.study.model
+        size = model.input_size or self.prepared.info["size"]
+        path = trusted_file(self.trusted_weights, model.weights_sha256)
+        weights = model.weights if model.weights == PUBLIC else None if path is None else str(path)
+        try:
+            found = weights and find_weights(weights, model.backbone, size=size, arguments=model.arguments)
+        except BadInput:  # not installed here, or of another network
+            return None
+        return found or None
 
     def note_weights(self) -> str | None:
         """Write into the run folder which file the weights are from, and what the network took over.
@@ -364,3 +383,10 @@ def fix_order_of_sums() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
+
+
+def trusted_file(folder: Path | None, sha256: str | None) -> Path | None:
+    """The file of this SHA-256 in a folder, if there is one."""
+    files = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
+    found = [file for file in files if sha256 and hashlib.sha256(file.read_bytes()).hexdigest() == sha256]
+    return found[0] if found else None

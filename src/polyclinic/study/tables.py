@@ -70,6 +70,11 @@ class Model(Settings):
         "(.safetensors, or torch's .pt), relative to where polyclinic is started; what of it fits the network is taken "
         "over",
     )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the file of `weights`; `polyclinic deploy submit` writes it, for the sites to see",
+    )
     freeze: str | None = Field(
         None, description="the layer up to which the network is not trained and keeps its first weights"
     )
@@ -282,6 +287,8 @@ class Study(Settings):
                 del table[name]
         if self.model.weights == RANDOM:
             del tables["model"]["weights"]
+        if self.policy.shares == "equal":
+            del tables["policy"]["shares"]
         return tables
 
     def to_toml(self) -> str:

@@ -21,6 +21,9 @@ LEAST = 0.1
 #: a step of a site's own training counts as no longer than this: a study's learning rate must not make room for weights
 #: that no training leads to
 LONGEST_STEP = 0.08
+#: a layer may move as if the site's training moved it by this share of how far it moved the layer that moved farthest:
+#: which layers move in a round differs from one to the next
+OTHER_LAYERS = 0.25
 
 
 def layers(weights: Weights) -> dict[str, Tensor]:
@@ -58,8 +61,10 @@ def movement(weights: Weights, reference: Weights) -> dict[str, float]:
 def moved(found: Mapping[str, float], own: Mapping[str, float], limits: Incoming, how: str = "") -> Iterator[Figure]:
     """The movement of each layer and what is allowed, by `own` movement in the site's training so far. `how` says what
     moves it, where that is not the weights themselves."""
+    least = OTHER_LAYERS * max(own.values(), default=0.0)
     for layer, value in found.items():
-        yield Figure("moved", layer + how, value, max(limits.moved, limits.times_own * own.get(layer, 0.0)))
+        room = limits.times_own * max(own.get(layer, 0.0), least)
+        yield Figure("moved", layer + how, value, max(limits.moved, room))
 
 
 def counted(found: Mapping[str, float], steps: int) -> dict[str, float]:

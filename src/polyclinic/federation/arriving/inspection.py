@@ -37,8 +37,8 @@ SCORED = ("metrics", "keys")
 KEPT = "keep_model"
 #: fewest images that weights are tried on
 FEWEST_IMAGES = 4
-#: own training whose loss is more times the largest so far is no training
-EXPLODED = 2.0
+#: own training whose loss is so many times the largest so far has exploded
+EXPLODED = 10.0
 
 
 def one_pass(site: Site) -> int:
@@ -88,17 +88,20 @@ class Inspection:
         self._note_own(site, history, trained, steps)
 
     def _note_own(self, site: Site, history: History, trained: Weights, steps: int) -> None:
-        """Remember what the site's own training did, unless its loss exploded: such steps are no measure of honest
-        ones, and whoever wants room for other weights could choose them."""
+        """Remember what the site's own training did. Where its loss exploded, all of it counts as one step: it is no
+        measure of honest training, and whoever wants room for other weights could choose such a learning rate."""
         trained, last = _on(site.trainer.device, trained), history.last()
         if not _fits(trained, site.trainer) or not last:
             return
         tried = self.trials.try_weights(site, site.trainer, {**self._known(site, history), **trained})
         before = history.most("loss").get("mean", math.inf)
-        if not tried.loss <= EXPLODED * before:  # NaN has exploded, too
-            return
-        history.take_own(tried.found)
-        moved = course.counted(course.movement(trained, last), steps)
+        exploded = not tried.loss <= EXPLODED * before  # as NaN has, too
+        if not exploded:
+            history.take_own(tried.found)
+        found = {
+            layer: value if math.isfinite(value) else 0.0 for layer, value in course.movement(trained, last).items()
+        }
+        moved = course.counted(found, 1 if exploded else steps)
         history.take_most("own", {layer: value / self._lr(site) for layer, value in moved.items()})
 
     def _own(self, site: Site, history: History) -> dict[str, float]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.budget import SCORES
@@ -22,7 +23,41 @@ from polyclinic.federation.operation import Operation
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import MethodLike
     from polyclinic.federation.site import Site
+
+
+#: calls, over a whole run, that may be answered though the same operation was answered in the same round: after
+#: interruptions
+ALL_REPEATS = 12
+#: rounds, beside those for which a site is not chosen, that may be left out after scores
+LEFT_OUT = 3
+#: the operation that scores a model
+EVALUATE = "evaluate"
+
+
+class Course(NamedTuple):
+    """What of a study says how often a site is asked."""
+
+    rounds: int
+    #: the share of the sites that take part in a round
+    fraction: float = 1.0
+    #: whether the run may be over before its last round (`method.patience`)
+    ends_early: bool = False
+
+    def may_end_in(self, round: int) -> bool:
+        return round == self.rounds or self.ends_early
+
+    @property
+    def left_out(self) -> int:
+        """Rounds that may be left out after scores."""
+        return LEFT_OUT + math.ceil(1.5 * (1 - self.fraction) * self.rounds)
+
+
+def course_of(method: MethodLike) -> Course:
+    """The course of a method's run."""
+    patience = getattr(method, "patience", None)
+    return Course(method.rounds, getattr(method, "fraction", 1.0), ends_early=patience is not None)
 
 
 def check_round(call: Call, rounds: int) -> None:
@@ -45,19 +80,23 @@ def check_once(
     answered: AnsweredCalls,
     *,
     asked: str,
-    rounds: int,
+    course: Course,
     put_back: bool = False,
 ) -> None:
     """GateRefused, before the work, if an operation that a method asks once a round has released something in this one.
 
     Scores have a rule of their own. In a run that was put back, a call that was answered is answered again, the same;
-    other calls are answered REPEATS times more. `asked` is the call's digest.
+    other calls are answered REPEATS times more, and ALL_REPEATS times in the whole run. `asked` is the call's digest.
     """
     if declared.repeats or (put_back and answered.has(call, asked)):
         return
+    if put_back and answered.times(call) and answered.repeated() >= ALL_REPEATS:
+        raise GateRefused(f"the run was put back too often: {ALL_REPEATS} calls were answered once more with others")
+    if course.ends_early and not put_back and answered.ended_before(call.round):
+        raise GateRefused(f"the run was over before round {call.round}: its finished model was scored")
     most = 1 + (REPEATS if put_back else 0)
     if set(declared.releases) <= {SCORES, "keys"}:
-        most += call.round == rounds  # after the last round the test images are scored, too
+        most += course.may_end_in(call.round)  # after the last round the test images are scored, too
         if SCORES in declared.releases and put_back and answered.times(call) >= most:
             raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")
     elif ledger.times(call.round, call.operation, call.to) >= most:
@@ -82,6 +121,15 @@ class AnsweredCalls:
     def times(self, call: Call) -> int:
         """How many different calls of this operation were answered in this round."""
         return len(self._known().get(_key(call), []))
+
+    def repeated(self) -> int:
+        """How many calls were answered of which the same operation had been answered in the same round before."""
+        return sum(len(digests) - 1 for digests in self._known().values())
+
+    def ended_before(self, round: int) -> bool:
+        """Whether a model was scored twice in an earlier round, as happens when a run is over."""
+        found = ((key.split()[:2], len(digests)) for key, digests in self._known().items())
+        return any(name == EVALUATE and int(number) < round and times > 1 for (number, name), times in found)
 
     def note(self, call: Call, asked: str) -> None:
         """The site answers this call; on disk when this returns."""
@@ -120,16 +168,38 @@ class ScoredWeights:
                 f"round {call.round - 1}"
             )
 
+    def begin(self, call: Call) -> None:
+        """A round begins at the site; on disk when this returns."""
+        known = self._known()
+        if str(call.round) not in known.setdefault(BEGUN, []):
+            known[BEGUN].append(str(call.round))
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+
+    def check_left_out(self, call: Call, course: Course) -> None:
+        """GateRefused where too many rounds were left out after scores: nobody compares what is scored then with what
+        is trained next."""
+        known = self._known()
+        begun = {int(number) for number in known.pop(BEGUN, [])} | {call.round}
+        left_out = [number for number in map(int, known) if number + 1 < call.round and number + 1 not in begun]
+        if len(left_out) > course.left_out:
+            raise GateRefused(
+                f"the rounds after {len(left_out)} scored ones were left out, and {course.left_out} may be"
+            )
+
     def _known(self) -> dict[str, list[str]]:
         return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
 
 
+#: in the file of scored weights: the rounds that began at the site
+BEGUN = "begun"
 #: times more that an operation may release scores of a round that was begun again after an interruption: another site
 #: may be missing then, and the model another one
 REPEATS = 2
 
 
-def check_scores(call: Call, parcels: Sequence[Parcel], ledger: Ledger, rounds: int, *, put_back: bool = False) -> None:
+def check_scores(
+    call: Call, parcels: Sequence[Parcel], ledger: Ledger, course: Course, *, put_back: bool = False
+) -> None:
     """GateRefused if an operation has released its scores of this round already.
 
     After the last round the test images are scored, too. What repeats a line on record, after a run was interrupted,
@@ -141,6 +211,6 @@ def check_scores(call: Call, parcels: Sequence[Parcel], ledger: Ledger, rounds: 
         return
     lines = verify(ledger.path)
     before = sum((line["round"], line["operation"], line["kind"]) == (*address, SCORES) for line in lines)
-    allowed = (2 if call.round == rounds else 1) + (REPEATS if put_back else 0)
+    allowed = (2 if course.may_end_in(call.round) else 1) + (REPEATS if put_back else 0)
     if before + len(new) > allowed:
         raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ PHANTOMS = ("hand-phantom", "chest-phantom", "fundus-phantom", "brain-phantom")
 SIZE = 64
 #: a share of the largest variance that is added to all, so that directions of next to none are not blown up
 FLOOR = 0.01
+#: how much of a basis may be outside of another one, and how far a direction may be stretched, to be the same one
+NEAR, STRETCH = 0.1, 1.25
 
 
 def public_basis(encoder: Encoder, numbers: int, *, whitening: float, each: int) -> dict[str, Tensor]:
@@ -51,6 +54,23 @@ def basis_of(features: Tensor, numbers: int, whitening: float) -> dict[str, Tens
     lengths = (scaled @ matrix).norm(dim=1)
     matrix = matrix / deviation[:, None] / lengths.median()
     return {"mean": mean.float(), "matrix": matrix.float()}
+
+
+def is_same_basis(came: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """Whether a basis that came is the one that was computed here, up to a rotation: machines round differently, and
+    so turn directions of nearly the same variance. Clipping and noise are the same for any rotation."""
+    if not {"mean", "matrix"} <= came.keys() or came["mean"].shape != own["mean"].shape or came["matrix"].dim() != 2:
+        return False
+    matrix, known = came["matrix"].double(), own["matrix"].double()
+    width, most = known.shape[1], max(1, known.shape[1] // 50)
+    if matrix.shape[0] != known.shape[0] or abs(matrix.shape[1] - width) > most:
+        return False
+    turn = torch.linalg.pinv(known) @ matrix
+    stretch = torch.linalg.svdvals(turn)
+    left = (matrix - known @ turn).norm() / matrix.norm().clamp(min=1e-30)
+    apart = (came["mean"].double() - own["mean"].double()).norm() / own["mean"].double().norm()
+    kept = stretch[: min(matrix.shape[1], width) - (matrix.shape[1] != width)]
+    return bool(left < NEAR and apart < NEAR and stretch.max() < STRETCH and kept.min() > 1 / STRETCH)
 
 
 def pictures(name: str, count: int, size: int = SIZE) -> np.ndarray:
