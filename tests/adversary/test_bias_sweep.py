@@ -76,12 +76,15 @@ def test_a_round_that_is_asked_again_with_other_weights_has_other_shares(kit):
     assert (answers[0] - answers[1]).norm() > 1e-2 * answers[0].norm()
 
 
-def test_a_unit_that_answers_to_one_or_two_images_of_a_batch_is_held_back():
-    layer = torch.nn.Linear(3, 2)
+def test_a_unit_that_answers_to_few_images_of_a_batch_is_held_back():
+    layer = torch.nn.Linear(3, 4)
     images = torch.rand(8, 3, generator=torch.Generator().manual_seed(0))
-    answers = torch.zeros(8, 2)
-    answers[:2, 0], answers[:3, 1] = 1, 1  # the first unit has a gradient of two images, the second of three
+    answers = torch.zeros(8, 4)
+    answers[:2, 0] = 1  # of two images
+    answers[:3, 1] = 1  # of three
+    answers[:5, 2] = torch.tensor([1.0, 0.1, 0.1, 0.1, 0.1])  # of one above all
+    answers[:, 3] = torch.tensor([1.0, *[0.01] * 7])  # the same, but all have a gradient
     with hold_rows_of_few(layer):
         (layer(images) * answers).sum().backward()
-    assert layer.weight.grad[0].abs().max() == 0
-    torch.testing.assert_close(layer.weight.grad[1], images[:3].sum(0))
+    assert layer.weight.grad[[0, 2]].abs().max() == 0
+    torch.testing.assert_close(layer.weight.grad[[1, 3]], answers.T[[1, 3]] @ images)

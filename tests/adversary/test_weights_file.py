@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from attacked_site import SITE, ask
+from attacked_site import SITE, ask, study
 
 from polyclinic.cli.deploy import with_digest_of_weights
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, Approvals, NotApproved
@@ -69,5 +69,4 @@ def test_the_person_who_approves_reads_which_file_it_is(kit, file):
 
 def test_a_study_that_is_sent_names_the_file_by_its_digest(kit, file):
     place, sha256 = file
-    study = parse_study({"model": {"backbone": "lenet5", "weights": str(place)}})
-    assert with_digest_of_weights(study).model.weights_sha256 == sha256
+    assert with_digest_of_weights(study(model=tables(place, None))).model.weights_sha256 == sha256

@@ -2,8 +2,8 @@
 
 A coordinator that moves a threshold by a small step each round subtracts two gradients, and what is left is the image
 that the threshold has passed. With shares from a secret of the site nothing cancels. The shares are those of the
-Bayesian bootstrap (Rubin 1981): exponential numbers over their sum. A unit that answers to one or two images of a batch
-has their gradient for itself, whatever their shares: it is held back.
+Bayesian bootstrap (Rubin 1981): exponential numbers over their sum. A unit that answers to few images of a batch, or to
+one above all, has their gradient for itself, whatever their shares: it is held back.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-#: a unit of a dense layer learns from a batch if more images than this have a gradient in it
-FEW = 2
-#: but in a small batch this part of the images is enough to be held back
-SMALL = 4
+#: a unit of a dense layer learns from a batch if more images than this have a gradient in it; in a small batch, more
+#: than this part of it
+FEW, PART = 3, 4
+#: and if no image has more than this share of the gradient. A unit in which all images have one, as those of the last
+#: layer, learns all the same: late in training few images are left to learn from
+MOST = 0.6
 
 
 def draw_shares(count: int, rng: torch.Generator) -> Tensor:
@@ -27,7 +29,7 @@ def draw_shares(count: int, rng: torch.Generator) -> Tensor:
 
 @contextlib.contextmanager
 def hold_rows_of_few(model: nn.Module) -> Iterator[None]:
-    """A while in which no unit of a dense layer learns from one or two images of a batch alone."""
+    """A while in which no unit of a dense layer learns from few images of a batch alone."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     hooks = [layer.register_forward_hook(_hold_when_it_learns) for layer in layers]
     try:
@@ -44,5 +46,7 @@ def _hold_when_it_learns(layer: nn.Module, inputs: tuple[Tensor, ...], output: T
 
 def _held(gradient: Tensor) -> Tensor:
     """The gradient [N, U] of a layer's output without the units in which only a few images have one."""
-    few = min(FEW, len(gradient) // SMALL)
-    return gradient * ((gradient != 0).sum(0) > few)
+    size = gradient.abs()
+    images = (size > 0).sum(0)
+    alone = (size.amax(0) > MOST * size.sum(0)) & (images < len(gradient))
+    return gradient * ((images > min(FEW, len(gradient) // PART)) & ~alone)
