@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from polyclinic.federation.arriving import course
+from polyclinic.federation.arriving.history import History
 from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.state import SiteState
 
 REFERENCE = {
     "fc.weight": torch.tensor([[3.0, 0.0], [0.0, 4.0]]),
@@ -51,3 +53,13 @@ def test_a_step_along_gradients(by_sign, moved):
 
 def test_a_step_counts_as_no_longer_than_the_longest_one():
     assert course.counted({"fc": 100.0, "conv": 0.01}, steps=3) == {"fc": 3 * course.LONGEST_STEP, "conv": 0.01}
+
+
+def test_own_movement_falls_with_the_learning_rate_and_does_not_grow_with_it():
+    history = History(SiteState())
+    history.take_movement({"fc": 0.4}, lr=0.1)
+    assert history.own(0.1) == {"fc": 0.4}
+    assert history.own(0.01) == pytest.approx({"fc": 0.04})
+    assert history.own(10.0) == {"fc": 0.4}
+    history.take_movement({"fc": 0.05}, lr=0.01)  # more than is left of the earlier one at this rate
+    assert history.own(0.01) == {"fc": 0.05}

@@ -48,6 +48,20 @@ class History:
         if found and len(next(iter(found.values())).alive) >= units.ENOUGH_IMAGES:
             self.take_most("graded", {f.where: f.value for f in units.graded(found, {}, Incoming())})
 
+    def own(self, lr: float) -> dict[str, float]:
+        """How far the site's own training moved the rows of each layer, in proportion to the learning rate if that was
+        larger than `lr`. It does not grow with the rate: a rate of next to nothing would make anything of rounding."""
+        rates = self.most("rate")
+        return {layer: value * min(1.0, lr / rates[layer]) for layer, value in self.most("own").items()}
+
+    def take_movement(self, moved: Mapping[str, float], lr: float) -> None:
+        """Remember how far the site's own training moved rows at a learning rate, where that is farther than before."""
+        before = self.own(lr)
+        for layer, value in moved.items():
+            if value > before.get(layer, 0.0):
+                self.state[f"{GROUP}/own/{layer}"] = torch.tensor(value, dtype=torch.float64)
+                self.state[f"{GROUP}/rate/{layer}"] = torch.tensor(lr, dtype=torch.float64)
+
     def most(self, kind: str) -> dict[str, float]:
         """The largest figures of a kind so far, by name."""
         return {name: float(value) for name, value in self.state.group(f"{GROUP}/{kind}").items()}
@@ -59,9 +73,9 @@ class History:
             if value > before.get(name, 0.0):
                 self.state[f"{GROUP}/{kind}/{name}"] = torch.tensor(value, dtype=torch.float64)
 
-    def has_passed(self, digest: str) -> bool:
-        """Whether these very weights have been inspected before."""
-        return f"{GROUP}/passed/{digest}" in self.state
+    def has_passed(self, digest: str, *, has_course: bool) -> bool:
+        """Whether these very weights have been inspected before, as thoroughly."""
+        return any(f"{GROUP}/{one}/{digest}" in self.state for one in ("passed", "seen")[: 1 if has_course else 2])
 
-    def take_passed(self, digest: str) -> None:
-        self.state[f"{GROUP}/passed/{digest}"] = torch.ones((), dtype=torch.bool)
+    def take_passed(self, digest: str, *, has_course: bool) -> None:
+        self.state[f"{GROUP}/{'passed' if has_course else 'seen'}/{digest}"] = torch.ones((), dtype=torch.bool)

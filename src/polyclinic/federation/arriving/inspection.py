@@ -102,12 +102,11 @@ class Inspection:
             layer: value if math.isfinite(value) else 0.0 for layer, value in course.movement(trained, last).items()
         }
         moved = course.counted(found, 1 if exploded else steps)
-        history.take_most("own", {layer: value / self._lr(site) for layer, value in moved.items()})
+        history.take_movement(moved, self._lr(site))
 
     def _own(self, site: Site, history: History) -> dict[str, float]:
         """How far the site's training moves the rows of each layer, at the learning rate of this round or the last."""
-        lr = max(self._lr(site), self._lr(site, site.round - 1))
-        return {layer: value * lr for layer, value in history.most("own").items()}
+        return history.own(max(self._lr(site), self._lr(site, site.round - 1)))
 
     def _lr(self, site: Site, round: int | None = None) -> float:
         return max(site.trainer.optimizer.lr_in(site.round if round is None else round), 1e-30)
@@ -117,16 +116,16 @@ class Inspection:
 
     def _inspect(self, site: Site, parcel: Parcel, declared: Operation | None, *, sealed: bool) -> None:
         history = History(site.state)
-        if parcel.kind == "weights" and history.has_passed(parcel.digest):
+        has_course = self.has_course and not sealed and not _only_encodes(declared)
+        if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
             return
         tensors = _on(site.trainer.device, parcel.tensors)
         refuse(open_figures(parcel.kind, tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
         elif sealed or not _only_scored(declared):
-            has_course = self.has_course and not sealed and not _only_encodes(declared)
             self._inspect_weights(site, tensors, history, has_course=has_course)
-            history.take_passed(parcel.digest)
+            history.take_passed(parcel.digest, has_course=has_course)
 
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
         """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
