@@ -98,8 +98,8 @@ class Classification(Task):
         shapes = {"confusion": (classes, classes), "histograms": (classes, 2, BINS), "loss": (), "count": ()}
         if {name: tuple(value.shape) for name, value in sums.items()} != shapes:
             raise ValueError(f"the sums are not {', '.join(shapes)} of {classes} classes")
-        if sums["confusion"].is_floating_point() or sums["histograms"].is_floating_point():
-            raise ValueError("the confusion matrix and the histograms must be whole numbers")
+        if sums["confusion"].is_floating_point():  # histograms may be: `coarse` spreads a cell over its bins
+            raise ValueError("the confusion matrix must be whole numbers")
         if int(sums["confusion"].sum()) != int(sums["count"]):
             raise ValueError("the confusion matrix is of another number of images than 'count'")
 
