@@ -87,6 +87,18 @@ def test_what_coarse_scores_cost(images, sites, auc, accuracy):
     assert mean[1] < accuracy
 
 
+def test_what_a_deployed_site_tells_passes_the_check_of_who_receives_it():
+    """A liar's sums are refused, and an honest site's must not be, coarse as they are."""
+    labels = torch.tensor([0, 1] * 50)
+    logits = torch.randn(100, 2, generator=torch_rng("check")).double()
+    task = Classification()
+    exact = task.sums(task.observe(logits, labels, TWO), labels, None, TWO)
+    for sums in (exact, task.coarse(exact, 10, TWO), task.coarse(exact, 1000, TWO)):
+        task.check_sums(sums, TWO)
+    with pytest.raises(ValueError, match="confusion matrix must be whole"):
+        task.check_sums(exact | {"confusion": exact["confusion"] + 0.5}, TWO)
+
+
 def test_too_few_images_of_every_class_tell_nothing():
     labels = torch.tensor([0, 1] * 4)
     task = Classification()
