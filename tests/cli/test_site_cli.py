@@ -1,49 +1,24 @@
 """`polyclinic site`, as a person at a hospital types it."""
 
-import json
-
 import numpy as np
 import pytest
+from kit_of_north import came, make_kit
 from PIL import Image
 
-from polyclinic import __version__
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
-from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.suspension import Suspensions
 from polyclinic.files import lock
 from polyclinic.privacy.epsilon import compute_epsilon
-from polyclinic.study import Study
 
 
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
     """The kit of site 'north', and one's own folder is the kit."""
-    folder = tmp_path / "kit"
-    for name in ("startup", "local"):
-        (folder / name).mkdir(parents=True)
-    (folder / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
-    (folder / "local" / "policy.toml").write_text('kinds = ["weights", "metrics"]\nmax_bytes = 1_000_000\n')
-    (folder / "local" / "site.toml").write_text('[datasets.scans]\nsource = "folder"\npath = "../../scans"\n')
-    (tmp_path / "server").mkdir()
-    pin_keys({"north": folder / "local"}, tmp_path / "server")
+    folder = make_kit(tmp_path)
     monkeypatch.chdir(folder)
     return folder
-
-
-def came(kit, run="first", **changes):
-    """A study comes to the site."""
-    tables = {
-        "data": {"source": "at-sites", "dataset": "scans", "size": 16, "classes": ["clear", "ill"]},
-        "sites": {"partition": "column", "names": ["north", "south"]},
-        "model": {"backbone": "lenet5"},
-        "optimizer": {"batch_size": 10},
-        "method": {"name": "fedavg", "rounds": 3},
-    }
-    study = Study(**{**tables, **changes})
-    Approvals(kit, "north").request(run, study, __version__)
-    return study
 
 
 def site(capsys, *arguments, code=0):

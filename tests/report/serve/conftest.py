@@ -6,10 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fastapi")
-pytest.importorskip("httpx")
-
 from served import Served, write_run
 
 from polyclinic.report.serve.guard import Access

@@ -63,6 +63,7 @@ def test_a_study_of_the_folder_is_started_and_stopped(served):
         "--quiet",
     ]
     assert served.get("/api/overview").json()["jobs"][0]["state"] == "at work"
+    assert served.get("/api/run", name="runs/study").json()["starting"] is True
     assert served.post("/api/stop", name="runs/study").status_code == 200
     wait_for(lambda: state(served, "runs/study") == "stopped")
     assert served.post("/api/stop", name="runs/study").status_code == 400

@@ -81,7 +81,7 @@ def folder_app(folder: Path, access: Access, jobs: Jobs) -> App:
 
 def bare_app(page: str) -> FastAPI:
     """An application that has its page and says what went wrong in one sentence."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=JSONResponse)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(BadInput, _say(400))
     app.add_exception_handler(places.Outside, _say(404))
     app.add_exception_handler(WorkFailed, _say(409))
@@ -134,9 +134,14 @@ class FolderView:
         )
 
     def run(self, name: Name) -> Any:
-        """Everything about one run."""
-        run = self._run(name)
+        """Everything about one run; `starting` where it was started a moment ago and has written nothing yet."""
         jobs = [job for job in self.jobs.facts() if job["name"] == name]
+        try:
+            run = self._run(name)
+        except places.Outside:
+            if not any(job["kind"] == "run" for job in jobs):
+                raise
+            return {"name": name, "starting": True, "jobs": jobs}
         detail = {"name": name, **RunFiles(run).detail(), "jobs": jobs, "files": self._files(run)}
         return plain(detail)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import uvicorn
@@ -64,8 +63,13 @@ def is_wildcard(host: str) -> bool:
     return host in ("0.0.0.0", "::", "")
 
 
-def serve(app: App, listening: Listening, ready: Callable[[], None] = lambda: None) -> None:
+def serve(app: App, listening: Listening) -> None:
     """Answer until Ctrl-C, or until the process is asked to end."""
+    make(app).run(sockets=[listening.socket])
+
+
+def make(app: App) -> uvicorn.Server:
+    """A server that says nothing about itself, trusts no header of a proxy, and speaks plain HTTP only."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -79,5 +83,4 @@ def serve(app: App, listening: Listening, ready: Callable[[], None] = lambda: No
         timeout_keep_alive=10,
         timeout_graceful_shutdown=3,
     )
-    ready()
-    uvicorn.Server(config).run(sockets=[listening.socket])
+    return uvicorn.Server(config)

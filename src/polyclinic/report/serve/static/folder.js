@@ -145,7 +145,7 @@ function stopButton(name) {
 function runPage(run, name) {
   heading(name);
   const job = (run.jobs || []).find((one) => one.kind === "run");
-  if (run.starting) return [make("h2", {}, "Starting"), make("p", {}, run.words), job ? stopButton(name) : null];
+  if (run.starting) return startingPage(name, job);
   return [
     make("h2", {}, "Where it stands"), standing(run, job), ...warnings(run),
     make("h2", {}, "How good the model is"), ...curves(run),
@@ -159,12 +159,9 @@ function runPage(run, name) {
 }
 
 /** A run that was started a moment ago has no files yet. */
-async function starting(name, error) {
-  const job = (await get("/api/overview")).jobs.find((one) => one.kind === "run" && one.name === name);
-  if (!job) throw error;
-  const words = job.state === "failed" ? `It failed: ${job.words}` : job.state === "stopped" ? "It was stopped before its first round." :
-    "The images are being prepared.";
-  return { starting: true, words, jobs: job.state === "at work" ? [job] : [] };
+function startingPage(name, job) {
+  const words = { failed: `It failed: ${job.words}`, stopped: "It was stopped before its first round.", stopping: "It is being stopped." };
+  return [make("h2", {}, "Starting"), make("p", {}, words[job.state] || "The images are being prepared."), job.state === "at work" ? stopButton(name) : null];
 }
 
 function standing(run, job) {
@@ -303,7 +300,7 @@ function comparePage(found) {
 
 const PAGES = {
   "": [() => get("/api/overview"), overviewPage],
-  run: [(name) => get("/api/run", { name }).catch((error) => starting(name, error)), runPage],
+  run: [(name) => get("/api/run", { name }), runPage],
   comparison: [(name) => get("/api/comparison", { name }), comparisonPage],
   compare: [(text) => get("/api/compare", { name: text.split("\n").filter(Boolean) }), comparePage],
 };

@@ -59,7 +59,7 @@ function asked(study) {
 
 function sentences(run) {
   const parts = [];
-  for (const line of opened.get(run) || []) {
+  for (const line of (opened.get(run) || []).slice(1)) { // the first one says where it stands, as the card does
     if (!line) continue;
     if (!line.startsWith("- ")) parts.push(make("p", {}, line));
     else {
