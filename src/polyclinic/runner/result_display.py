@@ -1,0 +1,131 @@
+"""A result as a notebook shows it: its history as a table, its curves as a picture, its figures as a small page."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyclinic.json_types import JsonMapping, JsonObject
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, which most colour-blind people can tell apart
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+DASHES = ("-", "--", ":", "-.")
+
+
+def history_rows(file: Path) -> list[JsonObject]:
+    """A flat row for each round: `validation_auc` is of all sites together, `validation_auc/site-1` of one."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [_row(json.loads(line)) for line in text.splitlines() if line]
+
+
+def _row(line: JsonMapping) -> JsonObject:
+    row = {name: line[name] for name in ("round", "seconds", "total_bytes")}
+    scores = line["validation"] or {}
+    row |= {f"validation_{name}": value for name, value in scores.get("pooled", {}).items()}
+    for site, found in scores.get("per_site", {}).items():
+        row |= {f"validation_{name}/{site}": value for name, value in found.items()}
+    return {**row, "failed": ", ".join(sorted(line["failed"]))}
+
+
+def as_frame(rows: list[JsonObject]) -> Any:
+    """The rows as a pandas DataFrame; as they are where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)
+
+
+# --- the picture --------------------------------------------------------------------------------------
+
+
+def draw(values: JsonMapping, rows: list[JsonObject], metric: str, unit: str = "") -> Figure:
+    """Two panels: the metric on validation images by round, and that of the released model on test images by site."""
+    from matplotlib.figure import Figure
+
+    curves = any(f"validation_{metric}" in row for row in rows)
+    figure = Figure(figsize=(11 if curves else 5.5, 4), layout="constrained")
+    panels = figure.subplots(1, 2 if curves else 1, squeeze=False)[0]
+    label = f"{metric} ({unit})" if unit else metric
+    if curves:
+        _draw_curves(panels[0], rows, metric, label)
+    _draw_sites(panels[-1], values, metric, label)
+    figure.suptitle(f"{values['method']}, seed {values['seed']}, {values['rounds']} rounds")
+    return figure
+
+
+def _draw_curves(axes: Axes, rows: list[JsonObject], metric: str, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    name = f"validation_{metric}"
+    columns = [name, *dict.fromkeys(key for row in rows for key in row if key.startswith(f"{name}/"))]
+    for place, column in enumerate(columns):
+        points = [(row["round"], row[column]) for row in rows if row.get(column) is not None]
+        site = column.partition("/")[2] or "all sites together"
+        colour, dashes = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+        rounds, values = zip(*points, strict=True)
+        axes.plot(rounds, values, marker="o", markersize=3, label=site, color=colour, linestyle=dashes)
+    axes.set(title="Validation images, by round", xlabel="round", ylabel=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize="small")
+
+
+def _draw_sites(axes: Axes, values: JsonMapping, metric: str, label: str) -> None:
+    images, whole, per_site = final_scores(values)
+    counts = values.get("data", {}).get("counts", {})
+    bars = {"all sites\ntogether": whole.get(metric), **{site: found.get(metric) for site, found in per_site.items()}}
+    known = {name: value for name, value in bars.items() if value is not None}
+    names = [f"{name}\n{counts[name][images]} images" if images in counts.get(name, {}) else name for name in known]
+    drawn = axes.bar(range(len(known)), list(known.values()), color=[COLOURS[0], *[COLOURS[5]] * (len(known) - 1)])
+    axes.bar_label(drawn, fmt="%.3g")
+    axes.set(title=f"The released model on {images} images", ylabel=label)
+    axes.set_xticks(range(len(known)), names, rotation=0 if len(known) < 6 else 90)
+
+
+def final_scores(values: JsonMapping) -> tuple[str, JsonMapping, JsonMapping]:
+    """Which images the released model was scored on; its metrics on all of them, and on those of each site."""
+    metrics = values["metrics"]
+    if scored := metrics.get("validation"):
+        return "validation", scored["pooled"], scored.get("per_site", {})
+    return "test", metrics["test"], metrics.get("per_site", {})
+
+
+# --- the page of a notebook ---------------------------------------------------------------------------
+
+
+def as_html(values: JsonMapping, folder: Path) -> str:
+    """What a notebook shows of a result. Names come from data and are escaped."""
+    images, whole, per_site = final_scores(values)
+    names = list(whole)
+    rows = [["all sites together", *_cells(whole, names)]]
+    rows += [[site, *_cells(found, names)] for site, found in per_site.items()]
+    size = values["communication"]["total_bytes"]
+    title = f"{values['method']}, seed {values['seed']}: the released model on {images} images"
+    facts = f"{values['rounds']} rounds; {size:,} bytes carried; {privacy_in_words(values)}; {folder}"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["", *names])
+    body = "".join(f"<tr>{_row_html(row)}</tr>" for row in rows)
+    return (
+        f"<div><b>{html.escape(title)}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f"<p>{html.escape(facts)}</p></div>"
+    )
+
+
+def _row_html(cells: Iterable[str]) -> str:
+    first, *rest = cells
+    return f"<th>{html.escape(first)}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in rest)
+
+
+def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
+    return [f"{metrics[name]:.3f}" if metrics.get(name) is not None else "" for name in names]
+
+
+def privacy_in_words(values: JsonMapping) -> str:
+    privacy = values.get("privacy")
+    return f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}" if privacy else "no differential privacy"
