@@ -1,0 +1,247 @@
+"""The dossier of a run: its figures lead to evidence, any change is found, and an old one is not lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polyclinic.errors import BadInput
+from polyclinic.report.dossier import writing
+from polyclinic.report.dossier.figures import Evidence, NoFigure, at_pointer, in_bytes, in_lines, pointer, shown
+from polyclinic.report.dossier.page import figures_on
+from polyclinic.report.dossier.verification import verify_dossier
+from polyclinic.report.dossier.writing import write_dossier
+
+HOSTILE = "<script>alert(1)</script>\u202e\n\"'|"
+
+
+@pytest.fixture(scope="module")
+def run_folder(tiny, undisturbed, tmp_path_factory):
+    """A finished run with an audit in which somebody chose hostile names."""
+    folder = tmp_path_factory.mktemp("runs") / "odd name; 'ü' & <b>"
+    shutil.copytree(undisturbed(tiny("fedavg")).folder, folder)
+    verdicts = {
+        "weights": {"left": 9, "leak": True, "words": "3 of 4 images come back", "not_tried": []},
+        HOSTILE: {"left": 1, "leak": None, "words": HOSTILE, "not_tried": []},
+        "a/b~c": {"left": 2, "leak": False, "words": "nothing found", "not_tried": []},
+    }
+    (folder / "audit.json").write_text(
+        json.dumps({"verdicts": verdicts, "threat_model": "labels known", "budget": "quick"})
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(run_folder, tmp_path_factory):
+    """A dossier that is not changed."""
+    return write_dossier(run_folder, tmp_path_factory.mktemp("dossiers") / "whole")
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_new_dossier_holds_and_says_what_it_must(whole, run_folder):
+    assert verify_dossier(whole.folder, whole.digest, run_folder) == []
+    page = (whole.folder / "index.html").read_text()
+    for words in ("It does not say that a law", "1. The model", "6. What an attacker could recover", "3 of 4 images"):
+        assert words in page
+    assert "<script" not in page
+    assert "\u202e" not in page
+    assert not re.search(r"\bcomplian|\bcertified\b|\bconform", page)
+    assert "# Model card" in (whole.folder / "model_card.md").read_text()
+    assert "No synthetic images" in (whole.folder / "data_sheet.md").read_text()
+    assert whole.files == len([path for path in whole.folder.rglob("*") if path.is_file()])
+
+
+def test_every_figure_leads_to_its_file_with_its_digest(whole, run_folder):
+    recorded = json.loads((whole.folder / "manifest.json").read_text())["sha256"]
+    figures = json.loads((whole.folder / "figures.json").read_text())
+    assert len(figures) > 40
+    assert all(recorded[one["file"]] == one["sha256"] for one in figures)
+    page = (whole.folder / "index.html").read_text()
+    on_page = list(figures_on(page))
+    assert [one.place for one in on_page] == [one["place"] for one in figures]
+    accuracy = json.loads((run_folder / "result.json").read_text())["metrics"]["test"]["accuracy"]
+    assert f"{accuracy:.4g}" in [one.text for one in on_page if one.place == "/metrics/test/accuracy"]
+    for target in re.findall(r'href="([^"#]+)"', page):
+        assert (whole.folder / target).is_file(), target
+
+
+def test_a_flipped_bit_in_any_file_is_found(copy):
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    assert len(files) >= 12
+    for path in files:
+        content = path.read_bytes()
+        for place in {0, len(content) // 2, len(content) - 1}:
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            problems = verify_dossier(copy)
+            assert problems, (path, place)
+            assert any(path.name.removesuffix(".sha256").removesuffix(".json") in text for text in problems), problems
+        path.write_bytes(content)
+    assert verify_dossier(copy) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["note.txt", ".hidden", "evidence/.hidden", "evidence/ledger/site-9.jsonl", "new/file"]
+)
+def test_an_added_file_is_found(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text("")
+    assert f"{name}: was added" in verify_dossier(copy)
+
+
+def test_added_folders_removed_and_renamed_files_are_found(copy):
+    (copy / ".empty").mkdir()
+    (copy / "model_card.md").rename(copy / "Model_card.md")
+    assert verify_dossier(copy) == [
+        "model_card.md: is gone",
+        "Model_card.md: was added",
+        ".empty: is a folder that was added",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["model_card.md", "evidence/result.json", "manifest.json", "manifest.sha256", "evidence"]
+)
+def test_a_link_in_the_place_of_a_file_is_found(copy, tmp_path, name):
+    """Even one to the very same content."""
+    (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+    assert verify_dossier(copy) == [f"{name}: is a link, or no file at all"]
+
+
+def test_a_pipe_is_found_and_not_read(copy):
+    os.mkfifo(copy / "pipe")
+    assert verify_dossier(copy) == ["pipe: is a link, or no file at all"]
+
+
+def test_a_dossier_that_was_made_anew_is_another_one(copy, whole, run_folder, tmp_path):
+    """Whoever writes all digests anew is found by the digest that was noted elsewhere."""
+    forged = tmp_path / "run"
+    shutil.copytree(run_folder, forged)
+    result = json.loads((forged / "result.json").read_text())
+    result["metrics"]["test"]["accuracy"] = 0.999
+    (forged / "result.json").write_text(json.dumps(result))
+    other = write_dossier(forged)
+    assert verify_dossier(other.folder) == []
+    [problem] = verify_dossier(other.folder, whole.digest)
+    assert "this is another dossier" in problem
+    assert any("result.json: is not the file" in text for text in verify_dossier(other.folder, run=run_folder))
+
+
+def test_a_figure_that_its_file_does_not_have_is_found(copy):
+    """Even where the manifest was written anew for the changed page."""
+    for name in ("index.html", "figures.json"):
+        file = copy / name
+        file.write_text(
+            file.read_text().replace(">fedavg<", ">fedavg, private<").replace('"fedavg"', '"fedavg, private"')
+        )
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["sha256"] |= {name: writing.digest_of_file(copy / name) for name in ("index.html", "figures.json")}
+    (copy / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    (copy / "manifest.sha256").write_text(writing.digest_of_file(copy / "manifest.json") + "\n")
+    [problem] = [text for text in verify_dossier(copy) if "/method" in text]
+    assert problem == "evidence/result.json, /method: has fedavg, and the page shows fedavg, private"
+
+
+def test_a_broken_ledger_is_found_even_under_a_new_manifest(run_folder, tmp_path):
+    forged = tmp_path / "run"
+    shutil.copytree(run_folder, forged)
+    ledger = sorted((forged / "ledger").iterdir())[0]
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:1] + lines[2:]))
+    problems = verify_dossier(write_dossier(forged).folder)
+    assert any("its chain does not hold" in text for text in problems)
+
+
+def test_an_old_dossier_is_replaced_whole_and_not_lost(run_folder, tmp_path, monkeypatch):
+    target = tmp_path / "dossier"
+    first = write_dossier(run_folder, target)
+    assert write_dossier(run_folder, target).digest == first.digest
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "page_of", fail)
+        with pytest.raises(BadInput, match="No space left"):
+            write_dossier(run_folder, target)
+    assert verify_dossier(target, first.digest) == []
+    rename = Path.rename
+
+    def fail_once(self, to):
+        if self.name.endswith(".partial"):
+            fail()
+        return rename(self, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail_once)
+        with pytest.raises(BadInput, match="No space left"):
+            write_dossier(run_folder, target)
+    assert verify_dossier(target, first.digest) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["dossier"]
+
+
+def test_a_dossier_of_a_killed_swap_comes_back(run_folder, tmp_path):
+    target = tmp_path / "dossier"
+    first = write_dossier(run_folder, target)
+    target.rename(tmp_path / ".dossier.old")
+    with pytest.raises(RuntimeError), writing.replaced_folder(target):
+        raise RuntimeError
+    assert verify_dossier(target, first.digest) == []
+
+
+def test_other_folders_and_unfinished_runs_are_left_alone(run_folder, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(BadInput, match="is no dossier; name another folder"):
+        write_dossier(run_folder, tmp_path / "mine")
+    with pytest.raises(BadInput, match=r"has no study\.toml"):
+        write_dossier(tmp_path / "mine")
+    with pytest.raises(BadInput, match="is no dossier"):
+        verify_dossier(tmp_path / "mine")
+    with pytest.raises(BadInput, match="cannot be written"):
+        write_dossier(run_folder, tmp_path / "mine" / "thesis.txt" / "below")
+
+
+def test_evidence_is_whole_or_refused(run_folder, tmp_path):
+    broken = tmp_path / "run"
+    shutil.copytree(run_folder, broken)
+    (broken / "audit.json").write_text("{")
+    with pytest.raises(BadInput, match=r"audit\.json: is damaged"):
+        write_dossier(broken)
+    (broken / "audit.json").unlink()
+    (broken / "audit.json").symlink_to(run_folder / "audit.json")
+    with pytest.raises(BadInput, match=r"audit\.json: is a link"):
+        write_dossier(broken)
+    (broken / "audit.json").unlink()
+    assert "nobody attacked what left" in (write_dossier(broken).folder / "index.html").read_text()
+
+
+def test_places_and_forms():
+    assert at_pointer({"a/b~": [1, {"c": 2}]}, pointer("a/b~", 1, "c")) == 2
+    lines = [{"kind": "weights", "bytes": 5}, {"kind": "metrics", "bytes": 1}, {"kind": "weights", "bytes": 7}]
+    assert (in_lines(lines, "lines"), in_lines(lines, "sum bytes kind=weights")) == (3, 12)
+    assert in_lines(lines, "count kind=weights") == 2
+    assert [in_bytes(count) for count in (0, 999, 1000, 1234567, 5e12)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1.23 MB",
+        "5e+03 GB",
+    ]
+    assert shown([], "list") == "nothing"
+    for place in ("/x", "/0", "nonsense"):
+        with pytest.raises(NoFigure):
+            at_pointer({"a": 1}, place) if place.startswith("/") else in_lines(lines, place)
+    with pytest.raises(NoFigure):
+        shown(True, "number")
+    assert Evidence(Path("nowhere")).figure("x.json", "/a") is None
