@@ -25,6 +25,7 @@ from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.suspension import Suspended
 from polyclinic.registry import is_restricted
+from polyclinic.runner import calibration
 from polyclinic.runner.predict import load_predictor
 from polyclinic.study import Study
 
@@ -94,8 +95,10 @@ def test_a_deployed_site_works_and_keeps_its_ledger_to_itself(kit):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "standalone"])
-def test_the_finished_model_is_the_sites_to_use(kit, method):
-    """The common one, or its own; images are then prepared as the site's were, which the coordinator does not know."""
+def test_the_finished_model_is_the_sites_to_use(kit, method, monkeypatch):
+    """The common one, or its own; images are then prepared as the site's were, which the coordinator does not know, and
+    probabilities calibrated on its own validation images, of which nothing leaves."""
+    monkeypatch.setattr(calibration, "LEAST_CASES", 2)
     path = kit / "local" / "site.toml"
     path.write_text(path.read_text() + 'shape = "pad"\n')
     host = host_of(kit, sent(method__name=method))
@@ -106,6 +109,9 @@ def test_the_finished_model_is_the_sites_to_use(kit, method):
     assert host.handle(Call("north", "keep_model", 1, common, {"own": own})).parcels == ()
 
     predictor = load_predictor(kit / "runs" / "first")
+    data = own_data(kit / "local" / "site.toml", sent().data, "north", kit / "cache")
+    assert predictor.calibration is not None
+    assert predictor.calibration.cases == len(data.validation)
     assert (predictor.card.shape, predictor.card.classes) == ("pad", ("benign", "odd", "malignant"))
     expected = common["weights"].tensors if common else kept
     assert all(torch.equal(tensor, expected[name]) for name, tensor in predictor.models[0].state_dict().items())

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from polyclinic.metrics.statistics import apply_temperature
-from polyclinic.runner.calibration import Calibration, calibrate
-from polyclinic.tasks import TASKS, Target
-
-CLASSES = TASKS["classification"](name="classification")
-VALUES = TASKS["regression"](name="regression")
-TWO = Target(("healthy", "ill"))
+from polyclinic.runner.calibration import Calibration, calibrate, calibrations_of
+from polyclinic.runner.cases import Cases, read_cases
+from polyclinic.runner.model_file import read_model_file
 
 
 def drawn(seed: int, count: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
@@ -24,15 +21,14 @@ def drawn(seed: int, count: int, classes: int, sharper: float) -> tuple[np.ndarr
 
 
 def test_a_model_that_is_too_sure_is_cooled_down():
-    found = calibrate(CLASSES, TWO, *drawn(0, 4000, 2, 3.0), None)
+    found = calibrate("classification", *drawn(0, 4000, 2, 3.0), None)
     assert found is not None
     assert found.temperature == pytest.approx(3.0, rel=0.2)  # measured: 2.9; standard error 2 %
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_sets_hold_the_truth_as_often_as_they_say(classes):
-    target = Target(tuple("abcd"[:classes]))
-    found = calibrate(CLASSES, target, *drawn(1, 3000, classes, 3.0), None)
+    found = calibrate("classification", *drawn(1, 3000, classes, 3.0), None)
     logits, labels = drawn(2, 3000, classes, 3.0)
     assert found is not None
     assert found.temperature is not None
@@ -43,7 +39,7 @@ def test_sets_hold_the_truth_as_often_as_they_say(classes):
 
 def test_thresholds_are_of_calibrated_probabilities():
     logits, labels = drawn(3, 4000, 2, 3.0)
-    found = calibrate(CLASSES, TWO, logits, labels, None)
+    found = calibrate("classification", logits, labels, None)
     assert found is not None
     assert found.temperature is not None
     ill = apply_temperature(logits, found.temperature)[:, 1]
@@ -57,9 +53,7 @@ def test_thresholds_are_of_calibrated_probabilities():
 def test_intervals_of_a_regression_reach_as_far_as_its_errors():
     rng = np.random.default_rng(4)
     labels = rng.uniform(0, 200, 2000)
-    outputs = ((labels + rng.uniform(-20, 20, 2000)) - 100) / 100
-    target = Target(unit="months", label_range=(0.0, 200.0))
-    found = calibrate(VALUES, target, outputs[:, None], labels, None)
+    found = calibrate("regression", labels + rng.uniform(-20, 20, 2000), labels, None)
     assert found is not None
     assert found.temperature is None
     assert found.reach(0.9) == pytest.approx(18, abs=1)  # errors are uniform up to 20
@@ -68,32 +62,68 @@ def test_intervals_of_a_regression_reach_as_far_as_its_errors():
 
 def test_images_of_one_patient_count_once():
     logits, labels = drawn(5, 400, 2, 1.0)
-    found = calibrate(CLASSES, TWO, logits, labels, np.arange(400) // 4)
+    found = calibrate("classification", logits, labels, np.arange(400) // 4)
     assert found is not None
     assert found.cases == 100
 
 
 def test_few_cases_promise_no_more_than_they_can():
-    found = calibrate(CLASSES, TWO, *drawn(6, 12, 2, 1.0), None)
+    found = calibrate("classification", *drawn(6, 12, 2, 1.0), None)
     assert found is not None
     assert "0.95" not in found.quantiles  # 19 cases are the fewest
-    assert calibrate(CLASSES, TWO, *drawn(6, 5, 2, 1.0), None) is None
+    assert calibrate("classification", *drawn(6, 5, 2, 1.0), None) is None
 
 
 def test_nothing_is_fitted_on_masks_or_broken_outputs():
     logits, labels = drawn(7, 50, 2, 1.0)
     logits[3] = np.nan
-    assert calibrate(CLASSES, TWO, logits, labels, None) is None
-    assert calibrate(TASKS["segmentation"](name="segmentation"), Target(), logits, labels, None) is None
+    assert calibrate("classification", logits, labels, None) is None
+    assert calibrate("segmentation", logits, labels, None) is None
 
 
 def test_rounding_keeps_the_promise():
     """Kept numbers are rounded up, so that the case at the quantile stays inside."""
     for seed in range(20):
         logits, labels = drawn(seed, 40, 3, 2.0)
-        found = calibrate(CLASSES, Target(("a", "b", "c")), logits, labels, None)
+        found = calibrate("classification", logits, labels, None)
         assert isinstance(found, Calibration)
         assert found.temperature is not None
         sets = found.sets(apply_temperature(logits, found.temperature), 0.9)
         assert sets is not None
         assert sets[np.arange(40), labels].sum() >= 37  # 0.9 * 41, rounded up
+
+
+def test_a_model_without_mistakes_stays_as_sure_as_it_is():
+    """The likeliest temperature would be 0."""
+    labels = np.arange(40) % 2
+    found = calibrate("classification", np.eye(2)[labels] * 3, labels, None)
+    assert found is not None
+    assert found.temperature == 1
+
+
+def test_a_run_keeps_its_calibration_in_card_and_result(tiny, undisturbed, tmp_path):
+    done = undisturbed(tiny("fedavg"))
+    card, _ = read_model_file(done.folder / "model.safetensors")
+    cases = read_cases(done.folder, "validation")
+    assert cases is not None
+    assert cases.outputs is not None
+    assert card.calibrations == {"": calibrate("classification", cases.outputs, cases.labels, None)}
+    assert done["calibrations"] == {"": card.calibrations[""].model_dump(mode="json")}
+    assert card.calibrations[""].cases == len(cases)
+
+
+def test_patients_of_different_sites_with_the_same_number_are_different():
+    logits, labels = drawn(8, 40, 2, 1.0)
+    sites, numbers = np.arange(40) // 20, np.arange(40) % 10
+    cases = Cases(
+        "classification",
+        np.array(["a", "b"]),
+        sites,
+        labels,
+        numbers,
+        logits,
+        predictions=apply_temperature(logits, 1.0),
+    )
+    found = calibrations_of(cases, ["", "a"])
+    assert (found[""].cases, found["a"].cases) == (20, 10)
+    assert calibrations_of(None, [""]) == {}

@@ -22,7 +22,7 @@ from polyclinic import __version__
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
-from polyclinic.data.parts import PreparedSites
+from polyclinic.data.parts import ImageSet, PreparedSites
 from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NameTaken, NotApproved, Request, State
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with
@@ -39,6 +39,7 @@ from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspe
 from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.calibration import Calibration, calibrate_on
 from polyclinic.runner.folder_lock import ENDS_WITHIN
 from polyclinic.runner.model_file import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
@@ -179,7 +180,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
         "keys": KitKeys(kit / "local"),
         "anchors": kit / "anchors" / "runs",
         "cache": kit / "cache",
-        "keep_model": lambda weights: write_model(assembly, site, weights, preparation),
+        "keep_model": lambda weights: write_model(assembly, site, weights, preparation, data.validation),
     }
     return SiteHost(replace(assembly.host_spec(), **own))
 
@@ -212,12 +213,30 @@ def refuse_other_study(folder: Path, study: Study) -> None:
             raise BadInput(f"{table}: differs from the study that run '{folder.name}' was begun with at this site")
 
 
-def write_model(assembly: Assembly, site: str, weights: Mapping[str, Tensor], preparation: Mapping[str, Any]) -> None:
+def write_model(
+    assembly: Assembly, site: str, weights: Mapping[str, Tensor], preparation: Mapping[str, Any], validation: ImageSet
+) -> None:
     """Put the finished model into the site's own run folder, for `polyclinic predict`, which will prepare images as the
-    site's were prepared."""
+    site's were prepared, and give probabilities that are calibrated on the site's validation images."""
     study = assembly.study
     backbones = {"": study.model.backbones.get(site, study.model.backbone)}
-    card = card_of(study, assembly.prepared.info, backbones, digest_of_weights(weights))
+    calibration = _own_calibration(assembly, site, weights, validation)
+    card = card_of(
+        study, assembly.prepared.info, backbones, digest_of_weights(weights), {"": calibration} if calibration else {}
+    )
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     content = model_file(tensors, card.model_copy(update=dict(preparation)))
     atomic_write(assembly.folder / "model.safetensors", content)
+
+
+def _own_calibration(
+    assembly: Assembly, site: str, weights: Mapping[str, Tensor], validation: ImageSet
+) -> Calibration | None:
+    """What the site's validation images say about the model; it stays here. Whatever goes wrong in this, the model is
+    kept: a coordinator must not learn from a failure how the images are."""
+    try:
+        trainer = assembly.trainer(assembly.study.model.backbones.get(site))
+        trainer.load(weights)
+        return calibrate_on(trainer, validation)
+    except Exception:
+        return None

@@ -7,11 +7,14 @@ probabilities. The same images may have chosen the released round: figures on ne
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.metrics.statistics import (
     ConformalIntervals,
     ConformalSets,
@@ -19,8 +22,9 @@ from polyclinic.metrics.statistics import (
     fit_temperature,
     sensitivity_at_specificity,
 )
+from polyclinic.runner.cases import Cases
 from polyclinic.settings import Settings
-from polyclinic.tasks import Target, Task
+from polyclinic.training.loop import Trainer
 
 COVERAGES = (0.8, 0.9, 0.95)
 SPECIFICITIES = (0.9, 0.95)
@@ -58,21 +62,55 @@ def share_key(share: float) -> str:
 
 
 def calibrate(
-    task: Task, target: Target, outputs: Tensor | np.ndarray, labels: Tensor | np.ndarray, cases: np.ndarray | None
+    like: str, said: Tensor | np.ndarray, labels: Tensor | np.ndarray, cases: np.ndarray | None
 ) -> Calibration | None:
-    """From the network's outputs for validation images [N, d], and their labels [N]; `cases` [N] says which images are
-    of one patient. None where there is nothing to fit: masks, too few images, outputs that are not finite."""
-    found, truth = np.asarray(outputs, np.float64), np.asarray(labels)
+    """From what a model said about validation images, the logits of classes [N, C] or values [N] in the label's unit,
+    and their labels [N]; `cases` [N] says which images are of one patient.
+
+    None where there is nothing to fit: masks, too few images, numbers that are not finite.
+    """
+    found, truth = np.asarray(said, np.float64), np.asarray(labels)
     first = np.arange(len(found)) if cases is None else np.unique(np.asarray(cases), return_index=True)[1]
-    if task.dense or len(first) < LEAST_CASES or not np.isfinite(found).all():
+    if like == "segmentation" or len(first) < LEAST_CASES or not np.isfinite(found).all():
         return None
-    if task.like == "classification":
+    if like == "classification":
         return _of_classes(found, truth.astype(np.int64), first)
-    return _of_values(task, target, found, truth, first)
+    return _of_values(found, truth, first)
+
+
+def calibrate_on(trainer: Trainer, part: ImageSet) -> Calibration | None:
+    """From the validation images of a site, with the model that the trainer holds; nothing leaves the site."""
+    task = trainer.task
+    if task.dense or not len(part):
+        return None
+    outputs = torch.cat([output.cpu() for output, _ in trainer.outputs(part)]).double()
+    said = outputs if task.like == "classification" else task.predictions(outputs, trainer.target)
+    return calibrate(task.like, said, part.labels, part.cases)
+
+
+def calibrations_of(cases: Cases | None, sites: Iterable[str]) -> dict[str, Calibration]:
+    """Of the models of a simulated run, by the site that each belongs to, or "" for the one of all sites, from what
+    they said about validation images."""
+    found = {}
+    for site in sites if cases is not None else ():
+        own = cases.of_site(site) if site else cases
+        said = own.outputs if own.like == "classification" else own.predictions
+        if said is not None:
+            found[site] = calibrate(own.like, said, own.labels, _patients(own))
+    return {site: one for site, one in found.items() if one is not None}
+
+
+def _patients(cases: Cases) -> np.ndarray | None:
+    """A number for each patient of all sites, as each site counts its own."""
+    if cases.patients is None:
+        return None
+    return np.unique(np.stack([cases.site, cases.patients], 1), axis=0, return_inverse=True)[1].ravel()
 
 
 def _of_classes(logits: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Calibration:
-    temperature = _rounded(fit_temperature(logits, labels))
+    # the best temperature of a model that makes no mistake is the coldest: it would never be in doubt again
+    flawless = bool((logits.argmax(1) == labels).all())
+    temperature = 1.0 if flawless else _rounded(fit_temperature(logits, labels))
     probabilities = apply_temperature(logits, temperature)
     quantiles = {
         share_key(share): ConformalSets.fit(probabilities[first], labels[first], coverage=share).quantile
@@ -94,12 +132,7 @@ def _thresholds(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, floa
     return _finite({share_key(share): point.threshold for share, point in points.items()})
 
 
-def _of_values(
-    task: Task, target: Target, outputs: np.ndarray, labels: np.ndarray, first: np.ndarray
-) -> Calibration | None:
-    import torch
-
-    values = task.predictions(torch.from_numpy(outputs), target).numpy()
+def _of_values(values: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Calibration:
     reaches = {
         share_key(share): ConformalIntervals.fit(values[first], labels[first], coverage=share).reach
         for share in COVERAGES

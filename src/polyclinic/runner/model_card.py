@@ -16,7 +16,7 @@ from polyclinic.runner.model_file import Card
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@:])")
 LIMITS = (
     "It is a research model. Nobody has approved it as a medical device, and this card is no such approval.",
-    "It was tested on images of the sites named below, or of the same kind. Other scanners, other patients and other "
+    "It was tested on images of the sites of this study, or of the same kind. Other scanners, other patients and other "
     "rates of disease can make it much worse: test it on your own patients first.",
     "A person who can judge the image decides. The model's figures are help, and not a diagnosis.",
     "The test figures say nothing about groups of patients that the test images hold few of.",
@@ -109,7 +109,8 @@ def _metrics(result: Mapping[str, Any]) -> list[str]:
     metrics = result.get("metrics", {})
     if not metrics.get("test"):
         return ["No test figures came with this model. Do not use it before it is tested."]
-    intervals = metrics.get("intervals", {}).get("test", {})
+    known = metrics.get("intervals", {})
+    intervals = known.get("pooled", {}) if known.get("split") == "test" else {}
     rows = [(name, f"{value:.4g}", _interval(intervals.get(name))) for name, value in metrics["test"].items()]
     lines = ["On the test images of all sites together:", "", *table(["metric", "value", "95 % interval"], rows)]
     names = list(metrics["test"])

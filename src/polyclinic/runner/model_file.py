@@ -88,7 +88,13 @@ def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str
     return {name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used}
 
 
-def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], weights_sha256: str) -> Card:
+def card_of(
+    study: Study,
+    info: Mapping[str, Any],
+    backbones: dict[str, str],
+    weights_sha256: str,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> Card:
     """The card of a model trained by `study` on data with these facts (`PreparedSites.info`)."""
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
     return Card(
@@ -103,6 +109,7 @@ def card_of(study: Study, info: Mapping[str, Any], backbones: dict[str, str], we
         task=study.task.model_dump(mode="json"),
         method=study.method.name,
         weights_sha256=weights_sha256,
+        calibrations=dict(calibrations or {}),
         **facts,
         **preparation_of(study.data),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.preprocessing.fit import Fit, fit_image
@@ -56,6 +56,11 @@ class Predictor:
     model: ReleasedModel
     task: Task
     calibration: Calibration | None = None
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The networks whose outputs are averaged; mostly one."""
+        return tuple(self.model.networks)
 
     @torch.no_grad()
     def outputs(self, images: np.ndarray) -> Tensor:

@@ -23,8 +23,9 @@ from polyclinic.noted_files import note_files, read_result
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
+from polyclinic.runner.calibration import Calibration, calibrations_of
 from polyclinic.runner.case_statistics import statistics_of_cases
-from polyclinic.runner.cases import keep_cases
+from polyclinic.runner.cases import keep_cases, read_cases
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.loggers import Loggers
@@ -178,8 +179,10 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
+        calibrations: dict[str, Calibration] = {}
         if engine.simulation:  # of a real site no score of a single image is kept
             metrics |= kept_statistics(assembly, models)
+            calibrations = calibrations_of(read_cases(folder, "validation"), models)
         else:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
@@ -189,7 +192,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         engine.close()
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
-    card = card_of(study, parts.info, backbones, digest_of_weights(tensors))
+    card = card_of(study, parts.info, backbones, digest_of_weights(tensors), calibrations)
     content = model_file(tensors, card)
     atomic_write(folder / MODEL, content)
     timing = {
@@ -197,7 +200,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         "rounds_seconds": round(recorder.seconds, 3),
     }
     result = result_of(study, parts, federation, recorder, models, metrics, timing)
-    return result | {"model_sha256": hashlib.sha256(content).hexdigest()}
+    known = {site: one.model_dump(mode="json") for site, one in calibrations.items()}
+    return result | {"calibrations": known, "model_sha256": hashlib.sha256(content).hexdigest()}
 
 
 def kept_statistics(assembly: Assembly, models: Models) -> dict[str, Any]:

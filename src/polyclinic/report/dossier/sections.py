@@ -83,8 +83,8 @@ def _performance(evidence: Evidence) -> list[Part]:
         cells(
             name,
             of(RESULT, pointer("metrics", "test", name)),
-            of(RESULT, pointer("metrics", "intervals", "test", name, "low")),
-            of(RESULT, pointer("metrics", "intervals", "test", name, "high")),
+            of(RESULT, pointer("metrics", "intervals", "pooled", name, "low")),
+            of(RESULT, pointer("metrics", "intervals", "pooled", name, "high")),
         )
         for name in metrics
     ]
@@ -124,7 +124,7 @@ def _left(evidence: Evidence, ledgers: Mapping[str, str]) -> list[Part]:
     return [
         say(
             "Every release of a site is a line of its ledger. Each line holds the digest of the line before it, so "
-            "that a line cannot be changed or taken out unnoticed. `polyclinic report verify` follows the chains again."
+            "that a line cannot be changed or taken out unnoticed. 'polyclinic report verify' follows the chains again."
         ),
         Table(["site", "releases", *kinds, "digest of the last line"], rows),
         say(
@@ -170,7 +170,7 @@ def _audit(evidence: Evidence) -> list[Part]:
     if not verdicts:
         return [
             say(
-                "No audit came with this run: nobody attacked what left the sites. `polyclinic audit RUN` does, and "
+                "No audit came with this run: nobody attacked what left the sites. 'polyclinic audit RUN' does, and "
                 "the dossier has to be made again after it."
             )
         ]
