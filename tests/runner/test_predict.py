@@ -77,7 +77,8 @@ def test_a_regression_speaks_in_the_labels_unit(tiny, undisturbed, pngs):
     study = tiny("fedavg", {"data.source": "hand-phantom", "task.name": "regression", "optimizer.lr": 0.001})
     predictor = load_predictor(undisturbed(study).folder)
     [found] = predictor.predict([sorted(pngs.iterdir())[0]])
-    assert set(found.values) == {"months"}
+    assert set(found.values) == {"months", "low_90", "high_90"}
+    assert found.values["low_90"] < found.values["months"] < found.values["high_90"]
     low, high = predictor.card.label_range
     assert low - 60 < found.values["months"] < high + 60
 
