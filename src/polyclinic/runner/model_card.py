@@ -96,7 +96,7 @@ def _what(card: Card, result: Mapping[str, Any]) -> list[str]:
     rounds = f" in {result['rounds']} rounds" if "rounds" in result else ""
     lines = [
         f"A network ({networks}) that {says}. It was trained by the method {plain(card.method)}{rounds} over "
-        f"{len(_counts(result)) or 'several'} sites that did not share their images.",
+        f"{len(_counts(result)) or 'several'} sites.",
         "",
         f"Images go in as {card.size} x {card.size} pixels with {card.channels} channel(s).",
     ]
