@@ -91,8 +91,10 @@ def calibrate_on(trainer: Trainer, part: ImageSet) -> Calibration | None:
 def calibrations_of(cases: Cases | None, sites: Iterable[str]) -> dict[str, Calibration]:
     """Of the models of a simulated run, by the site that each belongs to, or "" for the one of all sites, from what
     they said about validation images."""
+    if cases is None:
+        return {}
     found = {}
-    for site in sites if cases is not None else ():
+    for site in sites:
         own = cases.of_site(site) if site else cases
         said = own.outputs if own.like == "classification" else own.predictions
         if said is not None:
