@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from polyclinic.cli.default_command import DefaultCommand
+from polyclinic.errors import BadInput, WorkFailed
 
 HELP = """Write a report of a run or a comparison: one HTML file that opens offline, and a PDF.
 
@@ -27,10 +28,46 @@ def report(
         None, help="Share of patients with the disease, for PPV and NPV.  [default: that of the test images]"
     ),
     images: bool = typer.Option(True, "--images/--no-images", help="Show a few images of the study."),
-    out: Path | None = typer.Option(None, help="The HTML file to write.  [default: report.html in the folder]"),
+    out: Path | None = typer.Option(
+        None, help="The HTML file to write, or the dossier's folder.  [default: report.html, or dossier, in the folder]"
+    ),
+    dossier: bool = typer.Option(
+        False, "--dossier", help="Write the dossier of a run instead: evidence for whoever decides about a release."
+    ),
 ) -> None:
     """Write report.html: a summary in plain sentences, then charts with a table behind each."""
+    if dossier:
+        if pdf or by or prevalence is not None:
+            raise BadInput("--dossier: takes no --pdf, --by or --prevalence; leave them out")
+        _write_dossier(folder, out)
+        return
     from polyclinic.report.write import write_report
 
     written = write_report(folder, out=out, pdf=pdf, by=by, prevalence=prevalence, images=images)
     typer.echo(f"written: {written.html}" + (f" and {written.pdf}" if written.pdf else ""))
+
+
+def _write_dossier(folder: Path, out: Path | None) -> None:
+    from polyclinic.report.dossier.writing import write_dossier
+
+    done = write_dossier(folder, out)
+    typer.echo(f"written: {done.folder / 'index.html'} ({done.files} files)")
+    typer.echo(f"note this digest elsewhere, for report verify --digest: {done.digest}")
+
+
+@app.command()
+def verify(
+    dossier: Path = typer.Argument(..., help="The folder of a dossier."),
+    digest: str | None = typer.Option(None, help="The digest that was printed when the dossier was written."),
+    run: Path | None = typer.Option(None, help="The run folder, to compare evidence and model with."),
+) -> None:
+    """Read every file and figure of a dossier again, and name every change; exit code 1 if there is one."""
+    from polyclinic.report.dossier.verification import verify_dossier
+
+    problems = verify_dossier(dossier, digest, run)
+    for problem in problems:
+        typer.echo(problem)
+    if problems:
+        raise WorkFailed(f"{dossier}: does not hold: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
+    noted = "" if digest else "; without --digest a dossier that somebody wrote anew is not found"
+    typer.echo(f"{dossier}: holds{noted}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.report.dossier import writing
 from polyclinic.report.dossier.figures import Evidence, NoFigure, at_pointer, in_bytes, in_lines, pointer, shown
@@ -245,3 +246,20 @@ def test_places_and_forms():
     with pytest.raises(NoFigure):
         shown(True, "number")
     assert Evidence(Path("nowhere")).figure("x.json", "/a") is None
+
+
+def test_the_commands_write_and_verify(run_folder, tmp_path, capsys):
+    target = str(tmp_path / "d o s")
+    assert run_app(["report", str(run_folder), "--dossier", "--out", target]) == 0
+    printed = capsys.readouterr().out
+    digest = printed.split()[-1]
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert run_app(["report", "verify", target, "--digest", digest, "--run", str(run_folder)]) == 0
+    assert "holds" in capsys.readouterr().out
+    (Path(target) / "model_card.md").write_text("better")
+    assert run_app(["report", "verify", target]) == 1
+    found = capsys.readouterr()
+    assert "model_card.md: was changed" in found.out
+    assert "does not hold: 1 problem" in found.err
+    assert run_app(["report", str(run_folder), "--dossier", "--pdf"]) == 2
+    assert "--dossier: takes no --pdf" in capsys.readouterr().err
