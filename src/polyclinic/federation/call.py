@@ -56,7 +56,7 @@ class Call:
     @classmethod
     def from_bytes(cls, data: bytes) -> Call:
         header, blobs = unpack(data)
-        anchor, names = header.get("anchor"), header.get("parcels")
+        anchor, names = header.get("anchor"), header.get("parcels", [])
         if set(header) - {"anchor"} != set(_CALL) or not all(
             isinstance(header[name], of) for name, of in _CALL.items()
         ):

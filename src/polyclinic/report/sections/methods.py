@@ -133,7 +133,7 @@ def curves(found: ComparisonEvidence) -> Section | None:
 
     def draw(figure: Any, theme: Theme) -> None:
         axes = figure.subplots()
-        for i, (method, points) in enumerate(curves.items()):
+        for i, (method, points) in enumerate(lines_of.items()):
             axes.plot(
                 *zip(*points, strict=True), label=plain(method), marker=theme.marker(i), markersize=3, **theme.line(i)
             )
