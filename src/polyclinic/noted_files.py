@@ -17,7 +17,10 @@ from polyclinic.json_types import JsonObject
 
 FILE = "digests.json"
 #: the files of a run that is over, which nothing changes from then on
-FINISHED = ("study.toml", "images.json", "history.jsonl", "model.safetensors", "result.json")
+FINISHED = (
+    *("study.toml", "images.json", "history.jsonl", "model.safetensors", "result.json"),
+    *("cases/test.npz", "cases/validation.npz"),
+)
 
 
 def note_files(folder: Path, names: Iterable[str] = FINISHED) -> None:

@@ -66,8 +66,18 @@ def personal(tiny, undisturbed):
 
 @pytest.fixture
 def copied(classification, tmp_path):
-    """A copy that may be changed."""
-    return Path(shutil.copytree(classification, tmp_path / "run"))
+    """A copy that may be changed: nobody has noted its digests."""
+    folder = Path(shutil.copytree(classification, tmp_path / "run"))
+    (folder / "digests.json").unlink()
+    return folder
+
+
+def test_a_file_that_changed_since_the_run_ended_is_refused(classification, tmp_path):
+    folder = Path(shutil.copytree(classification, tmp_path / "run"))
+    cases = folder / "cases" / "test.npz"
+    cases.write_bytes(cases.read_bytes() + b" ")
+    with pytest.raises(BadInput, match=r"test\.npz: is damaged"):
+        build_report(folder)
 
 
 def change(folder: Path, edit) -> None:

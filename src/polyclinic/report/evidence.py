@@ -22,9 +22,12 @@ from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonObject
+from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.pictures import SiteImages, images_of
 from polyclinic.runner.cases import Cases, read_cases
 
+#: files of a finished run that a report reads, and whose digests it compares
+READ = tuple(name for name in FINISHED if name != "model.safetensors")
 #: the main metric of each kind of task
 MAIN = {"classification": "accuracy", "regression": "mae", "segmentation": "dice"}
 
@@ -130,6 +133,7 @@ class RunEvidence:
 def open_run(folder: Path, *, images: bool = True) -> RunEvidence:
     """The evidence of a run folder; BadInput where it is none, is not finished, or is damaged."""
     check_run_format(folder)
+    check_noted(folder, *READ)
     sources: dict[str, str] = {}
     result = _result(folder, sources)
     return RunEvidence(
