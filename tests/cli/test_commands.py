@@ -250,7 +250,9 @@ def test_a_baseline_must_be_among_the_methods_compared(here, capsys):
 
 def test_compare_over_values_of_a_setting_has_a_comparison_for_each_and_one_figure(here, capsys, forked, monkeypatch):
     drawn = []
-    monkeypatch.setattr(comparison_figure, "draw", lambda found, task, file: drawn.append((found, task.metric, file)))
+    monkeypatch.setattr(
+        comparison_figure, "draw", lambda found, task, file, _: drawn.append((found, task.metric, file))
+    )
     arguments = ["compare", "study.toml", "--methods", "cwt,fedprox", "--out", "all", "--quiet"]
     arguments += ["--set", "method.rounds=1", "--over", "optimizer.lr=0.1,0.001"]
     assert run_app(arguments) == 0

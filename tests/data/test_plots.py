@@ -3,8 +3,9 @@
 import matplotlib
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
-from polyclinic.data.contact_sheet import mosaic
+from polyclinic.data.contact_sheet import contact_sheet, label_words, mosaic, outlined
 from polyclinic.data.plots import draw
 
 
@@ -44,7 +45,7 @@ def test_ages_are_drawn_as_histograms_with_their_medians(tmp_path):
     ridges, heat, _ = figure.axes
     assert ridges.get_xlabel() == "months"
     median = np.median(labels["old"])
-    assert f"100 images\nmedian {median:.0f}" in texts(ridges)
+    assert f"100 images\nmedian {median:.0f} months" in texts(ridges)
     assert heat.get_title(loc="left").endswith("1.00")
     assert saved(figure, tmp_path / "ages.png") > 1000
 
@@ -56,7 +57,7 @@ def test_any_number_of_sites_and_classes(count, tmp_path):
     figure = draw(sites(labels), classes=tuple(f"class-{c}" for c in range(count)))
     assert saved(figure, tmp_path / "many.png") > 1000
     if count == 40:
-        assert figure.axes[2].get_title(loc="left") == "Training images (the first 12 sites)"
+        assert figure.axes[2].get_title(loc="left") == "Training images (the first 12 of 40 sites)"
 
 
 def test_it_leaves_matplotlib_as_it_was(tmp_path):
@@ -74,3 +75,40 @@ def test_a_contact_sheet_holds_the_images_in_rows():
     assert (sheet[5:9, :4] == 200).all()
     assert (sheet[5:9, 5:9] == 255).all()
     assert (sheet[4] == 255).all()
+
+
+def test_one_site_has_no_empty_panel(tmp_path):
+    figure = draw(sites({"Ulm": [0] * 30 + [1] * 10}), classes=("healthy", "diseased"))
+    assert len(figure.axes) == 2
+    assert saved(figure, tmp_path / "one.png") > 1000
+
+
+def test_captions_are_names_of_classes_or_values_with_their_unit():
+    assert label_words(np.array([1, 0]), ("clear", "ill")) == ["ill", "clear"]
+    assert label_words([83.5, 120], (), "months") == ["83.5 months", "120 months"]
+    assert len(label_words([0], ("a very long name of a class that fits nowhere",))[0]) <= 26
+
+
+def test_masks_are_drawn_as_outlines():
+    masks = np.zeros((1, 9, 9), np.uint8)
+    masks[0, 2:7, 2:7] = 1
+    drawn = outlined(np.zeros((1, 1, 9, 9), np.uint8), masks)
+    assert drawn.shape == (1, 3, 9, 9)
+    edge = drawn[0, 0] == 255
+    assert edge.sum() == 16  # the border of a square of five
+    assert not edge[3:6, 3:6].any()
+
+
+def test_a_contact_sheet_says_what_it_shows(tmp_path, monkeypatch):
+    written: list[str] = []
+    write = ImageDraw.ImageDraw.multiline_text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "multiline_text",
+        lambda self, place, text, **more: (written.append(text), write(self, place, text, **more))[1],
+    )
+    images = np.zeros((2, 1, 8, 8), np.uint8)
+    contact_sheet({"real": images}, tmp_path / "sheet.png", ["clear", "ill"], "site-1: 2 of 40 training images")
+    assert written == ["site-1: 2 of 40 training images", "real", "clear", "ill"]
+    contact_sheet({"real": images}, tmp_path / "bare.png")
+    assert Image.open(tmp_path / "bare.png").height < Image.open(tmp_path / "sheet.png").height

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -149,17 +150,20 @@ def test_every_choice_changes_what_is_learned(tiny_run, settings):
 
 
 def test_the_contact_sheet_stays_in_the_folder_of_the_site_and_shows_images_and_codes(tiny_run, monkeypatch):
-    shown = []
+    shown, words = [], []
 
-    def draw(rows, path, captions):
+    def draw(rows, path, captions, title):
         shown.append(rows)
-        contact_sheet(rows, path, captions)
+        words.append((captions, title))
+        contact_sheet(rows, path, captions, title)
 
     monkeypatch.setattr(replay_quality, "contact_sheet", draw)
     result = tiny_run({"name": "cwt-replay", "rounds": 1})
     assert (result.folder / "sites" / "site-1" / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert list(shown[0]) == ["real", "reconstructed", "top codes", "bottom codes"]
     assert shown[0]["top codes"].shape == shown[0]["bottom codes"].shape == (10, 3, 28, 28)
+    assert set(words[0][0]) <= {"healthy", "diseased"}  # names of classes, not numbers
+    assert re.fullmatch(r"site-1: the first 10 of \d+ training images, and what replays them", words[0][1])
 
 
 def test_segmentation_replays_masks_with_their_images(tiny_run):

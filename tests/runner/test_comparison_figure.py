@@ -23,10 +23,11 @@ def axes(monkeypatch):
 
 def test_bars_are_the_means_and_groups_stand_side_by_side(tmp_path, axes):
     groups = {"KS 0.02": summary(fedavg=18.0, cwt=16.0), "KS 0.97": summary(fedavg=32.0), "failed": summary()}
-    draw(groups, TASKS["regression"](name="regression"), tmp_path / "comparison.png")
+    draw(groups, TASKS["regression"](name="regression"), tmp_path / "comparison.png", "months")
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     bars = sorted((bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes[0].patches)
     assert [height for _, height in bars] == [18.0, 16.0, 32.0]
     assert [place for place, _ in bars] == pytest.approx([-0.2, 0.2, 0.8])
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["KS 0.02", "KS 0.97"]
-    assert axes[0].get_ylabel() == "mae on test images (lower is better)"
+    assert axes[0].get_ylabel() == "mae, months, on test images (lower is better)"
+    assert axes[0].get_title(loc="left") == "Mean of 3 runs of each method\nlines: ± standard deviation"

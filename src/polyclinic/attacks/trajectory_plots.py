@@ -33,7 +33,8 @@ def draw_images(path: Path, rows: Mapping[str, Tensor], steps: Sequence[int], tr
         captions.append("true image")
         true = truth.expand(len(shown), *truth.shape[-3:]).cpu()
         shown = {name: torch.cat((shown[name], true[i : i + 1])) for i, name in enumerate(shown)}
-    contact_sheet({name: to_uint8(images) for name, images in shown.items()}, path, captions)
+    title = "Reconstructions through the steps of the search" + (", and the true images" if truth is not None else "")
+    contact_sheet({name: to_uint8(images) for name, images in shown.items()}, path, captions, title)
 
 
 def draw_curves(

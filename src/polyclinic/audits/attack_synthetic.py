@@ -146,7 +146,8 @@ def search_copies(
         "held-out, to nearest training image": found.baseline.distance,
     }
     pairs = closest_pairs(made, members, found)
-    draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs)
+    title = "Copies: made images that lie nearer to a training image than the limit"
+    draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs, title=title)
     return Finding(search.name, str(search), found.verdict(), draw=draw)
 
 
@@ -171,6 +172,7 @@ def nearest_membership(
     draw = histograms(
         f"{found.features} distance to the nearest made image",
         {"training images": -found.members, "held-out images": -found.others},
+        title="Membership: are made images nearer to training images than to others?",
     )
     return Finding(attack.name, found.threat_model, found.verdict(), draw=draw)
 
@@ -205,6 +207,7 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
     draw = histograms(
         f"{found.members.features} distance after projection",
         {"training images": found.members.distances, "held-out images": found.held_out.distances},
+        title="Projection: how near the generator comes to training images, and to others",
     )
     return Finding(attack.name, found.threat_model, found.verdict(), draw=draw)
 

@@ -183,7 +183,11 @@ def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
         settings.name,
         result.threat_model,
         result.verdict(),
-        draw=histograms("minus the loss", {"training images": result.members, "held-out images": result.others}),
+        draw=histograms(
+            "minus the loss of an image",
+            {"training images": result.members, "held-out images": result.others},
+            title="Membership: the further apart, the better an attacker tells who was trained on",
+        ),
     )
 
 

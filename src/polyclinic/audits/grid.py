@@ -170,14 +170,18 @@ def merge_overlapping(places: Sequence[tuple[float, float]], numbers: Sequence[i
 
 
 def draw_grid(report: Mapping[str, Any], path: Path) -> None:
-    """Utility over leakage, a numbered point for each defence; right of the line an attack beats the best guess."""
-    figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
-    axes = figure.subplots()
+    """Utility over leakage, a numbered point for each defence; right of the line an attack beats the best guess.
+
+    No picture where no defence has both."""
     drawn = [
         (number, one["psnr"] - one["psnr_of_guess"], one["utility"], one)
         for number, one in enumerate(report["points"], 1)
         if one["psnr"] is not None and one["utility"] is not None
     ]
+    if not drawn:
+        return
+    figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
     for number, x, y, one in drawn:
         colour = LEAKS if one["leaks"] else HOLDS
         axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=f"{number}  {one['defence']}")
@@ -190,6 +194,7 @@ def draw_grid(report: Mapping[str, Any], path: Path) -> None:
     axes.set_xlabel("leakage: PSNR of reconstructions above the best guess without the parcel, in dB", color=INK)
     better = "" if report["better"] == "higher" else " (lower is better)"
     axes.set_ylabel(f"utility: {report['metric']} on test images{better}", color=INK)
-    axes.set_title("red: the audit found a leak; blue: it found none", fontsize=10, color=INK, loc="left")
+    words = f"{len(drawn)} defences; red: the audit found a leak, blue: it found none"
+    axes.set_title(words, fontsize=10, color=INK, loc="left")
     figure.legend(loc="outside right center", frameon=False, handlelength=1, markerscale=0.5)
     figure.savefig(path, dpi=130)

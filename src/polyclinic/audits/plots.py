@@ -27,7 +27,12 @@ class Pairs:
 
 
 def histograms(
-    measured: str, groups: Mapping[str, Tensor], *, limit: float | None = None, pairs: Pairs | None = None
+    measured: str,
+    groups: Mapping[str, Tensor],
+    *,
+    limit: float | None = None,
+    pairs: Pairs | None = None,
+    title: str = "",
 ) -> Callable[[Path], None]:
     """A function that draws one histogram per group over each other; `limit` is marked where there is one, and `pairs`
     of images are shown below."""
@@ -44,6 +49,7 @@ def histograms(
         if limit is not None:
             axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2, label="limit of a copy")
         _tidy(axes, measured)
+        axes.set_title(title or f"How {measured} is distributed; numbers of images in brackets", fontsize=9, loc="left")
         if pairs is not None:
             draw_rows(parts[1].subplots(), pairs.rows, pairs.captions, size=7)
         figure.savefig(path, dpi=120)

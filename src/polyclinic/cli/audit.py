@@ -159,7 +159,8 @@ def show_grid(report: dict[str, Any], run: Path) -> None:
         counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
         table.add_row(one["defence"], *figures, *counts, "yes" if one["leaks"] else "no sign")
     Console().print(table)
-    typer.echo(f"drawn in {run / 'grid.png'}, figures in {run / 'grid.json'}")
+    drawn = f"drawn in {run / 'grid.png'}, " if (run / "grid.png").exists() else ""
+    typer.echo(f"{drawn}figures in {run / 'grid.json'}")
 
 
 def _figure(value: float | None, digits: int) -> str:

@@ -81,7 +81,8 @@ def compare(
         if summary["rows"] and not as_json:
             print_table(summary, chosen, group)
     if any(summary["rows"] for summary in found.values()):
-        comparison_figure.draw(found, chosen.task, out / "comparison.png")
+        units = (entry.result["data"].get("unit", "") for entry in every if entry.result)
+        comparison_figure.draw(found, chosen.task, out / "comparison.png", next(units, ""))
         if not as_json:
             where = "comparison.png; each value's folder has its runs" if over else "comparison.png, the runs"
             typer.echo(f"{where}, comparison.json and comparison.csv: see {out}")

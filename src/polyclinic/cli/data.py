@@ -155,16 +155,27 @@ def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     """The picture of the sites, with a few training images of each taken evenly over its labels."""
     import numpy as np
 
+    from polyclinic.data.contact_sheet import outlined
     from polyclinic.data.parts import open_site
     from polyclinic.data.plots import draw
 
-    sites = {}
+    sites, masked = {}, False
     for name in parts.names:
         train = open_site(parts.folder, name).train
+        masked |= train.masks is not None
         order = np.argsort(train.labels, kind="stable")
         shown = np.unique(np.linspace(0, len(order) - 1, SAMPLES).astype(int))
-        sites[name] = (np.asarray(train.labels), np.asarray(train.images[order[shown]]))
-    figure = draw(sites, classes=tuple(parts.info["classes"]), unit=parts.info["unit"], title=title)
+        images, masks = np.asarray(train.images[order[shown]]), train.masks
+        drawn = images if masks is None else outlined(images, np.asarray(masks[order[shown]]))
+        sites[name] = (np.asarray(train.labels), drawn)
+    most = max(len(images) for _, images in sites.values())
+    many = sum(len(labels) for labels, _ in sites.values())
+    info = parts.info
+    order_words = "in the order of their classes" if info["classes"] else "from the lowest label to the highest"
+    about = "with the outlines of their masks" if masked else order_words
+    words = f"Training images {about}: up to {most} of each site, {many:,} in all"
+    whole = f"{title}: {info['source']} at {len(sites)} sites"
+    figure = draw(sites, classes=tuple(info["classes"]), unit=info["unit"], title=whole, samples=words)
     try:
         figure.savefig(target, dpi=150)
     except (OSError, ValueError) as error:

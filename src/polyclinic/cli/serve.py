@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from polyclinic.errors import BadInput
+
+if TYPE_CHECKING:
+    from polyclinic.report.serve.server import Listening
 
 FOLDER = typer.Argument(None, help="The folder with runs and studies; by default the one you are in.")
 KIT = typer.Option(None, "--kit", "-k", help="Show a site's kit instead, for the hospital's own people.")
@@ -40,12 +45,11 @@ def serve(
         listening.socket.close()
 
 
-def _serve(place: Path, listening: object, *, is_kit: bool) -> None:
+def _serve(place: Path, listening: Listening, *, is_kit: bool) -> None:
     from polyclinic.report.serve import server
     from polyclinic.report.serve.app import folder_app
     from polyclinic.report.serve.jobs import Jobs
 
-    assert isinstance(listening, server.Listening)
     if not server.is_loopback(listening.host):
         typer.echo(f"{listening.host}: others can reach this server, and there is no TLS: trust the network", err=True)
     jobs = Jobs(place)
@@ -56,8 +60,12 @@ def _serve(place: Path, listening: object, *, is_kit: bool) -> None:
     else:
         app = folder_app(place, listening.access, jobs)
     typer.echo(f"open {listening.address}\nCtrl-C ends the server")
+    # whoever asks the process to end means the same as Ctrl-C; by default it would end with its runs still at work
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.serve(app, listening)
+    except KeyboardInterrupt:
+        typer.echo("the server has ended", err=True)
     finally:
         for name in jobs.close():
             typer.echo(f"stopped {name}; continue with: polyclinic run --resume --out {place / name}", err=True)

@@ -23,6 +23,10 @@ SIDE = 112  # of a small image on the sheet, in pixels, or as near as its own pi
 TEXT = 14  # pixels: the height of the letters
 MARGIN = 9  # for the names of rows, in heights of letters
 LETTERS = 14  # of a row's name that fit beside an image
+CAPTION = 13  # letters of a caption that fit above an image
+LETTER = 9  # pixels that a letter is wide, at most but for a few
+LINE = 18  # pixels from one line of text to the next
+NARROWEST = 480  # pixels that a sheet with a title is wide, at least
 GAP = 2  # white pixels between images
 
 #: uint8 [N, C, H, W], C 1 or 3
@@ -50,6 +54,20 @@ def coloured(codes: Tensor, count: int, size: int) -> Tensor:
     return F.interpolate(maps, size=(size, size), mode="nearest-exact")
 
 
+def outlined(images: Images, masks: np.ndarray, colour: tuple[int, int, int] = (255, 190, 0)) -> np.ndarray:
+    """Images uint8 [N, C, H, W] in colour, with the edge of their masks [N, H, W] drawn on them."""
+    inside = np.asarray(masks).astype(bool)
+    core = inside.copy()
+    for axis in (1, 2):
+        for step in (-1, 1):
+            core &= np.roll(inside, step, axis)  # a mask that reaches the border has no edge there that matters
+    drawn = np.broadcast_to(np.asarray(images), (len(images), 3, *inside.shape[1:])).copy()
+    edge = inside & ~core
+    for channel, value in enumerate(colour):
+        drawn[:, channel][edge] = value
+    return drawn
+
+
 def draw_rows(axes: Axes, rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:
     """Draw rows of images into `axes` of matplotlib: names at the left, captions above the columns, in font `size`."""
     picture = mosaic(list(rows.values()))
@@ -57,33 +75,48 @@ def draw_rows(axes: Axes, rows: Mapping[str, Images], captions: Sequence[str] = 
     height, width = (side + GAP for side in next(iter(rows.values())).shape[-2:])
     names = [textwrap.fill(name, LETTERS, break_long_words=False) for name in rows]
     axes.set_yticks([(k + 0.5) * height for k in range(len(rows))], names, fontsize=size)
-    axes.set_xticks([(k + 0.5) * width for k in range(len(captions))], captions, fontsize=size - 1)
+    words = [textwrap.fill(one, CAPTION, break_long_words=False) for one in captions]
+    axes.set_xticks([(k + 0.5) * width for k in range(len(captions))], words, fontsize=size - 1)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set_frame_on(False)
 
 
-def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str] = ()) -> None:
+def label_words(labels: Sequence[float] | np.ndarray | Tensor, classes: Sequence[str], unit: str = "") -> list[str]:
+    """The labels of images as captions: names of classes, or values in their unit."""
+    known = dict(enumerate(classes))
+    words = [known.get(number, f"{number:.4g} {unit}".strip()) for number in np.asarray(labels).tolist()]
+    return [one if len(one) <= 2 * CAPTION else f"{one[: 2 * CAPTION - 1]}…" for one in words]
+
+
+def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str] = (), title: str = "") -> None:
     """Write a picture with a row for each entry of `rows` under its name.
 
     Columns belong together: an image, below it its reconstruction, below it a sample with its label. `captions`
-    are written above the columns. Drawn with Pillow, as every site of a run may make one: matplotlib takes ten times
-    as long.
+    are written above the columns. `title` says what is shown, of whom, and how many there are. Drawn with Pillow, as
+    every site of a run may make one: matplotlib takes ten times as long.
     """
     if not any(len(images) for images in rows.values()):
         raise BadInput("sheet: there are no images to show")
     shown = [_enlarged(images) for images in rows.values()]
     pixels = mosaic(shown)
-    names = [textwrap.fill(name, LETTERS, break_long_words=False) for name in rows]
     height, width = (side + GAP for side in shown[0].shape[-2:])
-    left, top = round(MARGIN * TEXT), round(2 * TEXT) if captions else TEXT // 2
-    sheet = Image.new("RGB", (left + pixels.shape[1], top + pixels.shape[0]), "white")
+    left = MARGIN * TEXT
+    wide = max(left + pixels.shape[1], NARROWEST if title else 0)
+    lines = textwrap.wrap(title, wide // LETTER)
+    words = [textwrap.fill(one, max(CAPTION, width // LETTER), break_long_words=False) for one in captions]
+    above = TEXT // 2 + LINE * len(lines)
+    top = above + LINE * max((one.count("\n") + 1 for one in words), default=0)
+    sheet = Image.new("RGB", (wide, top + pixels.shape[0]), "white")
     sheet.paste(Image.fromarray(pixels), (left, top))
     pen, font = ImageDraw.Draw(sheet), _font(TEXT)
-    for k, name in enumerate(names):
+    pen.multiline_text((TEXT // 2, TEXT // 4), "\n".join(lines), fill="black", font=font)
+    for k, name in enumerate(rows):
         place = (left - TEXT // 2, top + round((k + 0.5) * height))
-        pen.multiline_text(place, name, fill="black", font=font, anchor="rm", align="right")
-    for k, caption in enumerate(captions):
-        pen.text((left + round((k + 0.5) * width), top // 2), caption, fill="black", font=font, anchor="mm")
+        wrapped = textwrap.fill(name, LETTERS, break_long_words=False)
+        pen.multiline_text(place, wrapped, fill="black", font=font, anchor="rm", align="right")
+    for k, one in enumerate(words):
+        place = (left + round((k + 0.5) * width), (above + top) // 2)
+        pen.multiline_text(place, one, fill="black", font=font, anchor="mm", align="center")
     sheet.save(path, format="PNG")
 
 

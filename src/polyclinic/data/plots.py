@@ -24,9 +24,17 @@ MOST_NAMED = 20  # classes that the legend names
 Site = tuple[np.ndarray, np.ndarray]
 
 
-def draw(sites: Mapping[str, Site], *, classes: Sequence[str] = (), unit: str = "", title: str = "") -> Figure:
+def draw(
+    sites: Mapping[str, Site],
+    *,
+    classes: Sequence[str] = (),
+    unit: str = "",
+    title: str = "",
+    samples: str = "Training images",
+) -> Figure:
     """Counts per site and class (or the distribution of values in `unit`), pairwise KS, and sample images.
 
+    `samples` says which images are shown. One site has nothing to differ from, and no panel about that.
     Save it with `figure.savefig(path, dpi=150)`; it belongs to no window and no global state.
     """
     labels = {name: np.asarray(values) for name, (values, _) in sites.items()}
@@ -37,9 +45,11 @@ def draw(sites: Mapping[str, Site], *, classes: Sequence[str] = (), unit: str = 
     figure = Figure(figsize=(12, above + below + 1.2), facecolor="white", layout=layout)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.9, 1), height_ratios=(above, below))
     figure.suptitle(title or f"{len(sites)} sites", x=0.01, ha="left", fontsize=17, weight="bold", color=INK)
-    _what_they_hold(figure.add_subplot(grid[0, 0]), labels, classes, unit)
-    _how_they_differ(figure.add_subplot(grid[0, 1]), labels)
-    _what_they_look_like(figure.add_subplot(grid[1, :]), {name: images for name, (_, images) in sites.items()})
+    _what_they_hold(figure.add_subplot(grid[0, 0] if len(sites) > 1 else grid[0, :]), labels, classes, unit)
+    if len(sites) > 1:
+        _how_they_differ(figure.add_subplot(grid[0, 1]), labels)
+    shown = {name: images for name, (_, images) in sites.items()}
+    _what_they_look_like(figure.add_subplot(grid[1, :]), shown, samples)
     return figure
 
 
@@ -73,7 +83,7 @@ def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequenc
     _name_rows(axes, list(labels))
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.09)
-    axes.set_xlabel("images", color=INK)
+    axes.set_xlabel("training images of each class" if len(classes) > 1 else "training images", color=INK)
     columns = min(len(classes), 5)
     if len(classes) <= MOST_NAMED:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2)
@@ -93,8 +103,8 @@ def _ridges(axes: Axes, labels: Mapping[str, np.ndarray], unit: str) -> None:
         if len(labels) <= MOST_ROWS and len(values):
             middle = float(np.median(values))
             axes.vlines(middle, base, base + 0.5, color=INK, linewidth=1.4)
-            axes.text(1.0, base + 0.12, f"{len(values):,} images\nmedian {middle:.0f}", fontsize=9, color=INK,
-                      transform=axes.get_yaxis_transform())  # fmt: skip
+            words = f"{len(values):,} images\nmedian {middle:.0f} {unit}".rstrip()
+            axes.text(1.0, base + 0.12, words, fontsize=9, color=INK, transform=axes.get_yaxis_transform())
     _name_rows(axes, list(labels)[::-1], shift=0.2)
     axes.set_xlabel(unit or "label", color=INK)
 
@@ -127,15 +137,15 @@ def _how_they_differ(axes: Axes, labels: Mapping[str, np.ndarray]) -> None:
         spine.set_visible(False)
 
 
-def _what_they_look_like(axes: Axes, samples: Mapping[str, np.ndarray]) -> None:
+def _what_they_look_like(axes: Axes, samples: Mapping[str, np.ndarray], title: str) -> None:
     """A row of images per site."""
     shown = {name: images[:MOST_SAMPLES] for name, images in list(samples.items())[:MOST_ROWS]}
     draw_rows(axes, shown, size=10)
     axes.set_anchor("W")
     axes.tick_params(colors=INK)
     left_out = len(samples) - len(shown)
-    axes.set_title("Training images" + (f" (the first {len(shown)} sites)" if left_out else ""), fontsize=12,
-                   color=INK, loc="left")  # fmt: skip
+    some = f" (the first {len(shown)} of {len(samples)} sites)" if left_out else ""
+    axes.set_title(title + some, fontsize=12, color=INK, loc="left")
 
 
 def class_colours(count: int) -> list[str] | np.ndarray:

@@ -14,6 +14,7 @@ from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import load_run_study
+from polyclinic.tasks.regression import IN_UNITS
 
 
 def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) ->
         "metric": study.task.metric,
         "better": study.task.better,
         "split": split,
+        "unit": assembly.target.unit if study.task.metric in IN_UNITS else "",
         "rounds": {int(path.name.split("-")[1]): _matrix(assembly, path, split) for path in kept},
     }
 
@@ -76,9 +78,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.set_yticks(range(len(sites)), sites)
         axis.set_xlabel("model after its turn at")
         axis.set_ylabel(f"{found['split']} images of")
-        axis.set_title(f"round {number}")
+        axis.set_title(f"round {number}", fontsize=10)
         _write_numbers(axis, grid, image)
-    figure.colorbar(image, ax=axes[0].tolist(), label=found["metric"], shrink=0.8)
+    unit = f" ({found['unit']})" if found.get("unit") else ""
+    figure.colorbar(image, ax=axes[0].tolist(), label=found["metric"] + unit, shrink=0.8)
+    figure.suptitle(f"Forgetting: {found['metric']}{unit} of each hand-over, {found['better']} is better", fontsize=11)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

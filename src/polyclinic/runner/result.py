@@ -22,7 +22,6 @@ from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.privacy.record import summary
 from polyclinic.runner import result_display
 from polyclinic.runner.assembly import device_of
-from polyclinic.runner.model_file import MODEL, read_model_file
 from polyclinic.runner.predict import Prediction, load_predictor
 from polyclinic.runner.predict import predict as predict_files
 from polyclinic.runner.recorder import Recorder
@@ -30,12 +29,10 @@ from polyclinic.runner.release import Models, _flat, digest_of_weights
 from polyclinic.runner.released_model import ReleasedModel
 from polyclinic.study import Study
 from polyclinic.tasks import TASKS
+from polyclinic.tasks.regression import IN_UNITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-#: metrics that have the unit of the label
-IN_UNITS = ("mae", "rmse")
 
 #: what a result says of its data, of `PreparedSites.info`
 FACTS = ("source", "counts", "digests", "classes", "unit")
@@ -107,7 +104,7 @@ class Result:
 
     def _unit(self, metric: str) -> str:
         """The unit of an error in the label's own unit; nothing for other metrics."""
-        return read_model_file(self.folder / MODEL)[0].unit if metric in IN_UNITS else ""
+        return self.values["data"].get("unit", "") if metric in IN_UNITS else ""
 
     def __repr__(self) -> str:
         images, scores, per_site = result_display.final_scores(self.values)

@@ -16,6 +16,10 @@ from polyclinic.tasks.task import Sums, Target, Task
 CRITERIA: dict[str, Callable[..., Tensor]] = {"l1": F.l1_loss, "mse": F.mse_loss, "huber": F.huber_loss}
 
 
+#: metrics in the unit of the label
+IN_UNITS = ("mae", "rmse")
+
+
 class Regression(Task):
     """Output: [B, 1], scaled so that the public label range is -1 to 1; targets: float32 [B], as labelled."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import coloured, contact_sheet
+from polyclinic.data.contact_sheet import coloured, contact_sheet, label_words
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, GeneratorModel, probe
@@ -48,8 +48,9 @@ def draw(site: Site, model: GeneratorModel, images: Tensor, samples: Tensor | No
             rows[f"{level} codes"] = coloured(values, model.codebook_sizes[level], images.shape[-1])
     if samples is not None:
         rows["sampled"] = samples
-    labels = site.data.train.labels[: len(images)]
-    contact_sheet(rows, site.folder / "replay.png", [f"{label:g}" for label in labels])
+    target, labels = site.trainer.target, site.data.train.labels[: len(images)]
+    title = f"{site.name}: the first {len(labels)} of {len(site.data.train)} training images, and what replays them"
+    contact_sheet(rows, site.folder / "replay.png", label_words(labels, target.classes, target.unit), title)
 
 
 def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, ReplaySource], *, sampled: bool) -> Parcel:

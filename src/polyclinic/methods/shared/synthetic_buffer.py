@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.data.cache import code_digest
-from polyclinic.data.contact_sheet import contact_sheet
+from polyclinic.data.contact_sheet import contact_sheet, label_words
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
@@ -195,11 +195,12 @@ def _draw_sheet(site: Site, buffer: Tensors) -> None:
     gaps = (own[:, None].double() - labels[None].double()).abs()
     nearest = [int(gaps[:, column].argsort(stable=True)[column]) for column in range(min(len(labels), len(own)))]
     real = torch.from_numpy(site.data.train.images[nearest].copy())
-    captions = [f"{label:g}" for label in labels.tolist()]
+    target, many = site.trainer.target, len(buffer["images"])
+    title = f"{site.name}: {len(labels)} of {many} synthetic images, and training images of the same label"
     rows = {"real": real}
     if "masks" in buffer and (masks := site.data.train.masks) is not None:
         rows["real mask"] = torch.from_numpy(255 * masks[nearest][:, None])
     rows["synthetic"] = buffer["images"][:SHOWN]
     if "masks" in buffer:
         rows["synthetic mask"] = 255 * buffer["masks"][:SHOWN, None]
-    contact_sheet(rows, site.folder / "synthetic.png", captions)
+    contact_sheet(rows, site.folder / "synthetic.png", label_words(labels, target.classes, target.unit), title)

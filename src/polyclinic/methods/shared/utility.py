@@ -207,7 +207,9 @@ def draw_sheet(site: Site, synthetic: ImageSet) -> None:
             chosen = np.flatnonzero(part.labels == number)[:SHOWN] if names != ("",) else np.arange(SHOWN)
             if len(chosen):
                 rows[f"{kind} {name}"] = torch.from_numpy(np.asarray(part.images[chosen]).copy())
-    contact_sheet(rows, site.folder / "samples.png")
+    more = f"; the first 5 of {len(names)} classes" if len(names) > 5 else ""
+    title = f"{site.name}: some of {len(site.data.train)} training and {len(synthetic)} synthetic images{more}"
+    contact_sheet(rows, site.folder / "samples.png", (), title)
 
 
 def subset(part: ImageSet, index: np.ndarray) -> ImageSet:

@@ -1,0 +1,88 @@
+"""`polyclinic serve` as a user types it: what it refuses, and a server that starts, answers and ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from processes import start_polyclinic, wait_for
+from served import write_run
+
+from polyclinic.cli import run_app
+
+
+def refused(capsys, *arguments):
+    """The one sentence with which a command is refused."""
+    assert run_app(["serve", *map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_a_folder_that_is_not_there(capsys, tmp_path):
+    assert "there is no such folder" in refused(capsys, tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    assert "there is no such folder" in refused(capsys, tmp_path / "file")
+
+
+def test_a_folder_and_a_kit_are_two_things(capsys, tmp_path):
+    assert "give one of the two" in refused(capsys, tmp_path, "--kit", tmp_path)
+
+
+def test_a_folder_that_is_no_kit(capsys, tmp_path):
+    assert "is no kit" in refused(capsys, "--kit", tmp_path)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_server.json").write_text("{}")
+    assert "is the server's kit" in refused(capsys, "--kit", tmp_path)
+
+
+def test_an_address_that_cannot_be_used(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "is taken already" in refused(capsys, tmp_path, "--port", taken.getsockname()[1])
+    assert "cannot be used" in refused(capsys, tmp_path, "--host", "not an address", "--port", 0)
+
+
+def test_without_its_packages(capsys, tmp_path, monkeypatch):
+    monkeypatch.delattr("polyclinic.report.serve.server", raising=False)
+    monkeypatch.delitem(sys.modules, "polyclinic.report.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'polyclinic[serve]'" in refused(capsys, tmp_path)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_starts_answers_and_ends(tmp_path, end):
+    write_run(tmp_path / "runs" / "first")
+    process = start_polyclinic("serve", tmp_path, "--port", 0)
+    try:
+        address, token = re.search(r"open (http://127\.0\.0\.1:\d+/)#token=(\S+)", process.stdout.readline()).groups()
+        request = urllib.request.Request(f"{address}api/overview", headers={"authorization": f"Bearer {token}"})
+        found = wait_for(lambda: _answer(request))
+        assert [run["name"] for run in found["runs"]] == ["runs/first"]
+        process.send_signal(end)
+        assert process.wait() == 0
+        assert "the server has ended" in process.stdout.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answer(request):
+    """The content of an answer; nothing while the server is not there yet."""
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read())
+    except ConnectionError:
+        return None
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionError):
+            return None
+        raise
