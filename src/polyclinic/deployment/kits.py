@@ -29,6 +29,7 @@ from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.names import COORDINATOR, refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.deployment.approval_rules import TABLE, ApprovalRules
+from polyclinic.deployment.kit_readme import write_readmes
 from polyclinic.deployment.site_config import MAX_SCORES
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
@@ -73,6 +74,7 @@ def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Di
     for name in names:
         _write_site(folder / "sites" / name, name, sent.data, parts)
     _write_server(folder / "server")
+    write_readmes(folder, names, f"{server}:{port}")
     (folder / "study.toml").write_text(sent.to_toml(), encoding="utf-8")
     make_private(folder)
     return names
