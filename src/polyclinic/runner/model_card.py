@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyclinic.errors import BadInput
+from polyclinic.noted_files import read_result
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.model_file import Card
+from polyclinic.tasks import TASKS
 
 #: characters that mean something in Markdown or HTML
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@:])")
@@ -57,21 +57,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """`result.json` of a run folder; empty where there is none."""
-    file = folder / "result.json"
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except ValueError:
-        raise BadInput(f"{file}: is damaged; fetch the run again") from None
-
-
 def model_card(folder: Path, card: Card, file: str, to: str | None = None) -> str:
     """The card of the model of a run folder; `file` is what the model is called, and `to` the format it is in."""
-    result = read_result(folder)
+    result = read_result(folder) if (folder / "result.json").is_file() else {}
     parts = [
         ["# Model card", *_what(card, result)],
         ["## Limits of use", *(f"- {sentence}" for sentence in LIMITS)],
@@ -86,12 +74,14 @@ def model_card(folder: Path, card: Card, file: str, to: str | None = None) -> st
 
 
 def _what(card: Card, result: Mapping[str, Any]) -> list[str]:
-    task = card.built_task()
+    name = card.task["name"]
+    like = TASKS[name].like if name in TASKS else None  # a plug-in's task, where nobody has loaded the plug-in
     says = {
         "classification": f"says which of {len(card.classes)} classes an image belongs to",
         "regression": f"estimates a value in {plain(card.unit or 'the unit of the labels')}",
         "segmentation": "draws a mask in an image",
-    }[task.like]
+        None: f"does the task {plain(name)}",
+    }[like]
     networks = ", ".join(dict.fromkeys(plain(name) for name in card.backbones.values()))
     rounds = f" in {result['rounds']} rounds" if "rounds" in result else ""
     lines = [

@@ -12,11 +12,13 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
+from polyclinic.noted_files import note_files
 from polyclinic.report.dossier import writing
 from polyclinic.report.dossier.figures import Evidence, NoFigure, at_pointer, in_bytes, in_lines, pointer, shown
 from polyclinic.report.dossier.page import figures_on
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
+from polyclinic.runner.model_file import model_file, read_model_file
 
 HOSTILE = "<script>alert(1)</script>\u202e\n\"'|"
 
@@ -131,6 +133,9 @@ def test_a_dossier_that_was_made_anew_is_another_one(copy, whole, run_folder, tm
     result = json.loads((forged / "result.json").read_text())
     result["metrics"]["test"]["accuracy"] = 0.999
     (forged / "result.json").write_text(json.dumps(result))
+    with pytest.raises(BadInput, match=r"result\.json: is damaged"):
+        write_dossier(forged)
+    note_files(forged)
     other = write_dossier(forged)
     assert verify_dossier(other.folder) == []
     [problem] = verify_dossier(other.folder, whole.digest)
@@ -263,3 +268,19 @@ def test_the_commands_write_and_verify(run_folder, tmp_path, capsys):
     assert "does not hold: 1 problem" in found.err
     assert run_app(["report", str(run_folder), "--dossier", "--pdf"]) == 2
     assert "--dossier: takes no --pdf" in capsys.readouterr().err
+
+
+def test_a_task_of_a_plugin_needs_no_plugin(run_folder, tmp_path):
+    """A dossier reads a folder as data: it runs no code that the folder names."""
+    sent = tmp_path / "run"
+    shutil.copytree(run_folder, sent)
+    card, tensors = read_model_file(sent / "model.safetensors")
+    other = card.model_copy(update={"task": {"name": "focal <b>"}, "plugins": {"theirs.py": "0" * 64}})
+    (sent / "model.safetensors").write_bytes(model_file(tensors, other))
+    result = json.loads((sent / "result.json").read_text())
+    result["model_sha256"] = writing.digest_of_file(sent / "model.safetensors")
+    (sent / "result.json").write_text(json.dumps(result))
+    note_files(sent)
+    done = write_dossier(sent)
+    assert r"does the task focal \<b\>" in (done.folder / "model_card.md").read_text()
+    assert verify_dossier(done.folder, done.digest) == []

@@ -16,6 +16,7 @@ from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
 from polyclinic.files import PARTIAL
 from polyclinic.formats import check_run_format
+from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.dossier.data_sheet import data_sheet
 from polyclinic.report.dossier.figures import Evidence, NoFigure, read
 from polyclinic.report.dossier.page import page_of
@@ -27,7 +28,16 @@ from polyclinic.runner.model_file import MODEL, read_model_file
 FOLDER, EVIDENCE, PAGE = "dossier", "evidence", "index.html"
 MANIFEST, SEAL, FIGURES = "manifest.json", "manifest.sha256", "figures.json"
 #: files of a run that are copied where they are; pictures are not, as they may show patients
-COPIED = ("format.json", "study.toml", "result.json", "history.jsonl", "plugins.json", "images.json", "audit.json")
+COPIED = (
+    "format.json",
+    "study.toml",
+    "result.json",
+    "history.jsonl",
+    "plugins.json",
+    "images.json",
+    "audit.json",
+    "digests.json",
+)
 NEEDED = ("study.toml", "result.json", MODEL)
 
 
@@ -51,6 +61,7 @@ def write_dossier(run: Path, out: Path | None = None) -> Dossier:
     for name in NEEDED:
         if not (run / name).is_file():
             raise BadInput(f"{run}: has no {name}; name the folder of a finished run")
+    check_noted(run, *FINISHED)
     if folder.is_symlink() or (folder.exists() and not (folder / MANIFEST).is_file()):
         raise BadInput(f"--out {folder}: is there already and is no dossier; name another folder")
     try:
