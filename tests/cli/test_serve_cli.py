@@ -48,7 +48,7 @@ def test_an_address_that_cannot_be_used(capsys, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "is taken already" in refused(capsys, tmp_path, "--port", taken.getsockname()[1])
-    assert "cannot be used" in refused(capsys, tmp_path, "--host", "not an address", "--port", 0)
+    assert "cannot be used" in refused(capsys, tmp_path, "--host", "192.0.2.1", "--port", 0)  # of no machine
 
 
 def test_without_its_packages(capsys, tmp_path, monkeypatch):

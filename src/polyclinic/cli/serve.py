@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,8 +64,8 @@ def _serve(place: Path, listening: Listening, *, is_kit: bool) -> None:
     # whoever asks the process to end means the same as Ctrl-C; by default it would end with its runs still at work
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.serve(app, listening)
-    except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt):  # raised or not, as the process was started with SIGINT ignored
+            server.serve(app, listening)
         typer.echo("the server has ended", err=True)
     finally:
         for name in jobs.close():
