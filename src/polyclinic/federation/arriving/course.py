@@ -20,7 +20,7 @@ STATISTICS = ("running_mean", "running_var")
 LEAST = 0.1
 #: a step of a site's own training counts as no longer than this: a study's learning rate must not make room for weights
 #: that no training leads to
-LONGEST_STEP = 0.08
+LONGEST_STEP = 0.11
 #: a layer may move as if the site's training moved it by this share of how far it moved the layer that moved farthest:
 #: which layers move in a round differs from one to the next
 OTHER_LAYERS = 0.25
