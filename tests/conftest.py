@@ -48,18 +48,23 @@ TINY: dict[str, dict[str, Any]] = {
 
 MakeStudy = Callable[..., Study]
 
-#: the files that take longest; when they come last, one worker of pytest-xdist waits for the other
+#: the files that take longest (`--cpu-times`); when they come last, one worker of pytest-xdist waits for the other
 LONGEST = (
+    "test_replay_methods.py",
     "test_recorded_digests.py",
+    "test_gradient_inversion.py",
     "test_deploy.py",
-    "test_ray.py",
+    "test_audit.py",
+    "test_feder.py",
     "test_without_posix.py",
+    "test_ray.py",
     "test_nvflare.py",
+    "test_felicia_stacked.py",
     "test_contributing.py",
     "test_golden.py",
     "test_plugins.py",
-    "test_replay_methods.py",
     "test_methods.py",
+    "test_split.py",
 )
 
 
