@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import shutil
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +77,7 @@ class MLflow(Logger):
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # how it makes its tables
         # a store of this folder, whatever MLFLOW_TRACKING_URI says
         home = folder.resolve()
         self.client = MlflowClient(tracking_uri=f"sqlite:///{home / 'mlflow.db'}")
@@ -84,7 +87,8 @@ class MLflow(Logger):
         self.client.log_batch(self.run, params=[Param(name, value[:500]) for name, value in settings.items()])
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        metrics = [self.metric(_mlflow_name(name), value, 0, step) for name, value in values.items()]
+        now = int(1000 * time.time())
+        metrics = [self.metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
         self.client.log_batch(self.run, metrics=metrics)
 
     def close(self) -> None:
