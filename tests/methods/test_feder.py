@@ -373,7 +373,8 @@ def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypa
     monkeypatch.setattr(synthetic_buffer, "contact_sheet", contact_sheet)
     images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
     part = SimpleNamespace(images=images.numpy(), labels=torch.tensor([0, 1, 0, 1, 1]).numpy())
-    site = SimpleNamespace(data=SimpleNamespace(train=part), folder=tmp_path)
+    trainer = SimpleNamespace(target=Target(("clear", "ill")))
+    site = SimpleNamespace(data=SimpleNamespace(train=part), folder=tmp_path, name="site-1", trainer=trainer)
     synthetic_buffer._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
     assert (tmp_path / "synthetic.png").stat().st_size > 1000
 
