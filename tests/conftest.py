@@ -70,6 +70,9 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest; all else stays in its order."""
+    unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if unstable:  # two workers of pytest-xdist would collect different tests, and none would run
+        raise pytest.UsageError(f"{unstable[0]}: its name holds an address; give the parameters `ids`")
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 
