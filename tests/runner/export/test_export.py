@@ -101,7 +101,9 @@ def test_the_sample_images_differ_and_so_do_their_predictions(model):
     assert float(predictor.outputs(images).std(0).max()) > 1e-3  # measured: 2e-2
 
 
-@pytest.mark.parametrize("wrong", [lambda p: p + 2e-5, lambda p: p * np.nan, lambda p: p[:1]], ids=["shifted", "nan", "fewer"])
+@pytest.mark.parametrize(
+    "wrong", [lambda p: p + 2e-5, lambda p: p * np.nan, lambda p: p[:1]], ids=["shifted", "nan", "fewer"]
+)
 def test_a_model_that_says_something_else_is_refused(model, wrong):
     predictor = load_predictor(model)
     ours = lambda images: predictor.outputs(images).numpy()  # noqa: E731
