@@ -22,7 +22,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.leaving.parcel import Parcel, decode
-from polyclinic.federation.state import SitePosition, state_path
+from polyclinic.federation.state import SitePosition, state_path, version_of
 
 #: bytes of the object store of a Ray that is started here: parcels pass through it, nothing stays
 STORE_BYTES = 256 * 2**20
@@ -111,7 +111,7 @@ class Ray(WorkerPool):
         for site, position in positions.items():
             current = state_path(self.folder, site, position.version)
             for path in current.parent.glob("state-*.safetensors"):
-                if path != current:
+                if version_of(path) < position.version:  # newer ones belong to the checkpoint after this one
                     path.unlink()
 
     def restore(self, positions: dict[str, SitePosition]) -> None:

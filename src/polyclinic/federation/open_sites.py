@@ -22,7 +22,7 @@ from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, read_state, state_path
+from polyclinic.federation.state import SitePosition, read_state, state_path, version_of
 from polyclinic.files import atomic_write, sync_files, write_tensors
 
 
@@ -107,7 +107,7 @@ class OpenSites:
             stands = self._positions.get(name, SitePosition()).version
             return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
         kept = state_path(self.spec.folder, name, durable)
-        return [path for path in kept.parent.glob("state-*.safetensors") if _version(path) < durable]
+        return [path for path in kept.parent.glob("state-*.safetensors") if version_of(path) < durable]
 
     def refuse_other_names(self, names: Iterable[str]) -> None:
         """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
@@ -202,11 +202,6 @@ class OpenSites:
             write_tensors(path, site.state, durable=self.spec.durable)
             site.state.changed = False
         self._positions[site.name] = SitePosition(version, lines)
-
-
-def _version(state: Path) -> int:
-    number = state.stem.removeprefix("state-")
-    return int(number) if number.isdecimal() else 0
 
 
 def secret_in(folder: Path) -> str:

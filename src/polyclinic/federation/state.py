@@ -76,3 +76,8 @@ def state_path(folder: Path, site: str, version: int) -> Path:
 def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
     """A site's state as of a position; empty if it never had any."""
     return SiteState(read_tensors(state_path(folder, site, position.version)) if position.version else {})
+
+
+def version_of(state: Path) -> int:
+    number = state.stem.removeprefix("state-")
+    return int(number) if number.isdecimal() else 0
