@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 #: distributions whose package has another name
 MODULES = {"pillow": "PIL", "tomli-w": "tomli_w", "mlflow-skinny": "mlflow", "tensorboard": "torch"}
 #: extras that are for developers: tools, which the package does not import
-TOOLS = {"dev", "docs", "release"}
+TOOLS = {"browser", "dev", "docs", "release"}
 #: never imported by us: MONAI needs it, which is tested below; a package without code, whose file is opened by name;
 #: torch's exporter of ONNX needs it; MONAI's command needs it; MLflow's database needs them
 NOT_IMPORTED = {"einops", efficientnet.PACKAGE, "onnxscript", "fire", "alembic", "sqlalchemy"}
