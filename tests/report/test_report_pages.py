@@ -313,6 +313,13 @@ def test_one_picture_has_error_recovered_images_and_bytes(comparison):
     assert "25%" in " ".join(report.summary)
 
 
+def test_every_chart_of_a_comparison_is_on_the_page(comparison):
+    report = build_report(comparison, images=False)
+    page = Page(html_of(report))
+    assert page.count("svg") == len(report.charts()) >= 5
+    assert page.count("script") == 0
+
+
 def test_a_comparison_whose_rows_lead_elsewhere_is_refused(comparison, tmp_path):
     content = json.loads((comparison / "comparison.json").read_text())
     content["rows"][0]["method"] = "../../etc"
