@@ -11,9 +11,12 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch  # takes seconds: imported where it draws
 
 #: what torch tells of a generator on the CPU: the seed, two int32 (numbers left before the words are mixed again;
 #: whether it is seeded), the next word's place, the words of mt19937 as uint64 each, and normal numbers kept for later
@@ -29,11 +32,15 @@ def seed_of(*address: str | int) -> int:
 
 def torch_rng(*address: str | int) -> torch.Generator:
     """A fresh CPU generator of torch for the given address."""
+    import torch
+
     return seed_generator(torch.Generator(), *address)
 
 
 def device_rng(device: torch.device, *address: str | int) -> torch.Generator:
     """A fresh generator of torch for the given address, which draws on the device."""
+    import torch
+
     return seed_generator(torch.Generator(device), *address)
 
 
@@ -56,6 +63,8 @@ def seeded(*address: str | int, gpus: Sequence[torch.device | int] = ()) -> Iter
     For what can draw from there only, as dropout and new layers do. The global state is put back afterwards; that of
     other GPUs is not touched.
     """
+    import torch
+
     with torch.random.fork_rng(devices=list(gpus)):
         seed_generator(torch.default_generator, *address)
         for gpu in gpus:
@@ -70,6 +79,8 @@ def _text(*address: str | int) -> bytes:
 
 def _cpu_state(*address: str | int) -> torch.Tensor:
     """The state of a CPU generator at the beginning of its stream: all words of mt19937 come from the address."""
+    import torch
+
     state = _fresh_state().copy()
     words = np.frombuffer(hashlib.shake_256(_text(*address)).digest(4 * WORDS), "<u4")
     state[SEED_AT : SEED_AT + 8].view(np.uint64)[:] = seed_of(*address)
@@ -80,6 +91,8 @@ def _cpu_state(*address: str | int) -> torch.Tensor:
 @functools.cache
 def _fresh_state() -> np.ndarray:
     """The state of a generator that has drawn nothing yet, uint8 [5056]."""
+    import torch
+
     state = torch.Generator().manual_seed(0).get_state().numpy()
     if state.shape != (STATE_BYTES,):
         raise RuntimeError(

@@ -279,6 +279,11 @@ def normalised(distribution: str) -> str:
 # --- entry points -------------------------------------------------------------------------------------
 
 
+def installed_names(group: str) -> list[str]:
+    """Names of a group that installed packages add; nothing is imported."""
+    return list(_installed(tuple(sys.path), group))
+
+
 @functools.lru_cache(maxsize=64)
 def _installed(path: tuple[str, ...], group: str) -> dict[str, list[EntryPoint]]:
     """The entry points of a group by name, for this `sys.path`; a package that is found twice counts once."""

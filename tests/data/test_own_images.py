@@ -290,7 +290,7 @@ def test_missing_and_corrupt_files_are_named_with_their_row(table, tmp_path):
     ("rows", "settings", "says"),
     [
         (["image,label", "scans/0.png,a"], {}, "there is no column 'path'; it has image, label"),
-        (["path,label", "scans/0.png,"], {}, "1 cells are empty; fill them or remove the rows:\n  row 2: no label"),
+        (["path,label", "scans/0.png,"], {}, "1 cell is empty; fill them or remove the rows:\n  row 2: no label"),
         (["path,other", "scans/0.png,a"], {}, "neither a column 'label' nor 'mask'"),
         (["path,label", "scans/0.png,a"], {"patient": "case"}, "there is no column 'case'"),
         (["path,label", "scans/0.png,a"], {"keep": {"label": ["z"]}}, "data.keep.label: no image has the value 'z'"),

@@ -322,7 +322,7 @@ def test_the_preset_has_the_papers_choices_and_what_is_written_down_stays():
 
 
 def test_phases_are_as_long_as_the_generators_own_steps_unless_the_table_says_otherwise():
-    assert PrivateTuning().lengths(600) == (120, 600, 60, 60)
+    assert PrivateTuning().lengths(600) == (120, 600, 60, 120)
     assert PrivateTuning().lengths(8) == (1, 8, 1, 1)
     assert PrivateTuning(most_steps=50_000).lengths(600) == (10_000, 50_000, 5000, 500)
     assert PrivateTuning(preset="paper").lengths(600) == (10_000, 100_000, 100_000, 500)

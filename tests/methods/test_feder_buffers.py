@@ -167,8 +167,8 @@ def test_a_run_warns_where_tuning_gained_nothing(tmp_path, cache, monkeypatch, n
         assert (figures["kept_step"], figures["phase2_steps"]) == (0, 1)
         assert figures["phase2_fd"] == figures["phase1_fd"]
     assert found["warnings"] == display.sentences
-    assert len(found["warnings"]) == 2
-    for site, sentence in zip(("site-1", "site-2"), found["warnings"], strict=True):
+    about_tuning = [sentence for sentence in found["warnings"] if "private tuning" in sentence]
+    for site, sentence in zip(("site-1", "site-2"), about_tuning, strict=True):
         assert sentence.startswith(f"site '{site}': private tuning kept the generator of phase 1")
 
 

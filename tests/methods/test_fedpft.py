@@ -40,7 +40,7 @@ def test_it_learns_and_warns_of_small_classes(tiny_run):
     result = tiny_run({"name": "fedpft", "components": 2, "passes": 10}, optimizer={"name": "adam", "lr": 0.01})
     assert result.metrics["test"]["accuracy"] > 0.5
     assert set(result["communication"]["by_kind"]) >= {"statistics"}
-    assert "fewer than 10 images of some class" in result["warnings"][0]
+    assert any("fewer than 10 images of some class" in one for one in result["warnings"])
 
 
 def mixture(shares, width):

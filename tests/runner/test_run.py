@@ -302,7 +302,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_where_a_state_is_damaged(tiny,
     newest.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
     result = run(tiny(method, settings), tmp_path / "run", resume=True)
     assert result["weights_sha256"] == undisturbed(tiny(method, settings))["weights_sha256"]
-    assert [f"{newest}: is damaged" in sentence for sentence in result["warnings"]] == [True]
+    assert any(f"{newest}: is damaged" in sentence for sentence in result["warnings"])
 
 
 # --- policy -------------------------------------------------------------------------------------------

@@ -80,6 +80,17 @@ class ThreatModel(Settings):
         RECEIVER, description="what the attacker sees, holds and knows: " + ", ".join(Capability)
     )
 
+    def brief(self) -> list[str]:
+        """The same in short sentences: what all who receive parcels have, and what this attacker has otherwise."""
+        more, less = self.granted - RECEIVER, RECEIVER - self.granted
+        return [
+            "The attacker receives the parcels, follows the rules, and is curious.",
+            "It knows the network and how the sites train, and may ask whether a given image was among those "
+            "trained on.",
+            *([f"It has more than such a receiver: {words_of(more)}."] if more else []),
+            *([f"It lacks {words_of(less)}."] if less else []),
+        ]
+
     def __str__(self) -> str:
         withheld = frozenset(Capability) - self.granted
         return f"The attacker is granted {words_of(self.granted)}; not {words_of(withheld)}."

@@ -191,6 +191,7 @@ def _empty_report(study: Study, tools: Tools, budget: str, lines: LedgerLines) -
         "method": study.method.name,
         "seed": study.seed,
         "threat_model": str(tools.threat),
+        "threat_model_in_brief": tools.threat.brief(),
         "granted": sorted(tools.threat.granted),
         "budget": budget,
         "features": tools.distance.name,

@@ -17,6 +17,8 @@ from typing import Any
 from polyclinic.cli.app import app
 from polyclinic.errors import BadInput, Notice, WorkFailed
 
+INTERRUPTED = 130  #: the exit code of a command that Ctrl-C ended
+
 
 def main() -> None:
     """Entry point of the `polyclinic` command. What it writes, no other user of the machine may read."""
@@ -34,6 +36,8 @@ def run_app(arguments: list[str]) -> int:
 def _run_app(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, prog_name="polyclinic", standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C by itself, without a word
+            return _say("interrupted; what was finished is kept", 1)
         return code if isinstance(code, int) else 0
     except BadInput as error:
         return _say(str(error), 2)

@@ -11,6 +11,7 @@ from polyclinic.cli import (
     compare,
     data,
     deploy,
+    doctor,
     export,
     forgetting,
     ledger,
@@ -24,13 +25,15 @@ from polyclinic.cli import (
     tune,
     weights,
 )
+from polyclinic.cli.default_command import SentencesGroup
 from polyclinic.cli.list import list_entries
 from polyclinic.cli.new_plugin import new_plugin
 
 app = typer.Typer(
+    cls=SentencesGroup,
     help="Hospitals train medical-imaging models together without sharing their images.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"max_content_width": 100},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -60,11 +63,12 @@ app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("privacy")(privacy.privacy)
 app.command("bench")(bench.bench)
+app.command("doctor")(doctor.doctor)
 app.command("serve")(serve.serve)
 app.add_typer(report.app, name="report")
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(site.app, name="site")
-app.add_typer(study.app, name="study")
-app.add_typer(data.app, name="data")
-app.add_typer(weights.app, name="weights")
+app.add_typer(deploy.app, name="deploy", cls=SentencesGroup)
+app.add_typer(site.app, name="site", cls=SentencesGroup)
+app.add_typer(study.app, name="study", cls=SentencesGroup)
+app.add_typer(data.app, name="data", cls=SentencesGroup)
+app.add_typer(weights.app, name="weights", cls=SentencesGroup)

@@ -128,15 +128,16 @@ def show(report: dict[str, Any], run: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"{report['method']}: what the parcels give away", show_lines=True)
-    for column in ("kind", "leaks", "attacked", "what was found"):
+    for column in ("kind", "verdict", "attacked", "what was found"):
         table.add_column(column, overflow="fold")
-    words = {True: "yes", False: "no sign", None: "not attacked"}
+    words = {True: "leaks", False: "withstood", None: "not tested"}
     for kind, verdict in report["verdicts"].items():
         attacked = f"{verdict['attacked']} of {verdict['left']}" if "attacked" in verdict else "-"
         table.add_row(kind, words[verdict["leak"]], attacked, verdict["words"])
     console = Console()
     console.print(table)
-    console.print(report["threat_model"], soft_wrap=True)
+    for sentence in report["threat_model_in_brief"]:
+        console.print(sentence, highlight=False, soft_wrap=True)
     for kind, verdict in report["verdicts"].items():
         if verdict["not_tried"]:
             typer.echo(f"{kind}, not tried: {'; '.join(verdict['not_tried'])}")
@@ -157,7 +158,7 @@ def show_grid(report: dict[str, Any], run: Path) -> None:
     for one in report["points"]:
         figures = [_figure(one[name], digits) for name, digits in (("utility", 3), ("psnr", 1), ("psnr_of_guess", 1))]
         counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
-        table.add_row(one["defence"], *figures, *counts, "yes" if one["leaks"] else "no sign")
+        table.add_row(one["defence"], *figures, *counts, "leaks" if one["leaks"] else "withstood")
     Console().print(table)
     drawn = f"drawn in {run / 'grid.png'}, " if (run / "grid.png").exists() else ""
     typer.echo(f"{drawn}figures in {run / 'grid.json'}")

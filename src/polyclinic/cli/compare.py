@@ -130,7 +130,7 @@ class Bars:
     def update(self, planned: list[Entry]) -> None:
         for entry in planned:
             if self.bars:
-                self.bars.update(self.tasks[entry.folder], completed=entry.rounds_done)
+                self.bars.update(self.tasks[entry.folder], completed=entry.rounds_done, note=entry.inner_work)
             if entry.folder not in self.finished and entry.result is not None:
                 self.finished.add(entry.folder)
                 if not self.quiet and not self.bars:

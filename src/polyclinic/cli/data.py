@@ -97,6 +97,31 @@ def inspect(
         console.print(f"picture: {target}")
 
 
+@app.command("clean")
+def clean(
+    older_than: float = typer.Option(30.0, min=0, metavar="DAYS", help="Only what was not used for so many days."),
+    yes: bool = typer.Option(False, "--yes", help="Remove it; without this flag it is only listed."),
+) -> None:
+    """Remove prepared images from the cache: they are made again when a study needs them. Not while one runs."""
+    from polyclinic.cli.tables import human_bytes
+    from polyclinic.data.cache_cleaning import SHELVES, entries, remove
+    from polyclinic.files import cache_folder
+
+    found = entries(older_than)
+    for shelf, what in SHELVES.items():
+        mine = [entry for entry in found if entry.shelf == shelf]
+        typer.echo(f"{shelf:<10}  {len(mine):>4} ({what}), {human_bytes(sum(entry.bytes for entry in mine))}")
+    for entry in found if yes else []:
+        remove(entry)
+    total = human_bytes(sum(entry.bytes for entry in found))
+    if not found:
+        typer.echo(f"nothing in {cache_folder()} is older than {older_than:g} days; --older-than 0 takes all")
+    elif yes:
+        typer.echo(f"removed {total} from {cache_folder()}")
+    else:
+        typer.echo(f"add --yes to remove {total} from {cache_folder()}; nothing was removed")
+
+
 def summary(kind: type[Source]) -> str:
     """What a source is, in its own first sentence."""
     return (kind.__doc__ or "").strip().splitlines()[0]

@@ -7,7 +7,17 @@ from typing import Any
 from typer.core import TyperGroup
 
 
-class DefaultCommand(TyperGroup):
+class SentencesGroup(TyperGroup):
+    """A group whose help shows the whole first sentence of each command, on as many lines as it takes."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+        shown = [(name, self.commands[name].get_short_help_str(limit=10_000)) for name in names]
+        with formatter.section("Commands"):
+            formatter.write_dl(shown)
+
+
+class DefaultCommand(SentencesGroup):
     """What is no name of a command goes to the command `default`. A folder called like one is written ./verify."""
 
     default = "default"

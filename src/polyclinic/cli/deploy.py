@@ -49,8 +49,12 @@ def init(
 
 
 @app.command("start")
-def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as its institution got it.")) -> None:
+def start(
+    kit: Path = typer.Argument(..., help="The kit of a server or site, as its institution got it."),
+    verbose: bool = typer.Option(False, "--verbose", help="Print what NVFlare says, instead of writing it to a file."),
+) -> None:
     """Start one participant here, in the foreground, until Ctrl-C or the end of this process."""
+    import contextlib
     import signal
 
     from polyclinic.deployment.processes import Participant
@@ -59,7 +63,11 @@ def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    process = Participant.of(kit).start()
+    participant = Participant.of(kit)
+    log = participant.kit / "console.log"
+    with contextlib.nullcontext() if verbose else log.open("ab") as output:
+        process = participant.start(output, alone=False)
+    typer.echo(f"{participant.name} runs here; Ctrl-C ends it" + ("" if verbose else f"; NVFlare's own words: {log}"))
     signal.signal(signal.SIGTERM, interrupt)  # a service manager ends it so
     try:
         code = process.wait()
@@ -67,6 +75,8 @@ def start(kit: Path = typer.Argument(..., help="The kit of a server or site, as 
         code = 0
     finally:
         end_tree(process.pid)
+    if code:
+        typer.echo(f"{participant.name} ended with exit code {code}; {log} says why", err=True)
     raise typer.Exit(code)
 
 
@@ -86,7 +96,11 @@ def up(
     started = rehearsal.up(names or [])
     typer.echo(f"started {', '.join(started)}" if started else "all of them are running")
     if free := rehearsal.approving_every_study():
-        typer.echo(f"{', '.join(free)}: approve every study by themselves (approve.every in local/policy.toml)")
+        typer.echo(
+            f"a rehearsal: {', '.join(free)} allow more than the kits of real sites do. They approve every study by "
+            "themselves, let out every kind of parcel but real images, and take studies with any number of images "
+            "(local/policy.toml)"
+        )
     rehearsal.wait_until_up(within)
     wait_for_sites(folder, [name for name in rehearsal.running() if name != "server"], within)
 
@@ -242,6 +256,8 @@ def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     study = with_digest_of_weights(load_study(path, sets))
     if isinstance(study.data, AtSites):
         return study
+    if not (folder / "study.toml").is_file():
+        raise BadInput(f"{folder}: is no deployment; `polyclinic deploy init {path}` makes one")
     known = load_study(folder / "study.toml")
     assert isinstance(known.data, AtSites)
     if (study.data.source, study.data.size) != (known.data.dataset, known.data.size):

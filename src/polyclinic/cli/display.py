@@ -110,7 +110,7 @@ class RunDisplay(Display):
         self.console.print(f"site '{failure.site}' failed ({failure.operation}): {failure.reason}", style="yellow")
 
     def warned(self, sentence: str) -> None:
-        self.console.print(f"warning: {sentence}", style="yellow")
+        self.console.print(f"warning: {sentence}", style="yellow", highlight=False, soft_wrap=True)
 
     def round_done(self, line: JsonMapping, rounds: int) -> None:
         self._show("rounds", line["round"], rounds, headline(line["validation"], self._metric))

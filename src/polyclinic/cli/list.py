@@ -28,7 +28,7 @@ def list_entries(
     study: Path | None = typer.Option(None, help="A study whose plug-ins are to be listed, too.", show_default=False),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON list."),
 ) -> None:
-    """List methods, sources, partitions, ... with one sentence each and where they come from."""
+    """List what a study can name (methods, sources, partitions and others), and where each comes from."""
     from polyclinic.settings import no_such_choice
 
     if kind not in KINDS:
@@ -50,8 +50,14 @@ def rows_of(kind: str) -> list[JsonObject]:
     """Name, sentence and origin of every entry; of one that cannot be imported, why not."""
     import importlib
 
-    from polyclinic.registry import registry_of, summary_of
+    from polyclinic.registry import BUILT_IN, PLUGGED, installed_names, registry_of, summary_of
 
+    group = f"polyclinic.{kind}"
+    if not PLUGGED[group] and not installed_names(group):  # else they are imported, with all that they need
+        from polyclinic.cli.registry_text import built_in
+
+        if sentences := built_in(f"polyclinic.{ROOMS.get(kind, kind)}"):
+            return [{"name": name, "summary": words, "from": BUILT_IN} for name, words in sentences.items()]
     importlib.import_module(f"polyclinic.{ROOMS.get(kind, kind)}")
     registry = registry_of(kind)
     rows = []

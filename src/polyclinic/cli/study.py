@@ -20,9 +20,15 @@ def new(
         None, help="The data source whose settings to write down.", show_default="fundus-phantom"
     ),
     partition: str | None = typer.Option(
-        None, help="The partition whose settings to write down.", show_default="label-skew"
+        None, help="The partition whose settings to write down.", show_default="label-skew; iid for masks"
     ),
     task: str | None = typer.Option(None, help="The task; by default the first one the source is for."),
+    images: Path | None = typer.Option(
+        None,
+        "--for",
+        metavar="DIR",
+        help="Your own images (a folder, a CSV or an npz file): look at them, and write a study that fits.",
+    ),
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
     ),
@@ -30,10 +36,15 @@ def new(
     phantom: bool = typer.Option(False, "--phantom", help="With --preset: on drawn images instead of the paper's."),
     list_presets: bool = typer.Option(False, "--list-presets", help="Name the presets, and do nothing else."),
 ) -> None:
-    """Write a study with every setting, its default and what it means; or one of a paper (--preset)."""
+    """Write a study for your own images (--for), one with every setting and what it means, or a paper's (--preset)."""
+    if images is not None:
+        others = (method, source, partition, task, preset)
+        if any(one is not None for one in others) or phantom or scale != 1 or list_presets:
+            raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
+        new_for(images, path)
+        return
     from polyclinic.study.preset import preset as preset_text
     from polyclinic.study.preset import preset_names, summary_of
-    from polyclinic.study.template import template
 
     if list_presets:
         for name in preset_names():
@@ -46,13 +57,42 @@ def new(
     if preset is not None:
         text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
     else:
+        from polyclinic.study.template import first_task, template
+
         text = template(
             method=method or "fedavg",
             source=source or "fundus-phantom",
-            partition=partition or "label-skew",
+            partition=partition or usual_partition(task or first_task(source or "fundus-phantom")),
             task=task,
         )
     write_new(path, text)
+
+
+def usual_partition(task: str) -> str:
+    """How sites differ in a study that does not say; masks have no labels by which they could."""
+    return "iid" if task == "segmentation" else "label-skew"
+
+
+def new_for(images: Path, path: Path) -> None:
+    """Look at somebody's images, and write a study for them."""
+    from polyclinic.cli.study_for import study_for
+
+    if str(path) == "-":
+        raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
+    refuse_existing(path)
+    text, said = study_for(images, path)
+    for sentence in said:
+        typer.echo(sentence)
+    write_new(path, text)
+    typer.echo(f"before that, `polyclinic study check {path}` reads the images, and says what is wrong with them")
+
+
+def refuse_existing(path: Path) -> None:
+    """BadInput if there is a file already, or no folder for one."""
+    if path.exists():
+        raise BadInput(f"{path}: exists already; name another file")
+    if not path.parent.is_dir():
+        raise BadInput(f"{path}: there is no folder {path.parent}; make it first")
 
 
 def write_new(path: Path, text: str) -> None:
@@ -60,28 +100,31 @@ def write_new(path: Path, text: str) -> None:
     if str(path) == "-":
         typer.echo(text)
         return
-    if path.exists():
-        raise BadInput(f"{path}: exists already; name another file")
-    if not path.parent.is_dir():
-        raise BadInput(f"{path}: there is no folder {path.parent}; make it first")
+    refuse_existing(path)
     path.write_text(text, encoding="utf-8")
     typer.echo(f"wrote {path}; run it with: polyclinic run {path}")
 
 
 @app.command("check")
-def check(path: Path = typer.Argument(..., help="The study, a TOML file."), sets: list[str] = SET) -> None:
-    """Say whether a study can run, without running it.
+def check(
+    path: Path = typer.Argument(..., help="The study, a TOML file."),
+    sets: list[str] = SET,
+    images: bool = typer.Option(
+        True, help="Look at the images, too: --no-images where they lie on another machine than this."
+    ),
+) -> None:
+    """Say whether a study can run, without running it: its settings, and whether its images can be read.
 
-    Images are opened only where they decide: for data.fold, data.test_per_class, data.test_total_per_class, and for a
-    file of first weights.
+    Of more than 1,000 images, 1,000 are read.
     """
-    from polyclinic.runner.files_check import check_files
+    from polyclinic.runner.files_check import check_files, check_images
     from polyclinic.study import load_study
 
     study = load_study(path, sets)
     if study.tuning is not None and study.data.source != "at-sites":
         study.tuning.check_weights()
-    found = check_files(study)
+    looked_at = check_images(study.data) if images else []
+    found = [*check_files(study), *looked_at]
     sites = len(study.sites.site_names()) or "as many as the data has"
     typer.echo(
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "

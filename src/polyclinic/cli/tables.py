@@ -36,6 +36,8 @@ def print_result(result: Result) -> None:
     console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
     if found := result.values.get("replay"):
         console.print(replay_sentence(found), soft_wrap=True)
+    for sentence in result.values.get("warnings", []):
+        console.print(f"warning: {sentence}", style="yellow", highlight=False, soft_wrap=True)
     if result["privacy"]:
         console.print(privacy_sentence(result["privacy"]), soft_wrap=True)
 

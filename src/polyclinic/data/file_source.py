@@ -39,7 +39,8 @@ class FileSource(Source):
     """A source with a path. A subclass says what its images are, where to get them and how they lie."""
 
     path: Path = Field(
-        description="the folder or file of the source, relative to where polyclinic is started, or $POLYCLINIC_DATA/..."
+        description="the folder or file of the source, relative to this file (with --set and in Python, to where "
+        "polyclinic is started), or $POLYCLINIC_DATA/..."
     )
     origin: str | None = Field(None, description="where these images can be had, told to whoever lacks them")
     shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
@@ -55,7 +56,9 @@ class FileSource(Source):
     @field_validator("path")
     @classmethod
     def _home(cls, path: Path) -> Path:
-        return path.expanduser()
+        """The whole path, so that a run can be resumed from any folder."""
+        path = path.expanduser()
+        return path if path.parts[:1] == (DATA_FOLDER,) else Path(os.path.abspath(path))
 
     @abstractmethod
     def listing(self) -> Listing:

@@ -98,7 +98,7 @@ class PreparedSites:
 
     info: source, channels, size, classes, unit, label_range, has_masks, counts[site][split],
     class_counts[site][split] (a list, by class), columns (their names), digests[split] (sha256), mean_ks,
-    labels (histograms of training labels), pairwise_ks (up to 40 sites)
+    labels (histograms of training labels), pairwise_ks (up to 40 sites), left_out[origin] (images of no site)
     """
 
     folder: Path
@@ -179,7 +179,7 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
                 _write_part(scratch / site / name, dataset, parts[name], camera)
             if progress:
                 progress("writing the sites' parts", done, len(where))
-        facts = describe(data.source, dataset, where)
+        facts = describe(data.source, dataset, where) | {"left_out": sites.left_out(dataset)}
         (scratch / "info.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 

@@ -134,7 +134,10 @@ def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.nda
     import pydicom
     from pydicom.pixels import apply_modality_lut, pixel_array
 
-    header = pydicom.dcmread(file)
+    try:
+        header = pydicom.dcmread(file)
+    except pydicom.errors.InvalidDicomError:  # its own words advise a setting of Python code
+        raise ValueError("this is no DICOM file, or its beginning is damaged; export it again") from None
     if "PixelData" not in header:
         raise ValueError("the DICOM file holds no image")
     values = pixel_array(header)

@@ -51,10 +51,15 @@ class Table:
         return result
 
     def require(self, *names: str) -> None:
-        """Says in one sentence which column is missing and which there are."""
-        for name in names:
-            if name not in self.columns:
-                raise BadInput(f"{self.file}: there is no column '{name}'; it has {', '.join(self.columns)}")
+        """Says in one sentence which columns are missing and which there are."""
+        if missing := self.missing(*names):
+            raise BadInput(missing)
+
+    def missing(self, *names: str) -> str:
+        """What `require` says; nothing where all columns are there."""
+        absent = [f"'{name}'" for name in dict.fromkeys(names) if name not in self.columns]
+        what = f"column {absent[0]}" if len(absent) == 1 else f"columns {', '.join(absent)}"
+        return f"{self.file}: there is no {what}; it has {', '.join(self.columns)}" if absent else ""
 
     def place(self, i: int) -> str:
         """What to call row i in a message."""

@@ -56,8 +56,11 @@ class Participant:
         found = x509.load_pem_x509_certificate((self.kit / "startup" / certificate).read_bytes())
         return str(found.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)[0].value)
 
-    def start(self, output: Any = None) -> subprocess.Popen:
-        """Start the participant's process; what it prints goes to `output`, by default where ours goes."""
+    def start(self, output: Any = None, *, alone: bool = True) -> subprocess.Popen:
+        """Start the participant's process; what it prints goes to `output`, by default where ours goes.
+
+        With `alone` a process whose output goes elsewhere is out of reach of this terminal's Ctrl-C.
+        """
         refuse_if_left(self.kit)
         for leftover in ("shutdown.fl", "restart.fl"):  # or it would end at once
             (self.kit / leftover).unlink(missing_ok=True)
@@ -72,7 +75,7 @@ class Participant:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=output is not None,
+            start_new_session=alone and output is not None,
         )
 
 

@@ -16,9 +16,8 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, sign_anchor, signer_of_line
+from polyclinic.federation.received import RECEIVED_FILE, read_received
 from polyclinic.json_types import JsonObject
-
-RECEIVED_FILE = "received.jsonl"
 
 
 class Heads:
@@ -98,26 +97,11 @@ class Heads:
             file.write(json.dumps(line) + "\n")
 
 
-def read_received(folder: Path) -> list[JsonObject]:
-    """What a coordinator wrote down, oldest first, without a line that a killed process left unfinished."""
-    path = folder / RECEIVED_FILE
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    lines = [(number, _line(text)) for number, text in enumerate(texts, 1)]
-    return [line | {"number": number} for number, line in lines if line is not None]
-
-
 def end_torn_line(path: Path) -> None:
     """So that what is written next does not go on with the line that a killed process left unfinished."""
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         with path.open("a", encoding="utf-8") as file:
             file.write("\n")
-
-
-def _line(text: bytes) -> JsonObject | None:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _as_received(parcel: Parcel) -> JsonObject:

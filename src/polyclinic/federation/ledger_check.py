@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyclinic.data.names import COORDINATOR
-from polyclinic.federation.heads import RECEIVED_FILE, read_received
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, check_head
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Anchor, anchor_from_json, is_countersigned
+from polyclinic.federation.received import RECEIVED_FILE, read_received
 from polyclinic.json_types import JsonObject
 
 

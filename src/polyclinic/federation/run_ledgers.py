@@ -7,7 +7,6 @@ from pathlib import Path
 
 from polyclinic.data.names import COORDINATOR
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.heads import RECEIVED_FILE
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.key_ring import PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys, SeedKeys
 from polyclinic.federation.ledger_check import (
@@ -19,6 +18,7 @@ from polyclinic.federation.ledger_check import (
     witnesses_at_site,
     witnesses_in,
 )
+from polyclinic.federation.received import RECEIVED_FILE
 from polyclinic.formats import check_run_format
 
 

@@ -99,7 +99,7 @@ class PrivateTuning(Settings):
         None,
         ge=1,
         description="steps between two measurements of the Fréchet distance; the second phase is measured after 1, 2, "
-        "5, 10, 20, 50, ... steps, too; a tenth of most_steps, and 500 at most, if not given",
+        "5, 10, 20, 50, ... steps, too; a fifth of most_steps, and 500 at most, if not given",
     )
     measured: int = Field(1000, ge=20, description="images, at most, of which the Fréchet distance is measured")
 
@@ -115,7 +115,7 @@ class PrivateTuning(Settings):
             patience=self.patience or max(1, most // 5),
             most_steps=most,
             most_tuning_steps=self.most_tuning_steps or max(1, most // 10),
-            check_every=self.check_every or min(500, max(1, most // 10)),
+            check_every=self.check_every or min(500, max(1, most // 5)),
         )
 
     def check_weights(self) -> None:

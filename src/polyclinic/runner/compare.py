@@ -60,6 +60,13 @@ class Entry:
         return history.read_bytes().count(b"\n") if history.exists() else 0
 
     @property
+    def inner_work(self) -> str:
+        """What long work within a round the run does now, and how long it will take, as its log says."""
+        log = self.folder.parent / "studies" / f"{self.folder.name}.log"
+        lines = log.read_bytes()[-500:].decode(errors="replace").splitlines() if log.exists() else []
+        return lines[-1].strip() if lines and lines[-1].startswith("  ") else ""
+
+    @property
     def result(self) -> JsonObject | None:
         return read_result(self.folder) if (self.folder / "result.json").exists() else None
 
@@ -159,6 +166,8 @@ def tables_for(study: Study, method: str) -> JsonObject:
             f"{method}: {kept['rounds']} rounds, its default, as '{old}' of the study has one round only; "
             f"--set {method}:method.rounds=N takes another number"
         )
+    if issubclass(kind, OneRound):
+        kept.pop("rounds", None)
     tables["method"] = {**kept, "name": method}
     return tables
 
@@ -265,7 +274,7 @@ def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
     studies.mkdir(parents=True, exist_ok=True)
     file = studies / f"{entry.folder.name}.toml"
     file.write_text(entry.study.to_toml(), encoding="utf-8")
-    command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder), "--resume", "--quiet"]
+    command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder), "--resume"]
     # runs side by side fill the cores already
     command += [] if alone else ["--set", "engine.workers=1"]
     with file.with_suffix(".log").open("w") as log:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.clusters import Clusters
 from polyclinic.data.parts import PreparedSites, prepare, spread
+from polyclinic.data.preprocessing.prepare import problem_of, unreadable
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS
 from polyclinic.errors import BadInput
@@ -17,6 +22,9 @@ from polyclinic.models import PUBLIC, WeightsFile, find_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
 from polyclinic.study.checks import network_of
+
+#: images that `study check` reads
+READ_AT_MOST = 1000
 
 
 def check_files(study: Study) -> list[str]:
@@ -46,6 +54,22 @@ def check_files(study: Study) -> list[str]:
 def _counts_images(study: Study) -> bool:
     data = study.data
     return any(setting is not None for setting in (data.fold, data.test_per_class, data.test_total_per_class))
+
+
+def check_images(data: Source) -> list[str]:
+    """What is wrong with the images themselves: BadInput where there are none, or some cannot be read; else what was
+    looked at, a sentence. Of many images so many are read, taken evenly."""
+    if not isinstance(data, FileSource):
+        return []
+    data.refuse_missing_path()
+    listing = data.listing()
+    chosen = np.unique(np.linspace(0, len(listing) - 1, min(len(listing), READ_AT_MOST)).astype(int)).tolist()
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        problems = [problem for problem in pool.map(lambda i: problem_of(listing, i), chosen) if problem]
+    if problems:
+        raise BadInput(unreadable(problems, len(chosen)))
+    every = f"all {len(listing)} images" if len(chosen) == len(listing) else f"{len(chosen)} of {len(listing)} images"
+    return [f"{every} can be read" + (f"; classes: {', '.join(listing.classes)}" if listing.classes else "")]
 
 
 def _are_here(data: Source) -> bool:

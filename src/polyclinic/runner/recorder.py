@@ -18,6 +18,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.observer import Observer
 from polyclinic.files import atomic_write, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.runner.advice import Watch
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
@@ -64,6 +65,7 @@ class Recorder(Observer):
         self._seconds = 0.0
         self._history = hashlib.sha256()  # of the lines of history.jsonl
         self._noted_history: str | None = None
+        self._watch = Watch()
 
     # --- what the federation tells ----------------------------------------------------------------
 
@@ -87,6 +89,8 @@ class Recorder(Observer):
         pooled = (self._validation or {}).get("pooled", {})
         rank = self.study.task.rank(pooled, self.study.evaluation.metric)
         self.scored_round = federation.round
+        for sentence in self._watch.scored(self.study.task, replies, pooled):
+            federation.warn(sentence)
         if rank is not None and rank > self.best_rank:
             self.best_rank, self.leading_round = rank, federation.round
             if self.study.evaluation.select == "best":

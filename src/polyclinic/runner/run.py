@@ -22,6 +22,7 @@ from polyclinic.formats import write_run_format
 from polyclinic.noted_files import note_files, read_result
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
+from polyclinic.runner import advice
 from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
 from polyclinic.runner.calibration import Calibration, calibrations_of
 from polyclinic.runner.case_statistics import statistics_of_cases
@@ -172,6 +173,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         recorder.rewind_history(federation.round)
         recorder.loggers = loggers = Loggers(study, folder)
         display.started(study, parts.names, federation.round + 1)
+        for sentence in advice.before(study, parts.info):
+            federation.warn(sentence)
         last = run_method(study.method, federation)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
         federation.save()
@@ -179,6 +182,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
+        for sentence in advice.after(study, parts, metrics, federation.reports):
+            federation.warn(sentence)
         calibrations: dict[str, Calibration] = {}
         if engine.simulation:  # of a real site no score of a single image is kept
             metrics |= kept_statistics(assembly, models)

@@ -4,7 +4,23 @@ study = load_study(Path("study.toml"), ["method.rounds=5"])
 study = Study(data={"source": "fundus-phantom"}, sites={"partition": "iid", "count": 4}, method={"name": "cwt"})
 """
 
-from polyclinic.study.reading import load_run_study, load_study
-from polyclinic.study.tables import Study, parse_study
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyclinic.study.reading import load_run_study, load_study
+    from polyclinic.study.tables import Study, parse_study
 
 __all__ = ["Study", "load_run_study", "load_study", "parse_study"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: presets, which lie in this folder, need neither networks nor torch."""
+    if name in ("load_run_study", "load_study"):
+        from polyclinic.study import reading
+
+        return getattr(reading, name)
+    if name in ("Study", "parse_study"):
+        from polyclinic.study import tables
+
+        return getattr(tables, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.labelled import LabelledSource
 from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
@@ -47,6 +48,7 @@ def check_task(study: Study) -> None:
         can = ", ".join(name for name, kind in METHODS.working().items() if task in kind.traits.tasks)
         tasks = ", ".join(method.traits.tasks)
         raise BadInput(f"task.name: method '{method.name}' is for {tasks}, not {task}; choose one of {can}")
+    _check_label_range(study, task)
     for setting in ("test_per_class", "test_total_per_class"):
         if task == "regression" and getattr(study.data, setting) is not None:
             raise BadInput(f"data.{setting}: the labels of regression are values and have no classes; leave it out")
@@ -62,6 +64,23 @@ def check_task(study: Study) -> None:
         if not known or find(backbone, size=study.data.size).dense != study.task.dense:
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")
     method.check_task(task)
+
+
+def _check_label_range(study: Study, task: str) -> None:
+    """BadInput where values are to be predicted, and nobody says between which bounds; or the other way round."""
+    if not isinstance(study.data, LabelledSource):
+        return
+    bounds = study.data.label_range
+    if task == "regression" and bounds is None:
+        raise BadInput(
+            "data.label_range: missing; regression predicts a value, so give the lowest and the highest one that is "
+            "possible, for example label_range = [0, 228]"
+        )
+    if task == "classification" and bounds is not None:
+        raise BadInput(
+            "data.label_range: labels are values with it, and classification needs classes; set task.name = "
+            "'regression', or take data.label_range out"
+        )
 
 
 def check_model(study: Study) -> None:

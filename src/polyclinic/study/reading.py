@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyclinic import plugins
+from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
@@ -28,6 +31,7 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
     changes, folder = parse_sets(sets or []), Path(path).parent
+    tables = with_whole_path(tables, Path(path), has_new_path="data.path" in changes)
     changed = _changed(tables, changes)
     with only_site_plugins(folder):  # in a kit a study brings no code
         if changed.get("plugins"):
@@ -36,6 +40,21 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
         study = parse_study(fit_to_variants(tables, changed, changes))
         check_installed(study, folder)
     return study
+
+
+def with_whole_path(tables: JsonMapping, file: Path, *, has_new_path: bool) -> JsonObject:
+    """The tables of a study's file; a relative `data.path` begins at the file's folder."""
+    data = tables.get("data")
+    path = data.get("path") if isinstance(data, Mapping) else None
+    if has_new_path or not isinstance(path, str) or path.startswith((DATA_FOLDER, "~")) or Path(path).is_absolute():
+        return dict(tables)
+    whole = file.parent / path
+    if not whole.exists() and Path(path).exists():
+        raise BadInput(
+            f"data.path: '{path}' begins at the folder of {file}, where there is nothing of that name; it does not "
+            f"begin where polyclinic is started, as it once did: write '{os.path.relpath(path, file.parent)}'"
+        )
+    return {**tables, "data": {**tables["data"], "path": str(whole)}}
 
 
 def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequence[str] = ()) -> Study:

@@ -17,6 +17,7 @@ from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.settings import Settings, variant
 from polyclinic.study import Study
 from polyclinic.study.tables import PLAIN, VARIANTS
+from polyclinic.tasks import TASKS
 
 #: the backbone of a template whose method needs an encoder
 ENCODER = "efficientnet-lite0-1024"
@@ -36,7 +37,7 @@ EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 
 def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
     """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
-    chosen = {"data": source, "sites": partition, "task": task or _first_task(source), "method": method}
+    chosen = {"data": source, "sites": partition, "task": task or first_task(source), "method": method}
     chosen["generator"] = "dcgan" if _method(method).needs_generator() else "vqvae2"
     needless, recipe = _needless(method), RECIPE if method in RECIPE_FOR else {}
     blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`."]
@@ -49,8 +50,7 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
             fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {}), **recipe.get(table, {})}
             lines = _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
         elif table in PLAIN:
-            encoder = table == "model" and _method(method).traits.needs_encoder
-            fixed = {"backbone": ENCODER} if encoder else recipe.get(table, {})
+            fixed = {**recipe.get(table, {}), **(_network(method, chosen["task"]) if table == "model" else {})}
             lines = _table(table, PLAIN[table], fixed, RECIPE_NOTE if recipe and table == "optimizer" else "")
         else:
             continue
@@ -58,10 +58,18 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
     return "\n".join(blocks) + "\n"
 
 
+def _network(method: str, task: str) -> dict[str, str]:
+    """The network of a template, where the usual one cannot do the task or the method."""
+    if _method(method).traits.needs_encoder:
+        return {"backbone": ENCODER}
+    return {"backbone": "unet"} if TASKS[task].dense else {}
+
+
 def _needless(method: str) -> set[str]:
     """Tables that a study of this method can do without."""
     chosen = _method(method)
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
+    optional -= {"audit"}  # without it a run cannot be audited
     if chosen.traits.needs_privacy:
         optional -= {"privacy"}
     if chosen.needs_generator():
@@ -73,7 +81,8 @@ def _method(name: str) -> Method:
     return variant(METHODS, {"name": name}, path="method", key="name")(name=name)
 
 
-def _first_task(source: str) -> str:
+def first_task(source: str) -> str:
+    """The first task that a source has labels for."""
     registry, key = VARIANTS["data"]
     tasks = variant(registry, {key: source}, path="data", key=key).tasks  # type: ignore[attr-defined]
     if not tasks:

@@ -16,6 +16,7 @@ from polyclinic.data.listing import Listing
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
+from polyclinic.registry import notice_once
 
 
 class Folder(FileSource):
@@ -92,7 +93,10 @@ def _folders(top: Path) -> list[Path]:
 
 def _classes(top: Path) -> list[tuple[str, Path]]:
     """(class, file) of every image below the class folders of `top`, sorted."""
-    return [(folder.name, file) for folder in _folders(top) for file in images_below(folder)]
+    found = {folder.name: images_below(folder) for folder in _folders(top)}
+    if empty := [name for name, files in found.items() if not files]:
+        notice_once(f"data.path: no image lies in {', '.join(empty)} of '{top}', which makes no class")
+    return [(name, file) for name, files in found.items() for file in files]
 
 
 def images_below(folder: Path) -> list[Path]:

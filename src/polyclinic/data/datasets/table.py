@@ -48,7 +48,7 @@ class Csv(LabelledSource):
     Paths are relative to the CSV. PNG, JPEG, TIFF, BMP, DICOM and NIfTI may be mixed."""
 
     def files(self) -> Iterable[str | Path]:
-        table = read_table(self.location, self.image)
+        table = self._read()
         names = [name for name in (self.image, self._name(table, "mask")) if name]
         return [self.location, *(self.location.parent / row[name] for row in table.rows for name in names)]
 
@@ -81,26 +81,35 @@ class Csv(LabelledSource):
         )
 
     def _chosen_rows(self) -> Table:
-        table = read_table(self.location, self.image)
-        table.require(*(name for name in (getattr(self, field) for field in OPTIONAL) if name), *self.columns)
+        table = self._read()
         if self.keep:
             table = table.where(self.kept({name: table.column(name) for name in table.columns}))
-        self._refuse_gaps(table)
+        if gaps := self._gaps(table):
+            raise BadInput(gaps)
         return table
 
-    def _refuse_gaps(self, table: Table) -> None:
-        """Every empty cell where there must be a value, all in one message."""
-        columns = (self._name(table, field) for field in ("label", "patient", "mask", "site"))
-        needed = [self.image, *(name for name in columns if name)]
+    def _read(self) -> Table:
+        """The table; where it lacks columns that settings name, one message says so, and names the empty cells."""
+        table = read_table(self.location)
+        wanted = [self.image, *(name for name in (getattr(self, field) for field in OPTIONAL) if name), *self.columns]
+        if missing := table.missing(*wanted):
+            raise BadInput("\n".join(filter(None, [missing, "" if self.keep else self._gaps(table)])))
+        return table
+
+    def _gaps(self, table: Table) -> str:
+        """Every empty cell where there must be a value, all in one message; nothing where there is none."""
+        fields = ("label", "patient", "mask", "site")
+        columns = (name for name in (self._name(table, field) for field in fields) if name in table.columns)
+        needed = [*([self.image] if self.image in table.columns else []), *columns]
         gaps = [
             f"row {line}: no {name}"
             for row, line in zip(table.rows, table.lines, strict=True)
             for name in needed
             if not row[name]
         ]
-        if gaps:
-            head = f"{self.location}: {len(gaps)} cells are empty; fill them or remove the rows:"
-            raise BadInput("\n  ".join([head, *gaps[:200]]))
+        are = "cells are" if len(gaps) > 1 else "cell is"
+        head = f"{self.location}: {len(gaps)} {are} empty; fill them or remove the rows:"
+        return "\n  ".join([head, *gaps[:200]]) if gaps else ""
 
     def _column(self, table: Table, name: str) -> np.ndarray | None:
         column = self._name(table, name)

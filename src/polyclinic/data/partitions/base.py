@@ -49,6 +49,10 @@ class Sites(Settings):
         """Names of the sites, in order."""
         return self.names if self.names is not None else tuple(f"site-{k + 1}" for k in range(self.count or 0))
 
+    def left_out(self, dataset: Dataset) -> dict[str, int]:
+        """Images that belong to no site of the study, by where they come from; none in most partitions."""
+        return {}
+
     @abstractmethod
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> Plan:
         """How to spread images over the sites, learnt from the training images at `train` only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -42,6 +43,12 @@ class Column(Sites):
         if self.count is not None:
             raise ValueError("count does not go with natural sites; keep some of them with names")
         return self
+
+    def left_out(self, dataset: Dataset) -> dict[str, int]:
+        if dataset.site is None or self.names is None:
+            return {}
+        found = Counter(str(site) for site in dataset.site)
+        return {name: count for name, count in sorted(found.items()) if name not in self.names}
 
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> ByColumn:
         if dataset.site is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,12 @@ STEP = 64  # images read at a time
 NOTED_EVERY = 32  # steps between two notes of progress on disk
 LOOKED_AT = 24
 NAMED_AT_MOST = 200
+ONE_BY_ONE = 20  # images with the same problem that are still named each
+#: what differs between two messages about the same problem
+NUMBERS = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)")
+
+#: the name of an image, and why it cannot be read
+Problem = tuple[str, str]
 
 
 def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress | None = None) -> None:
@@ -71,15 +78,15 @@ def _read_all(
 ) -> None:
     """Fills the arrays; `done_file` holds how many images, from the first, are safely on disk."""
     done = int(done_file.read_text()) if done_file.exists() else 0
-    problems: list[str] = []
+    problems: list[Problem] = []
 
-    def read(i: int) -> str | None:
+    def read(i: int) -> Problem | None:
         try:
             images[i] = fit_image(listing.picture(i), fit, images.shape[1])
             if masks is not None and listing.mask is not None:
                 masks[i] = fit_mask(listing.mask(i), fit)
         except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
-            return f"{listing.name(i)}: {_reason(error)}"
+            return listing.name(i), _reason(error)
         return None
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
@@ -90,7 +97,18 @@ def _read_all(
             if progress:
                 progress("preparing images", piece.stop, len(listing))
     if problems:
-        raise BadInput(_report(problems, len(listing)))
+        raise BadInput(unreadable(problems, len(listing)))
+
+
+def problem_of(listing: Listing, i: int) -> Problem | None:
+    """Why image i or its mask cannot be read; None where it can be."""
+    try:
+        listing.picture(i)
+        if listing.mask is not None:
+            listing.mask(i)
+    except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
+        return listing.name(i), _reason(error)
+    return None
 
 
 def _pieces(start: int, stop: int) -> Iterator[range]:
@@ -121,8 +139,21 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _report(problems: list[str], count: int) -> str:
-    named = problems[:NAMED_AT_MOST]
-    more = [f"and {len(problems) - len(named)} more"] if len(problems) > len(named) else []
+def unreadable(problems: Sequence[Problem], count: int) -> str:
+    """Which of so many images cannot be read, and why: images with the same problem in one line."""
+    alike: dict[str, list[Problem]] = {}
+    for name, why in problems:
+        alike.setdefault(NUMBERS.sub("#", why), []).append((name, why))
+    lines = [_line(group, count) for group in alike.values()]
+    named = lines[:NAMED_AT_MOST]
+    more = [f"and {len(lines) - len(named)} more"] if len(lines) > len(named) else []
     head = f"data.path: {len(problems)} of {count} images cannot be read; repair or remove them:"
     return "\n  ".join([head, *named, *more])
+
+
+def _line(group: Sequence[Problem], count: int) -> str:
+    """`a.png: why`, or for many that have the same problem `50 of 50 images, such as a.png: why`."""
+    name, why = group[0]
+    if len(group) <= ONE_BY_ONE:
+        return "\n  ".join(f"{name}: {why}" for name, why in group)
+    return f"{len(group)} of {count} images, such as {name}: {why}"

@@ -25,6 +25,7 @@ from polyclinic.methods.shared.moments import RESOLUTION, Moments, whole_feature
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
 from polyclinic.randomness import torch_rng
+from polyclinic.registry import notice_once
 from polyclinic.tasks.regression import scale
 
 PIECE = 4096  # rows that lie in memory at once
@@ -53,7 +54,9 @@ class OneRound(Method):
 
     @field_validator("rounds", mode="before")
     @classmethod
-    def _one(cls, _: Any) -> int:
+    def _one(cls, written: Any) -> int:
+        if written != 1:
+            notice_once(f"method.rounds: '{cls.model_fields['name'].default}' has one round, so {written} is not used")
         return 1
 
     def width(self, federation: Federation) -> int:

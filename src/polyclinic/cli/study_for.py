@@ -1,0 +1,181 @@
+"""`polyclinic study new --for DIR`: a study for somebody's own images, with the reason of each choice beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from polyclinic.data.survey import Survey, survey
+from polyclinic.errors import BadInput
+from polyclinic.files import atomic_write
+
+SITES = 3  #: simulated ones, where the images do not say where they were taken
+SIDE = {"classification": 64, "regression": 64, "segmentation": 64}
+FEW_IMAGES = 5000  #: up to so many, a network that has seen other images already is better than one that has not
+TRAINED = 0.65  #: share of the images that are trained on
+STEPS = 10  #: of a site in a round, at least
+
+
+def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
+    """The text of a study for these images, and sentences about what was found. A table of cases, where one is
+    needed, is written beside the study."""
+    found = survey(images)
+    said = [_what(found), *found.notes]
+    if found.cases is not None:
+        table = path.with_name(f"{path.stem}_cases.csv")
+        if table.exists():
+            raise BadInput(f"{table}: exists already; name another study, or move it")
+        atomic_write(table, found.cases.as_csv(table.parent.resolve()))
+        said.append(f"wrote {table}, which lists them")
+        return _text(found, table.name, said), said
+    return _text(found, os.path.relpath(found.path, path.parent.resolve()), said), said
+
+
+def _what(found: Survey) -> str:
+    """What was found, in one sentence."""
+    words = {
+        "classification": f"{len(found.labels.classes)} classes ({_counts(found.labels.classes)})",
+        "regression": f"values from {_bounds(found)[0]:g} to {_bounds(found)[1]:g}",
+        "segmentation": "masks",
+    }[found.task]
+    size = f"{found.size[0]} x {found.size[1]} pixels" if found.size[0] else "size unknown"
+    who = f", {found.patients} patients" if found.patients else ""
+    where = f", {len(found.sites)} sites ({_counts(found.sites)})" if found.sites else ""
+    return f"{found.images} images of {size}, {words}{who}{where}"
+
+
+def _counts(counts: dict[str, int], most: int = 6) -> str:
+    named = [f"{name} {count}" for name, count in list(counts.items())[:most]]
+    return ", ".join([*named, *(["..."] if len(counts) > most else [])])
+
+
+def _bounds(found: Survey) -> tuple[float, float]:
+    return found.labels.bounds or (0.0, 0.0)
+
+
+# --- the study ------------------------------------------------------------------------------------------
+
+
+def _text(found: Survey, path: str, said: list[str]) -> str:
+    head = ["# Written by `polyclinic study new --for`, which looked at the images and found:"]
+    head += [f"#   {sentence}" for sentence in said]
+    head += ["# Run it with `polyclinic run`. `polyclinic study new` without --for shows every setting there is."]
+    blocks = [head, ["format = 1", "seed = 0"], _data(found, path), _sites(found), _task(found), _model(found)]
+    blocks += [_optimizer(found), _method(found), _evaluation(found), AUDIT]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def _data(found: Survey, path: str) -> list[str]:
+    side = _side(found)
+    lines = [
+        "[data]",
+        f"source = {json.dumps(found.source)}",
+        f"path = {json.dumps(path)}  # from the folder of this file",
+        f"size = {side}  # the images have {found.size[0]} x {found.size[1]} pixels; more takes longer, and may be "
+        "better",
+    ]
+    if found.source == "csv":
+        names = {field: field for field in found.cases.fields} if found.cases else found.columns
+        settings = {"path": "image", "label": "label", "mask": "mask", "site": "site", "split": "split"}
+        settings["patient"] = "patient"
+        lines += [f"{settings[field]} = {json.dumps(column)}" for field, column in names.items() if field in settings]
+    if found.patient_pattern:
+        lines.append(
+            f"patient = {json.dumps(found.patient_pattern)}  # file names seem to begin with the patient "
+            f"({found.patients} of them); take it out if not"
+        )
+    if found.labels.bounds:
+        low, high = found.labels.bounds
+        lines.append(
+            f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value; widen it if others occur"
+        )
+    return lines
+
+
+def _side(found: Survey) -> int:
+    """The side of the prepared images: what the images have, in sixteens, and at most a quick first size."""
+    smallest = min(found.size) or SIDE[found.task]
+    return max(28, min(SIDE[found.task], smallest // 16 * 16)) if smallest >= 32 else 28
+
+
+def _sites(found: Survey) -> list[str]:
+    if len(found.sites) > 1:
+        return ["[sites]", 'partition = "column"  # each image stays at the site that it was taken at']
+    return [
+        "[sites]",
+        'partition = "iid"  # nothing says where an image was taken: they are dealt out at random',
+        f"count = {SITES}  # simulated sites",
+    ]
+
+
+def _task(found: Survey) -> list[str]:
+    return ["[task]", f"name = {json.dumps(found.task)}"]
+
+
+def fits_a_head(found: Survey) -> bool:
+    """Whether images are so few that a head on a network which others have trained is the best beginning."""
+    return found.task != "segmentation" and found.images <= FEW_IMAGES
+
+
+def _model(found: Survey) -> list[str]:
+    if found.task == "segmentation":
+        return [
+            "[model]",
+            'backbone = "unet-efficientnet-lite0"  # it finds masks',
+            'weights = "public"  # it has seen other images already, which helps where there are few',
+        ]
+    if fits_a_head(found):
+        return [
+            "[model]",
+            'backbone = "efficientnet-lite0-1024"  # a network with public weights, which nobody trains: only its last '
+            "layer is fitted",
+        ]
+    return ["[model]", 'backbone = "resnet18"  # enough images to train a network from nothing']
+
+
+def batch_size(found: Survey) -> int:
+    """Images in a batch: so few that the smallest site takes ten steps in a pass, and not fewer than four."""
+    fewest = min(found.sites.values()) if len(found.sites) > 1 else found.images // SITES
+    wanted = int(TRAINED * fewest) // STEPS
+    return max(4, min(32, 2 ** max(0, wanted.bit_length() - 1)))
+
+
+def _optimizer(found: Survey) -> list[str]:
+    if fits_a_head(found):
+        return [
+            "[optimizer]",
+            f"batch_size = {batch_size(found)}  # for methods that train step by step, if you try one",
+        ]
+    return [
+        "[optimizer]",
+        'name = "adamw"',
+        "lr = 0.001",
+        f"batch_size = {batch_size(found)}  # a site takes about ten steps a round with it",
+    ]
+
+
+def _method(found: Survey) -> list[str]:
+    if fits_a_head(found):
+        return [
+            "[method]",
+            f'name = "analytic"  # {found.images} images are few: one round, in which each site sends sums of its '
+            "features",
+        ]
+    return [
+        "[method]",
+        'name = "fedavg"  # the usual first method; `polyclinic compare --methods standalone,fedavg,centralized` says '
+        "what it gains",
+        f"rounds = {8 if found.task == 'segmentation' else 20}",
+    ]
+
+
+def _evaluation(found: Survey) -> list[str]:
+    if fits_a_head(found):
+        return ["[evaluation]", 'select = "last"  # there is one round only']
+    if found.images * 0.15 >= 30:
+        return ["[evaluation]", 'select = "best"  # release the round with the best validation score']
+    return ["[evaluation]", 'select = "last"  # too few validation images to choose the best round by']
+
+
+AUDIT = ["[audit]", "keep_parcels = 1  # so that `polyclinic audit RUN` can attack what left the sites"]

@@ -1,0 +1,56 @@
+"""What labels are: classes, values to predict, or masks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+MOST_CLASSES = 12  #: more different numbers than that are values
+MOST_GAPS = 0.2  #: share of the labels that may be no number where the others are
+#: what people write where they know nothing
+NOTHING = {"", "n/a", "na", "nan", "none", "null", "unknown", "missing", "-", "?"}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The task that labels are for; of classes how many images each has, of values their bounds."""
+
+    task: Literal["classification", "regression", "segmentation"]
+    classes: dict[str, int] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+
+    @classmethod
+    def masks(cls) -> Labels:
+        return cls("segmentation")
+
+
+def labels_of(texts: Sequence[str]) -> Labels:
+    """Values where nearly all labels are numbers and many differ; else classes. What is no label does not count."""
+    known = [text for text in texts if not is_gap(text)]
+    values = numbers_in(known)
+    if values is None:
+        return Labels("classification", dict(Counter(known).most_common()))
+    return Labels("regression", bounds=(math.floor(min(values)), math.ceil(max(values))))
+
+
+def is_gap(text: str) -> bool:
+    """Whether somebody wrote that there is no label."""
+    return text.strip().lower() in NOTHING
+
+
+def numbers_in(texts: Sequence[str]) -> list[float] | None:
+    """The values of labels, without those that are none; None where labels are classes."""
+    found = [value for value in map(to_number, texts) if value is not None]
+    is_value = found and len(set(found)) > MOST_CLASSES and len(found) >= (1 - MOST_GAPS) * len(texts)
+    return found if is_value else None
+
+
+def to_number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,215 @@
+"""Which table lists somebody's images, what its columns mean, and which masks belong to which images.
+
+Where no table is fit to be used as it is, `Cases` holds the rows of one to be written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyclinic.data.cache import files_below
+from polyclinic.data.reading import is_image_name
+from polyclinic.data.survey_labels import is_gap, numbers_in, to_number
+from polyclinic.data.tables import Table, read_table
+from polyclinic.errors import BadInput
+
+#: folders and endings of names that say that a file is a mask
+MASK_FOLDER = re.compile(
+    r"^(masks?|seg|segs|segmentations?|annotations?|contours?|labels?tr|labels|gt|ground_?truth)$", re.I
+)
+MASK_ENDING = re.compile(r"[_-](mask|seg|segmentation|label|gt)$", re.I)
+#: names of columns by what they hold, the likeliest first
+NAMES = {
+    "label": (
+        "label",
+        "class",
+        "diagnosis",
+        "target",
+        "boneage",
+        "age",
+        "months",
+        "years",
+        "grade",
+        "score",
+        "finding",
+    ),
+    "patient": ("patient", "patient_id", "patientid", "subject", "subject_id", "case_id", "person"),
+    "site": ("site", "hospital", "center", "centre", "institution", "clinic"),
+    "split": ("split", "set", "fold", "subset"),
+    "mask": ("mask", "mask_path", "segmentation", "seg"),
+}
+MOST_SITES = 50
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Rows with `path` and other `fields`, paths relative to `folder`. `is_new`: they must be written to a file;
+    else they stand in a table whose columns have the names in `columns`."""
+
+    folder: Path
+    rows: list[dict[str, str]]
+    fields: tuple[str, ...]
+    columns: dict[str, str] = field(default_factory=dict)
+    is_new: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_masks(self) -> bool:
+        return "mask" in self.fields
+
+    def as_csv(self, beside: Path) -> str:
+        """The text of a CSV in the folder `beside`, from which its paths begin."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.fields, lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            values = {name: row[name] for name in self.fields}
+            for name in {"path", "mask"} & set(values):
+                values[name] = os.path.relpath(self.folder / values[name], beside)
+            writer.writerow(values)
+        return text.getvalue()
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def find_table(folder: Path) -> Path | None:
+    """The CSV in a folder that lists images; None where none does, BadInput where several do."""
+    stems = _by_stem(folder)
+    counts = {file: _images_listed(read_table(file), folder, stems) for file in sorted(folder.glob("*.csv"))}
+    # a table of something else may name an image or two by accident
+    listing = [file for file, count in counts.items() if count > max(counts.values()) / 2]
+    if len(listing) > 1:
+        names = ", ".join(file.name for file in listing)
+        raise BadInput(f"--for {folder}: {names} all list images; name one of them, --for {listing[0]}")
+    return listing[0] if listing else None
+
+
+def cases_in_table(file: Path, folder: Path) -> Cases:
+    """What a table lists; rows without a label, or whose image is not there, are left out with a note."""
+    table, stems = read_table(file), _by_stem(folder)
+    image = _image_column(table, file.parent, stems)
+    if image is None:
+        raise BadInput(
+            f"--for {file}: no column names images that lie in {folder}; it has {', '.join(table.columns)}, and one "
+            "of them must hold their paths or names"
+        )
+    columns = {"path": image, **_named_columns(table, image)}
+    if "label" not in columns and "mask" not in columns:
+        raise BadInput(
+            f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it label"
+        )
+    rows = [{field: row[column] for field, column in columns.items()} for row in table.rows]
+    found = [{**row, "path": _path(row["path"], file.parent, stems)} for row in rows]
+    return _without_gaps(found, rows, file, columns)
+
+
+Rows = list[dict[str, str]]
+
+
+def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) -> Cases:
+    notes = []
+    lost = [row["path"] for row, own in zip(rows, found, strict=True) if not own["path"]]
+    there = [row for row in found if row["path"]]
+    if lost:
+        notes.append(f"{len(lost)} rows name no image that is there, such as '{lost[0]}', and are left out")
+    labelled = _with_label(there) if "label" in columns else there
+    if len(labelled) < len(there):
+        gap = next(row["label"] for row in there if row not in labelled)
+        count = len(there) - len(labelled)
+        notes.append(f"{count} row{'s' * (count > 1)} without {columns['label']} (such as '{gap}') left out")
+    if not labelled:
+        raise BadInput(f"--for {file}: no row has both an image and a label")
+    return Cases(file.parent, labelled, tuple(columns), columns, is_new=labelled != rows, notes=tuple(notes))
+
+
+def _with_label(rows: Rows) -> Rows:
+    """Rows that have a label; where nearly all labels are values, one that is none counts as no label."""
+    known = [row for row in rows if not is_gap(row["label"])]
+    if numbers_in([row["label"] for row in known]) is None:
+        return known
+    return [row for row in known if to_number(row["label"]) is not None]
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    """Images below a folder by their names, with and without what follows the first dot."""
+    files = [file for file in map(Path, files_below(folder)) if is_image_name(file)]
+    return {key: file for file in files for key in (file.name.partition(".")[0], file.name)}
+
+
+def _path(cell: str, folder: Path, stems: Mapping[str, Path]) -> str:
+    """The path, from `folder`, of the image that a cell names; nothing where there is none."""
+    if cell and (folder / cell).is_file():
+        return cell
+    file = stems.get(cell) or stems.get(Path(cell).name)
+    return os.path.relpath(file, folder) if file and cell else ""
+
+
+def _image_column(table: Table, folder: Path, stems: Mapping[str, Path]) -> str | None:
+    """The column most of whose cells name images."""
+    counts = {name: sum(bool(_path(row[name], folder, stems)) for row in table.rows) for name in table.columns}
+    best = max(counts, key=lambda name: counts[name], default=None)
+    return best if best is not None and counts[best] > len(table) / 2 else None
+
+
+def _images_listed(table: Table, folder: Path, stems: Mapping[str, Path]) -> int:
+    """How many images a table names; 0 where it has no column of images."""
+    column = _image_column(table, folder, stems)
+    return len({_path(row[column], folder, stems) for row in table.rows}) if column else 0
+
+
+def _named_columns(table: Table, image: str) -> dict[str, str]:
+    """Columns by what they hold; a lone column of unknown name is the label."""
+    by_name = {name.strip().lower().replace(" ", "_"): name for name in table.columns if name != image}
+    found = {}
+    for what, names in NAMES.items():
+        exact = [by_name[name] for name in names if name in by_name]
+        near = [by_name[own] for name in names if len(name) > 2 for own in by_name if name in re.split(r"[_-]", own)]
+        if exact or near:
+            found[what] = (exact or near)[0]
+    if "site" in found and not 2 <= len(set(table.column(found["site"]).tolist())) <= MOST_SITES:
+        del found["site"]
+    rest = [name for name in by_name.values() if name not in found.values()]
+    if "label" not in found and "mask" not in found and len(rest) == 1:
+        found["label"] = rest[0]
+    if "label" in found and "mask" in found:
+        del found["label"]
+    return found
+
+
+# --- masks beside images --------------------------------------------------------------------------------
+
+
+def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
+    """Images with masks that have their names; None where masks are not what this is. Images without one are left
+    out, with a note."""
+    masks = {_stem(file): file for file in files if is_mask(file, path)}
+    images = {_stem(file): file for file in files if not is_mask(file, path)}
+    both = [stem for stem in images if stem in masks]
+    if not both or len(both) < len(images) / 2:
+        return None
+    alone = [images[stem].name for stem in images if stem not in masks]
+    many = "image has no mask and is" if len(alone) == 1 else "images have no mask and are"
+    notes = (f"{len(alone)} {many} left out, such as {alone[0]}",) if alone else ()
+    rows = [{"path": _below(images[stem], path), "mask": _below(masks[stem], path)} for stem in both]
+    return Cases(path, rows, ("path", "mask"), notes=notes)
+
+
+def is_mask(file: Path, top: Path) -> bool:
+    """Whether a file is a mask, by its folder or by the end of its name."""
+    folders = file.relative_to(top).parts[:-1]
+    return any(MASK_FOLDER.match(name) for name in folders) or bool(MASK_ENDING.search(file.name.partition(".")[0]))
+
+
+def _stem(file: Path) -> str:
+    return MASK_ENDING.sub("", file.name.partition(".")[0])
+
+
+def _below(file: Path, top: Path) -> str:
+    return file.relative_to(top).as_posix()

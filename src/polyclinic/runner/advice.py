@@ -1,0 +1,216 @@
+"""Signs of a poor result, each as one sentence with the cure: said while a run goes on, and kept in its result.
+
+`before` looks at the study and the counts of images, `Watch` at the scores of rounds, `after` at what came out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyclinic.data.parts import PreparedSites, open_site
+from polyclinic.federation.call import Reply
+from polyclinic.json_types import JsonMapping
+from polyclinic.methods.shared.local_work import LocalWork
+from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.study import Study
+from polyclinic.tasks import Task
+
+FEWEST_STEPS = 10  #: of a site in a round
+FEWEST_VALIDATION = 30  #: images of all sites together, below which the best round is a matter of luck
+ROUNDS_TO_JUDGE = 3  #: scored rounds in a row after which a sign is no accident
+LEAST_PSNR = 18.0  #: dB of replayed images
+LEAST_USAGE = 0.05  #: share of a generator's codes that occur
+LEAST_DICE = 0.05
+NEXT_TO_NOTHING = 0.01  #: what a score must be above that of guessing to count as better
+
+
+# --- before the first round -----------------------------------------------------------------------------
+
+
+def before(study: Study, info: JsonMapping) -> list[str]:
+    """What the study and the counts of images tell."""
+    counts = info.get("counts") or {}
+    found = (_left_out(info), _batches(study, counts), _few_steps(study, counts), _small_validation(study, counts))
+    return [sentence for sentence in found if sentence]
+
+
+def _left_out(info: JsonMapping) -> str | None:
+    left = info.get("left_out") or {}
+    if not left:
+        return None
+    sites = ", ".join(f"{count} of {name}" for name, count in left.items())
+    return f"images of sites that sites.names does not list are left out: {sites}; add the sites there to use them"
+
+
+def _batches(study: Study, counts: JsonMapping) -> str | None:
+    small = {
+        site: own["train"] for site, own in counts.items() if own["train"] < study.optimizer.at_site(site).batch_size
+    }
+    if not small or isinstance(study.method, OneRound):
+        return None
+    site = min(small, key=lambda name: small[name])
+    return (
+        f"site '{site}' has {small[site]} training images, fewer than one batch of "
+        f"{study.optimizer.at_site(site).batch_size}; lower optimizer.batch_size"
+    )
+
+
+def _few_steps(study: Study, counts: JsonMapping) -> str | None:
+    method = study.method
+    if not isinstance(method, LocalWork) or not counts:
+        return None
+    steps = max(_steps(study, method, site, own["train"]) for site, own in counts.items())
+    if steps >= FEWEST_STEPS:
+        return None
+    return (
+        f"a site takes {steps} step{'s' * (steps > 1)} a round at most, {steps * method.rounds} in all; lower "
+        "optimizer.batch_size, or raise method.local_epochs or method.rounds"
+    )
+
+
+def _steps(study: Study, method: LocalWork, site: str, images: int) -> int:
+    """Steps of a site in a round, as `LocalWork.steps_at` counts them."""
+    in_a_pass = max(1, images // study.optimizer.at_site(site).batch_size)
+    return method.local_steps or (method.local_epochs or 1) * in_a_pass
+
+
+def _small_validation(study: Study, counts: JsonMapping) -> str | None:
+    images = sum(own["validation"] for own in counts.values())
+    chooses = study.evaluation.select == "best" and study.evaluation.every > 0 and study.method.rounds > 1
+    if not counts or not chooses or images >= FEWEST_VALIDATION:
+        return None
+    return (
+        f"{images} validation images are too few to choose the best round by; raise data.validation, or set "
+        "evaluation.select = 'last'"
+    )
+
+
+# --- while rounds go on ---------------------------------------------------------------------------------
+
+
+class Watch:
+    """Sees every scored round; says what several in a row have shown."""
+
+    def __init__(self) -> None:
+        self.one_class = 0
+        self.losses: list[float] = []
+
+    def scored(self, task: Task, replies: Sequence[Reply], pooled: Mapping[str, float]) -> Iterator[str]:
+        """Sentences about the rounds so far, each of which is said once."""
+        self.one_class = self.one_class + 1 if predicts_one_class(task, replies) else 0
+        if "loss" in pooled:
+            self.losses.append(pooled["loss"])
+        if self.one_class == ROUNDS_TO_JUDGE:
+            yield (
+                f"the model has put every validation image into the same class in {ROUNDS_TO_JUDGE} rounds; raise "
+                "method.rounds or method.local_epochs, lower optimizer.batch_size, or try another optimizer.lr"
+            )
+        if len(self.losses) == ROUNDS_TO_JUDGE + 1 and does_not_fall(self.losses):
+            yield (
+                f"the validation loss has not fallen since the first round ({self.losses[0]:.3g}, now "
+                f"{self.losses[-1]:.3g}); lower optimizer.lr, or train longer in each round (method.local_epochs)"
+            )
+
+
+def predicts_one_class(task: Task, replies: Sequence[Reply]) -> bool:
+    """Whether images of several classes were all put into one."""
+    sums = [dict(reply.metrics) for reply in replies if reply.parcels]
+    if not sums or any("confusion" not in one for one in sums):
+        return False
+    confusion = functools.reduce(task.add, sums)["confusion"]
+    return int((confusion.sum(0) > 0).sum()) == 1 and int((confusion.sum(1) > 0).sum()) > 1
+
+
+def does_not_fall(losses: Sequence[float]) -> bool:
+    """Whether no loss after the first is below it."""
+    return len(losses) > 1 and min(losses[1:]) >= losses[0]
+
+
+# --- at the end -----------------------------------------------------------------------------------------
+
+
+def after(study: Study, parts: PreparedSites, metrics: JsonMapping, reports: JsonMapping) -> list[str]:
+    """What the released model's scores, and the generator's figures, tell."""
+    split = "test" if study.evaluation.final == "test" else "validation"
+    pooled = metrics.get("test") or (metrics.get("validation") or {}).get("pooled") or {}
+    scored = guessing(study.task, pooled, parts, split) if study.evaluation.final != "none" else None
+    found = (scored, poor_replay(reports.get("replay") or {}), no_help(study.task, metrics.get("diets") or {}))
+    return [sentence for sentence in found if sentence]
+
+
+def guessing(task: Task, pooled: Mapping[str, float], parts: PreparedSites, split: str) -> str | None:
+    """Whether the model is no better than the guess of somebody who has seen no image."""
+    if task.like == "segmentation":
+        dice = pooled.get("dice")
+        if dice is None or dice > LEAST_DICE:
+            return None
+        return f"the masks hit next to nothing (Dice {dice:.3f}); {LONGER}"
+    if task.like == "classification":
+        return _majority(pooled, parts.info, split)
+    return _mean(pooled, parts, split)
+
+
+LONGER = "train longer (method.rounds, method.local_epochs), or try another optimizer.lr"
+
+
+def _majority(pooled: Mapping[str, float], info: JsonMapping, split: str) -> str | None:
+    counts = [of_site[split] for of_site in (info.get("class_counts") or {}).values() if of_site]
+    total = np.sum(counts, axis=0) if counts else np.zeros(0)
+    if "accuracy" not in pooled or (total > 0).sum() < 2:
+        return None
+    share, even = float(total.max() / total.sum()), 1 / int((total > 0).sum())
+    if pooled["accuracy"] > share + NEXT_TO_NOTHING or pooled["balanced_accuracy"] > even + 5 * NEXT_TO_NOTHING:
+        return None
+    return (
+        f"the model is no better than always saying the most frequent class (accuracy {pooled['accuracy']:.3f}, and "
+        f"{share:.3f} without a look at the images); {LONGER}"
+    )
+
+
+def _mean(pooled: Mapping[str, float], parts: PreparedSites, split: str) -> str | None:
+    if "mae" not in pooled or not all((parts.folder / site).is_dir() for site in parts.names):
+        return None  # at deployed sites nobody sees the labels
+    sites = [open_site(parts.folder, name) for name in parts.names]
+    known = np.concatenate([site.train.labels for site in sites])
+    asked = np.concatenate([getattr(site, split).labels for site in sites])
+    guess = float(np.abs(asked - known.mean()).mean()) if len(known) and len(asked) else 0.0
+    if pooled["mae"] < guess * (1 - NEXT_TO_NOTHING):
+        return None
+    return (
+        f"the model is no better than always saying the mean (mean absolute error {pooled['mae']:.3g}, and "
+        f"{guess:.3g} without a look at the images); {LONGER}"
+    )
+
+
+def poor_replay(found: Mapping[str, float]) -> str | None:
+    """Whether replayed images are too far from real ones to stand for them."""
+    used = [value for name, value in found.items() if name.startswith("code_usage_")]
+    psnr = found.get("psnr")
+    if (psnr is None or psnr >= LEAST_PSNR) and (not used or max(used) >= LEAST_USAGE):
+        return None
+    words = [*([f"come back at {psnr:.1f} dB"] if psnr is not None else [])]
+    words += [f"use {max(used):.0%} of the codes"] if used else []
+    return (
+        f"replayed images {' and '.join(words)}, which is poor; raise generator.epochs, or lower generator.batch_size"
+    )
+
+
+def no_help(task: Task, diets: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Whether synthetic images beside real ones made networks no better at most of the sites."""
+    higher = 1 if task.better == "higher" else -1
+    pairs = [
+        (table["real"]["test"][task.metric], table["augmented"]["test"][task.metric])
+        for table in diets.values()
+        if table and task.metric in table.get("real", {}).get("test", {}) and table.get("augmented")
+    ]
+    worse = sum(higher * (augmented - real) <= 0 for real, augmented in pairs)
+    if not pairs or worse <= len(pairs) / 2:
+        return None
+    return (
+        f"synthetic images did not help: at {worse} of {len(pairs)} sites a network is no better with them than with "
+        "the site's own images alone; raise method.rounds, or choose another [generator]"
+    )

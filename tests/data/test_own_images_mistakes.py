@@ -1,0 +1,173 @@
+"""Mistakes of a first hour with images of one's own: each gets one sentence with the cure, all of them at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyclinic.cli import run_app
+from polyclinic.data.datasets.folder import Folder
+from polyclinic.data.datasets.npz import Npz
+from polyclinic.data.datasets.table import Csv
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput, Notice
+from polyclinic.runner.run import run
+from polyclinic.study import load_run_study, load_study
+
+STUDY = """
+[data]
+source = "folder"
+path = "scans"
+size = 28
+[sites]
+partition = "iid"
+count = 2
+[model]
+backbone = "lenet5"
+[method]
+name = "fedavg"
+rounds = 1
+local_steps = 1
+[engine]
+workers = 1
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """A folder `scans` of two classes with twelve little pictures each."""
+    rng = np.random.default_rng(0)
+    for label in ("benign", "malignant"):
+        (tmp_path / "scans" / label).mkdir(parents=True)
+        for number in range(12):
+            picture = Image.fromarray(rng.integers(0, 255, (28, 28), dtype=np.uint8))
+            picture.save(tmp_path / "scans" / label / f"{number}.png")
+    return tmp_path / "scans"
+
+
+def listed(folder, rows):
+    (folder / "cases.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
+    return folder / "cases.csv"
+
+
+def test_a_column_that_is_not_there_is_one_sentence(scans, capsys, tmp_path):
+    file = listed(scans, ["benign/0.png,0", "malignant/0.png,1"])
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.replace('"folder"', '"csv"').replace('"scans"', '"scans/cases.csv"'))
+    assert run_app(["run", str(study), "--set", "data.mask=nomask", "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"{file}: there is no column 'nomask'; it has path, label\n"
+
+
+def test_columns_and_cells_at_fault_are_named_at_once(scans):
+    file = listed(scans, ["benign/0.png,0", "malignant/0.png,", ",1"])
+    with pytest.raises(BadInput) as told:
+        Csv(path=file, mask="nomask", patient="who").listing()
+    assert str(told.value).splitlines() == [
+        f"{file}: there is no columns 'patient', 'mask'; it has path, label".replace(
+            "'patient', 'mask'", "'who', 'nomask'"
+        ),
+        f"{file}: 2 cells are empty; fill them or remove the rows:",
+        "  row 3: no label",
+        "  row 4: no path",
+    ]
+
+
+@pytest.mark.parametrize("value", [300.0, np.nan])
+def test_images_with_the_same_problem_are_one_line(tmp_path, value):
+    images = np.full((50, 28, 28), value, dtype=np.float32) + np.arange(50, dtype=np.float32)[:, None, None]
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(50) % 2)
+    with pytest.raises(BadInput) as told:
+        Npz(path=tmp_path / "a.npz", size=28).prepared(tmp_path / "cache")
+    head, line = str(told.value).splitlines()
+    assert head == "data.path: 50 of 50 images cannot be read; repair or remove them:"
+    assert line.startswith("  50 of 50 images, such as a.npz image 0: its values run from ")
+
+
+def test_what_is_no_dicom_file_is_not_told_to_use_a_setting_of_python(scans):
+    (scans / "benign" / "0.dcm").write_bytes(b"no DICOM " * 100)
+    with pytest.raises(BadInput, match=r"0\.dcm: this is no DICOM file, or its beginning is damaged; export it again"):
+        Folder(path=scans, size=28).prepared(scans.parent / "cache")
+
+
+def test_an_empty_class_folder_is_named(scans):
+    (scans / "normal").mkdir()
+    with pytest.warns(Notice, match="no image lies in normal of .*, which makes no class"):
+        assert Folder(path=scans).listing().classes == ("benign", "malignant")
+
+
+def test_check_says_what_is_wrong_with_the_images(scans, tmp_path, capsys):
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY)
+    assert run_app(["study", "check", str(study)]) == 0
+    assert "all 24 images can be read; classes: benign, malignant" in capsys.readouterr().out
+    whole = (scans / "benign" / "3.png").read_bytes()
+    (scans / "benign" / "3.png").write_bytes(whole[: len(whole) // 2])
+    assert run_app(["study", "check", str(study)]) == 2
+    assert "1 of 24 images cannot be read; repair or remove them:\n  benign/3.png: " in capsys.readouterr().err
+    scans.rename(tmp_path / "elsewhere")
+    assert run_app(["study", "check", str(study)]) == 2
+    assert capsys.readouterr().err.startswith(f"data.path: there is nothing at '{scans}'; ")
+    assert run_app(["study", "check", str(study), "--no-images"]) == 0
+
+
+def test_regression_without_a_range_names_the_setting(scans, tmp_path):
+    file = listed(scans, ["benign/0.png,12", "malignant/0.png,30"])
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.replace('"folder"', '"csv"').replace('"scans"', f'"{file}"'))
+    with pytest.raises(BadInput, match=r"^data\.label_range: missing; regression predicts a value"):
+        load_study(study, ["task.name=regression"])
+    with pytest.raises(BadInput, match=r"^data\.label_range: labels are values with it, .* task\.name = 'regression'"):
+        load_study(study, ["data.label_range=[0, 40]"])
+    assert load_study(study, ["task.name=regression", "data.label_range=[0, 40]"]).task.name == "regression"
+
+
+# --- data.path: one rule --------------------------------------------------------------------------------
+
+
+def path_of(study):
+    assert isinstance(study.data, FileSource)
+    return study.data.path
+
+
+def test_a_path_begins_at_the_file_that_says_it_and_that_of_a_flag_at_the_shell(scans, tmp_path, monkeypatch):
+    study, shell = tmp_path / "study.toml", tmp_path / "shell"
+    study.write_text(STUDY)
+    (shell / "mine").mkdir(parents=True)
+    monkeypatch.chdir(shell)
+    assert path_of(load_study(study)) == scans
+    assert path_of(load_study(study, ["data.path=mine"])) == shell / "mine"
+    study.write_text(STUDY.replace('"scans"', '"$POLYCLINIC_DATA/scans"'))
+    assert str(path_of(load_study(study))) == "$POLYCLINIC_DATA/scans"
+
+
+def test_an_old_study_is_told_how_to_change(scans, tmp_path, monkeypatch):
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "study.toml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"^data\.path: 'scans' begins at the folder of .*: write '\.\./scans'$"):
+        load_study(tmp_path / "studies" / "study.toml")
+
+
+def test_a_run_is_resumed_from_any_folder(scans, tmp_path, monkeypatch):
+    (tmp_path / "study.toml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    done = run(load_study(tmp_path / "study.toml"), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    monkeypatch.chdir("/")
+    assert path_of(load_run_study(tmp_path / "run")) == scans
+    assert run(None, tmp_path / "run", resume=True)["weights_sha256"] == done["weights_sha256"]
+
+
+def test_sites_that_names_leaves_out_are_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    images, sites = rng.integers(0, 255, (60, 28, 28), dtype=np.uint8), np.array(["a", "b", "c"] * 20)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(60) % 2, site=sites)
+    (tmp_path / "study.toml").write_text(
+        STUDY.replace('"folder"', '"npz"').replace('"scans"', '"a.npz"').replace('"iid"\ncount = 2', '"column"')
+    )
+    study = load_study(tmp_path / "study.toml", ['sites.names=["a", "c"]'])
+    assert prepare(study.data, study.sites).info["left_out"] == {"b": 20}
+    assert prepare(study.data, load_study(tmp_path / "study.toml").sites).info["left_out"] == {}

@@ -1,0 +1,165 @@
+"""`study new --for`: what a first look at somebody's images finds, and the study that is written for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyclinic.cli import run_app
+from polyclinic.data.datasets.table import Csv
+from polyclinic.data.survey import survey
+from polyclinic.errors import BadInput
+from polyclinic.study import load_study
+from polyclinic.study.reading import default_path
+
+SIDE = 40
+
+
+def draw(file, side=SIDE, seed=0):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (side, side), dtype=np.uint8)).save(file)
+
+
+def write_study(images, tmp_path, capsys):
+    """The study that the command writes, and what it says."""
+    file = tmp_path / "out" / "study.toml"
+    file.parent.mkdir()
+    assert run_app(["study", "new", str(file), "--for", str(images)]) == 0
+    said = capsys.readouterr().out
+    assert run_app(["study", "check", str(file)]) == 0, capsys.readouterr().err
+    return load_study(file), said
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for label, count in (("benign", 30), ("malignant", 20)):
+        for number in range(count):
+            draw(tmp_path / "scans" / label / f"p{number // 2:03d}_{number}.png", seed=number)
+    return tmp_path / "scans"
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """Twelve pictures in `images`, and their masks in `segmentations`."""
+    for number in range(12):
+        draw(tmp_path / "scans" / "images" / f"{number:02d}.png", seed=number)
+        draw(tmp_path / "scans" / "segmentations" / f"{number:02d}.png", seed=number + 100)
+    return tmp_path / "scans"
+
+
+@pytest.fixture
+def ages(tmp_path):
+    """Forty pictures, and a table of ages by their names without a suffix; one age is n/a."""
+    for number in range(40):
+        draw(tmp_path / "scans" / "hands" / f"{number}.png", seed=number)
+    about = [(number, "n/a" if number == 7 else 10 + 5 * number) for number in range(40)]
+    rows = [f"{number},{age},F" for number, age in about]
+    (tmp_path / "scans" / "ages.csv").write_text("id,boneage,sex\n" + "\n".join(rows) + "\n")
+    return tmp_path / "scans"
+
+
+def test_a_folder_per_class(folders, tmp_path, capsys):
+    (folders / "normal").mkdir()
+    study, said = write_study(folders, tmp_path, capsys)
+    assert "50 images of 40 x 40 pixels, 2 classes (benign 30, malignant 20), 15 patients" in said
+    assert "no image lies in normal, which makes no class" in said
+    assert (study.data.source, study.data.path, study.task.name) == ("folder", folders, "classification")
+    assert study.data.patient == "^([^_-]+)[_-]"
+    assert (study.optimizer.batch_size, study.method.name) == (4, "analytic")
+    assert study.audit is not None
+
+
+def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
+    (masked / "segmentations" / "03.png").unlink()
+    study, said = write_study(masked, tmp_path, capsys)
+    assert "11 images of 40 x 40 pixels, masks" in said
+    assert "1 image has no mask and is left out, such as 03.png" in said
+    assert (study.task.name, study.sites.partition, study.method.name) == ("segmentation", "iid", "fedavg")
+    assert isinstance(study.data, Csv)
+    assert len(study.data.listing()) == 11
+
+
+def test_masks_with_an_ending_of_their_own(tmp_path):
+    for number in range(4):
+        draw(tmp_path / f"{number}.png")
+        draw(tmp_path / f"{number}_mask.png")
+    found = survey(tmp_path)
+    assert (found.task, found.images) == ("segmentation", 4)
+    assert found.cases.rows[0] == {"path": "0.png", "mask": "0_mask.png"}
+
+
+def test_ages_in_a_table_with_a_gap(ages, tmp_path, capsys):
+    study, said = write_study(ages, tmp_path, capsys)
+    assert "39 images of 40 x 40 pixels, values from 10 to 205" in said
+    assert "1 row without boneage (such as 'n/a') left out" in said
+    assert (study.task.name, study.data.label_range) == ("regression", (10, 205))
+    assert len(study.data.listing()) == 39
+    assert (tmp_path / "out" / "study_cases.csv").is_file()
+
+
+def test_a_table_that_can_be_used_as_it_is(folders, tmp_path, capsys):
+    files = sorted(folders.rglob("*.png"))
+    rows = [f"{file.relative_to(folders)},{'AB'[i % 2]},{file.parent.name}" for i, file in enumerate(files)]
+    (folders / "cases.csv").write_text("file;hospital;diagnosis\n".replace(";", ",") + "\n".join(rows) + "\n")
+    study, said = write_study(folders, tmp_path, capsys)
+    assert "2 sites (A 25, B 25)" in said
+    assert (study.data.source, study.data.path) == ("csv", folders / "cases.csv")
+    assert (study.data.image, study.data.label, study.data.site) == ("file", "diagnosis", "hospital")
+    assert study.sites.partition == "column"
+    assert not (tmp_path / "out" / "study_cases.csv").exists()
+
+
+def test_of_two_tables_that_list_images_one_must_be_named(ages):
+    (ages / "notes.csv").write_text("day,remark\n1,none\n")  # lists no image, and is in nobody's way
+    assert survey(ages).task == "regression"
+    (ages / "more.csv").write_text((ages / "ages.csv").read_text())
+    with pytest.raises(BadInput, match=r"ages\.csv, more\.csv all list images; name one of them, --for .*ages\.csv"):
+        survey(ages)
+    assert survey(ages / "more.csv").task == "regression"
+
+
+def test_an_archive(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (60, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(60) % 3, site=np.array(["a", "b"] * 30))
+    study, said = write_study(tmp_path / "a.npz", tmp_path, capsys)
+    assert "60 images of 28 x 28 pixels, 3 classes (0 20, 1 20, 2 20), 2 sites (a 30, b 30)" in said
+    assert (study.data.source, study.data.size, study.sites.partition) == ("npz", 28, "column")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "no image lies there"),
+        (["a.png"], "1 images, and nothing says what they show; put them into a folder per class"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_one_sentence(tmp_path, files, message):
+    for file in files:
+        draw(tmp_path / file)
+    with pytest.raises(BadInput, match=message):
+        survey(tmp_path)
+    with pytest.raises(BadInput, match="there is nothing; name the folder"):
+        survey(tmp_path / "nowhere")
+
+
+def test_the_command_refuses_what_would_be_overwritten_or_ignored(folders, tmp_path, capsys):
+    (tmp_path / "study.toml").write_text("")
+    assert run_app(["study", "new", str(tmp_path / "study.toml"), "--for", str(folders)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert run_app(["study", "new", "-", "--for", str(folders), "--method", "cwt"]) == 2
+    assert "leave the other flags out" in capsys.readouterr().err
+    assert run_app(["study", "new", "-", "--for", str(folders)]) == 2
+    assert "it must be a file" in capsys.readouterr().err
+
+
+def test_label_skew_is_not_offered_for_masks(tmp_path, capsys):
+    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--source", "brain-phantom"]) == 0
+    assert load_study(tmp_path / "s.toml").sites.partition == "iid"
+
+
+def test_new_studies_and_the_embedded_one_can_be_audited(tmp_path):
+    assert run_app(["study", "new", str(tmp_path / "s.toml")]) == 0
+    assert load_study(tmp_path / "s.toml").audit is not None
+    assert load_study(default_path()).audit is not None

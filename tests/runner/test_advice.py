@@ -1,0 +1,171 @@
+"""Signs of a poor result are said with the cure, while a run goes on and in its result; a good one is left alone."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.cli.tables import print_result
+from polyclinic.data.parts import PreparedSites
+from polyclinic.runner import advice
+from polyclinic.runner.advice import Watch
+from polyclinic.runner.recorder import Display
+from polyclinic.runner.run import run
+from polyclinic.tasks import TASKS
+
+CLASSIFICATION = TASKS["classification"](name="classification")
+REGRESSION = TASKS["regression"](name="regression")
+SEGMENTATION = TASKS["segmentation"](name="segmentation")
+
+
+def counts(train, validation=100):
+    return {"counts": {"north": {"train": train, "validation": validation, "test": 50}}}
+
+
+def reply(confusion):
+    return SimpleNamespace(metrics={"confusion": torch.tensor(confusion), "count": torch.tensor(1)}, parcels=[1])
+
+
+# --- before ---------------------------------------------------------------------------------------------
+
+
+def test_a_study_that_fits_its_images_gets_no_advice(tiny):
+    assert advice.before(tiny("fedavg", {"evaluation.select": "best"}), counts(train=400)) == []
+    assert advice.before(tiny("fedavg"), {}) == []  # a coordinator that knows no counts
+
+
+def test_few_steps_a_round_are_said_and_the_cure_works(tiny):
+    (said,) = advice.before(tiny("fedavg", rounds=4), counts(train=60))
+    assert said.startswith("a site takes 7 steps a round at most, 28 in all; lower optimizer.batch_size")
+    assert advice.before(tiny("fedavg", local_epochs=2), counts(train=60)) == []
+    assert advice.before(tiny("fedavg", {"optimizer.batch_size": 4}), counts(train=60)) == []
+    assert advice.before(tiny("fedsgd"), counts(train=60)) == []  # one gradient a round is the method
+
+
+def test_a_batch_larger_than_a_site_is_said(tiny):
+    said = advice.before(tiny("fedavg", {"optimizer.batch_size": 64}, local_steps=10), counts(train=60))
+    assert said == ["site 'north' has 60 training images, fewer than one batch of 64; lower optimizer.batch_size"]
+
+
+def test_too_few_validation_images_to_choose_by_are_said(tiny):
+    chooses = tiny("fedavg", {"evaluation.select": "best"})
+    (said,) = advice.before(chooses, counts(train=400, validation=12))
+    assert said.startswith("12 validation images are too few to choose the best round by; raise data.validation")
+    assert advice.before(tiny("fedavg"), counts(train=400, validation=12)) == []  # the last round is not chosen
+
+
+def test_sites_that_are_left_out_are_said(tiny):
+    (said,) = advice.before(tiny("fedavg"), counts(400) | {"left_out": {"south": 40}})
+    assert "left out: 40 of south; add the sites there" in said
+
+
+# --- while it runs --------------------------------------------------------------------------------------
+
+
+def said_after(rounds, losses):
+    watch = Watch()
+    return [
+        sentence
+        for confusion, loss in zip(rounds, losses, strict=True)
+        for sentence in watch.scored(CLASSIFICATION, [reply(one) for one in confusion], {"loss": loss})
+    ]
+
+
+def test_one_class_in_three_rounds_is_said_once():
+    one, two = [[[9, 0], [5, 0]]], [[[9, 0], [4, 1]]]
+    (said,) = said_after([one] * 6, [6.0, 5, 4, 3, 2, 1])
+    assert said.startswith("the model has put every validation image into the same class in 3 rounds; raise")
+    assert said_after([one, one, two, one, one], [5.0, 4, 3, 2, 1]) == []
+    # sites that each have one class only, and predict it
+    assert said_after([[[[9, 0], [0, 0]], [[0, 0], [0, 5]]]] * 4, [4.0, 3, 2, 1]) == []
+
+
+def test_a_loss_that_does_not_fall_is_said_once():
+    fine = [[[9, 1], [1, 5]]]
+    (said,) = said_after([fine] * 6, [0.7, 0.7, 0.9, 0.8, 0.9, 1.0])
+    assert said.startswith(
+        "the validation loss has not fallen since the first round (0.7, now 0.8); lower optimizer.lr"
+    )
+    assert said_after([fine] * 6, [0.7, 0.71, 0.69, 0.8, 0.9, 1.0]) == []
+
+
+# --- at the end -----------------------------------------------------------------------------------------
+
+
+def parts(tmp_path, **info):
+    return PreparedSites(tmp_path, ("north",), info)
+
+
+def test_a_classifier_that_only_knows_the_majority_is_said(tmp_path):
+    prepared = parts(tmp_path, class_counts={"north": {"test": [30, 10]}})
+    said = advice.guessing(CLASSIFICATION, {"accuracy": 0.75, "balanced_accuracy": 0.5}, prepared, "test")
+    assert "always saying the most frequent class (accuracy 0.750, and 0.750 without a look at the images)" in said
+    assert advice.guessing(CLASSIFICATION, {"accuracy": 0.8, "balanced_accuracy": 0.6}, prepared, "test") is None
+    # rarer classes found at the price of some accuracy
+    assert advice.guessing(CLASSIFICATION, {"accuracy": 0.7, "balanced_accuracy": 0.7}, prepared, "test") is None
+
+
+def test_a_regression_that_only_knows_the_mean_is_said(tmp_path):
+    for split, labels in (("train", [10, 20, 30]), ("validation", [20]), ("test", [10, 30])):
+        folder = tmp_path / "north" / split
+        folder.mkdir(parents=True)
+        np.save(folder / "images.npy", np.zeros((len(labels), 1, 28, 28), np.uint8))
+        np.save(folder / "labels.npy", np.array(labels, np.float32))
+    said = advice.guessing(REGRESSION, {"mae": 10.2}, parts(tmp_path), "test")
+    assert "no better than always saying the mean (mean absolute error 10.2, and 10 without" in said
+    assert advice.guessing(REGRESSION, {"mae": 5.0}, parts(tmp_path), "test") is None
+
+
+def test_masks_that_hit_nothing_are_said(tmp_path):
+    assert "(Dice 0.000)" in advice.guessing(SEGMENTATION, {"dice": 0.0}, parts(tmp_path), "test")
+    assert advice.guessing(SEGMENTATION, {"dice": 0.4}, parts(tmp_path), "test") is None
+
+
+@pytest.mark.parametrize(
+    ("found", "poor"),
+    [
+        ({"psnr": 13.6, "code_usage_top": 0.02, "code_usage_bottom": 0.01}, True),
+        ({"psnr": 28.0, "code_usage_top": 0.02, "code_usage_bottom": 0.04}, True),
+        ({"psnr": 28.0, "code_usage_top": 0.02, "code_usage_bottom": 1.0}, False),
+        ({"psnr": 12.0}, True),
+        ({"psnr": 25.0}, False),
+        ({}, False),
+    ],
+)
+def test_a_poor_generator_is_said(found, poor):
+    assert bool(advice.poor_replay(found)) == poor
+    assert advice.poor_replay({"psnr": 13.6, "code_usage_top": 0.02}) == (
+        "replayed images come back at 13.6 dB and use 2% of the codes, which is poor; raise generator.epochs, or "
+        "lower generator.batch_size"
+    )
+
+
+def test_synthetic_images_that_did_not_help_are_said():
+    def diets(*pairs):
+        sets = [{"real": {"test": {"accuracy": a}}, "augmented": {"test": {"accuracy": b}}} for a, b in pairs]
+        return {f"site-{i}": table for i, table in enumerate(sets)}
+
+    assert "at 2 of 2 sites" in advice.no_help(CLASSIFICATION, diets((0.8, 0.7), (0.8, 0.8)))
+    assert advice.no_help(CLASSIFICATION, diets((0.8, 0.9), (0.8, 0.8))) is None
+    assert advice.no_help(CLASSIFICATION, {"site-1": {}}) is None
+
+
+def test_a_run_says_its_warnings_at_once_and_in_its_result(tiny, tmp_path, capsys):
+    told = []
+
+    class Shown(Display):
+        def warned(self, sentence):
+            told.append(sentence)
+
+    # no learning at all: one class stays predicted, and the loss stays where it was
+    study = tiny("fedavg", {"optimizer.lr": 1e-30, "evaluation.select": "best"}, rounds=5, local_steps=1)
+    result = run(study, tmp_path / "run", display=Shown())
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["warnings"] == told
+    begins = ("a site takes 1 step a round", "14 validation images are too few", "the validation loss has not fallen")
+    assert all(any(one.startswith(begin) for one in told) for begin in begins), told
+    print_result(result)
+    assert capsys.readouterr().out.count("warning: ") == len(told)
