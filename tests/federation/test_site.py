@@ -1,5 +1,6 @@
 """A site's state survives eviction, restart and its own failures; a host runs what a method declares, no more."""
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ class Clerk:
     """A method whose operations do small things that show."""
 
     name = "clerk"
+    rounds = 3
 
     @operation("statistics")
     def count(self, site, step=1):
@@ -84,7 +86,12 @@ class Clerk:
         return None
 
 
-TRAINER = SimpleNamespace(model=torch.nn.Linear(1, 1), privacy=None, device=torch.device("cpu"))
+TRAINER = SimpleNamespace(
+    model=torch.nn.Linear(1, 1),
+    privacy=None,
+    device=torch.device("cpu"),
+    random_shares=lambda rng: contextlib.nullcontext(),
+)
 
 
 def data_of(name):
