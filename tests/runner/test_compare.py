@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from polyclinic.errors import BadInput, Notice
-from polyclinic.runner.compare import entries, for_method
+from polyclinic.runner.compare import entries, for_method, tables_for
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
 from polyclinic.study.reading import load_study
@@ -112,3 +112,11 @@ def test_long_work_within_a_round_is_told_from_the_runs_log(tiny, tmp_path):
     assert entry.inner_work == "autoencoder of site-1: 3 of 30, about 54 s left"
     log.write_text(log.read_text() + "rounds: 1 of 3\n")
     assert entry.inner_work == ""
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_a_default_of_the_studys_method_is_not_carried_to_another(tiny, method):
+    """FedAvg weighs sites by their images, and these two count them alike, as their papers do."""
+    tables = tables_for(tiny("fedavg", rounds=7, local_steps=3), method)
+    assert tables["method"] == {"name": method, "rounds": 7, "local_steps": 3}
+    assert tables_for(tiny("fedavg", weighting="uniform"), "fedprox")["method"]["weighting"] == "uniform"

@@ -159,7 +159,10 @@ def tables_for(study: Study, method: str) -> JsonObject:
     tables = {name: table for name, table in study.as_tables().items() if method_has_table(old, method, name)}
     if is_default_generator(old, method, tables["generator"]):
         del tables["generator"]
-    kept = {key: value for key, value in tables["method"].items() if key in kind.model_fields}
+    # a default of the study's method is no choice: SCAFFOLD's own weighting is another one than FedAvg's
+    defaults = {key: field.default for key, field in type(study.method).model_fields.items()}
+    chosen = {key: value for key, value in tables["method"].items() if value != defaults.get(key)}
+    kept = {key: value for key, value in chosen.items() if key in kind.model_fields}
     if isinstance(study.method, OneRound) and not issubclass(kind, OneRound):
         kept["rounds"] = kind.model_fields["rounds"].default
         notice_once(
