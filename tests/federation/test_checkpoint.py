@@ -212,6 +212,20 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, name, how):
     assert values(again, "best") == [2, 2, 2]
 
 
+def test_the_one_before_stays_until_a_new_one_is_there(folder):
+    """After a damaged checkpoint the next save must not put it in the place of the whole one."""
+    checkpoint = Checkpoint(folder)
+    for round, version in ((5, 5), (10, 10)):
+        checkpoint.save(Manifest(round=round, sites={"s": SitePosition(version, 1)}), {"state.w": tensors(round)})
+    damage(folder / checkpoint.load().files["state.w"], "-1")
+    resumed = Checkpoint(folder)
+    assert resumed.load().round == 5
+    before = resumed.save(Manifest(round=6, sites={"s": SitePosition(6, 1)}), {"state.w": tensors(6)})
+    assert before.sites == {"s": SitePosition(5, 1)}
+    assert module.read_manifest(resumed.previous).round == 5
+    assert resumed.save(Manifest(round=7), {"state.w": tensors(7)}).round == 6
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", ["manifest.json", "state.w"])
 def test_without_a_whole_checkpoint_the_damaged_file_is_named(folder, name, how):

@@ -111,6 +111,9 @@ class Checkpoint:
 
     def _keep_previous(self) -> Manifest:
         """Keep the manifest that is there as the one before; what it says, or nothing if it is not whole."""
+        if self.problem:  # the last one is damaged: the one before it stays the one before
+            self.problem = ""
+            return read_manifest(self.previous)
         try:
             before = read_manifest(self.path)
         except Damaged:

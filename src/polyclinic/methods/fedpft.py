@@ -16,9 +16,10 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.release_checks import check_classes
 from polyclinic.federation.site import Site
@@ -88,6 +89,13 @@ class FedPFT(OneRound):
                     rows.append(mixture.sample(count, federation.rng(f"mixture {reply.site} {label}")))
                     labels += [label] * count
         return torch.cat(rows), torch.tensor(labels)
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "give_mixtures":
+            sent = reply.parcel("statistics")
+            list(_received(sent, reply.site, self.width(federation), head_shape(federation)[1]))
+            if sum(sent.metadata["counts"]) != sent.metadata.get("samples"):
+                raise ParcelRejected("the numbers of images of the classes are not 'samples' together")
 
     def train_head(self, federation: Federation, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """A linear head, trained on features of unit variance with the study's optimiser."""

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.release_checks import check_classes, check_more_images_than
 from polyclinic.federation.site import Site
@@ -60,17 +60,24 @@ class GaussianHeads(OneRound):
             federation.evaluate(state.weights)
         return state.weights
 
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        super().check_reply(federation, call, reply)
+        if call.operation == "give_class_sums":
+            width, classes = head_shape(federation)
+            second = width if self.rule == "naive-bayes" else width * (width + 1) // 2
+            wanted = {"counts": (classes,), "first": (classes, width), "second": (classes, second)}
+            sent = reply.parcel("statistics").tensors
+            found = {name: tuple(t.shape) for name, t in sent.items() if t.dtype == torch.int64}
+            if found != wanted or len(sent) != len(wanted) or bool((sent["counts"] < 0).any()):
+                raise ParcelRejected(f"statistics: the sums are of another form than {wanted}")
+
     def collect_by_class(self, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
         """Counts [C], sums [C, D] and second moments, [C, D] or [C, D (D + 1) / 2], of all sites' classes, int64."""
-        width, classes = head_shape(federation)
-        second = width if self.rule == "naive-bayes" else width * (width + 1) // 2
-        wanted = {"counts": (classes,), "first": (classes, width), "second": (classes, second)}
+        width, _ = head_shape(federation)
         total: dict[str, Tensor] = {}
         counts = {}
         for reply in federation.ask_all("give_class_sums"):
             sent = reply.parcel("statistics").tensors
-            if {name: tuple(t.shape) for name, t in sent.items() if t.dtype == torch.int64} != wanted:
-                raise WorkFailed(f"site '{reply.site}' sent sums of another form than {wanted}; leave it out")
             counts[reply.site] = int(sent["counts"].sum())
             total = {name: tensor + total.get(name, 0) for name, tensor in sent.items()}
         moments.check_count(sum(counts.values()))

@@ -387,6 +387,7 @@ def fix_order_of_sums() -> None:
 
 def trusted_file(folder: Path | None, sha256: str | None) -> Path | None:
     """The file of this SHA-256 in a folder, if there is one."""
-    files = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
+    inside = folder.iterdir() if folder is not None and folder.is_dir() else ()
+    files = sorted(path for path in inside if path.is_file())
     found = [file for file in files if sha256 and hashlib.sha256(file.read_bytes()).hexdigest() == sha256]
     return found[0] if found else None

@@ -16,7 +16,7 @@ from polyclinic.errors import Damaged
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.observer import Observer
-from polyclinic.files import atomic_write, write_tensors
+from polyclinic.files import atomic_write, sync_file, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.runner.advice import Watch
 from polyclinic.study import Study
@@ -140,6 +140,8 @@ class Recorder(Observer):
 
     def memory(self) -> JsonObject:
         """What a checkpoint must keep, but for the best weights."""
+        if (history := self.folder / "history.jsonl").exists() and self.study.engine.durable:
+            sync_file(history)  # the checkpoint notes its digest, and must not be on disk before these lines
         score, minus_loss = self.best_rank if self.leading_round else (None, None)
         best = {"best_round": self.best_round, "best_score": score, "best_minus_loss": minus_loss}
         rounds = {"leading_round": self.leading_round, "scored_round": self.scored_round}
@@ -185,7 +187,7 @@ def _round_of(text: str) -> int:
 
 def score(task: Task, replies: Sequence[Reply]) -> JsonObject | None:
     """Metrics pooled over all images, as a mean over the sites, and of each site; None if no site has images."""
-    sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels}
+    sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels and reply.metrics}
     if not sums:
         return None
     per_site = {site: task.finish(of_site) for site, of_site in sums.items()}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
 from polyclinic.tasks.coarse import merge_small, round_counts
-from polyclinic.tasks.task import Sums, Target, Task
+from polyclinic.tasks.task import MOST_IMAGES, Sums, Target, Task
 
 BINS = 1024
 #: bins that a deployed site puts together before it looks for small counts
@@ -96,12 +96,18 @@ class Classification(Task):
         super().check_sums(sums, target)
         classes = len(target.classes)
         shapes = {"confusion": (classes, classes), "histograms": (classes, 2, BINS), "loss": (), "count": ()}
-        if {name: tuple(value.shape) for name, value in sums.items()} != shapes:
+        if {name: tuple(sums[name].shape) for name in shapes if name in sums} != shapes:
             raise ValueError(f"the sums are not {', '.join(shapes)} of {classes} classes")
         if sums["confusion"].is_floating_point():  # histograms may be: `coarse` spreads a cell over its bins
             raise ValueError("the confusion matrix must be whole numbers")
-        if int(sums["confusion"].sum()) != int(sums["count"]):
+        self.check_own_sums(sums, ("loss", "count"))
+        if float(sums["confusion"].double().sum()) != int(sums["count"]):  # whole numbers could wrap around
             raise ValueError("the confusion matrix is of another number of images than 'count'")
+        if not 0 <= float(sums["histograms"].min()) <= float(sums["histograms"].max()) <= MOST_IMAGES:
+            raise ValueError(f"a histogram counts fewer than 0 or more than {MOST_IMAGES} images")
+        # a deployed site rounds both, the confusion matrix cell by cell
+        if int(sums["count"]) > 4 * float(sums["histograms"][:, 1].sum()):
+            raise ValueError("the histograms are of far fewer images than 'count'")
 
     def finish(self, sums: Sums) -> dict[str, float]:
         confusion, count = sums["confusion"].double(), int(sums["count"])

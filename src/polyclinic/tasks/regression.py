@@ -73,9 +73,7 @@ class Regression(Task):
 
     def check_sums(self, sums: Sums, target: Target) -> None:
         super().check_sums(sums, target)
-        wanted = {"absolute_error", "squared_error", "loss", "count"}
-        if sums.keys() != wanted or any(value.numel() != 1 for value in sums.values()):
-            raise ValueError(f"the sums are not one number each of {', '.join(sorted(wanted))}")
+        self.check_own_sums(sums, ("absolute_error", "squared_error", "loss", "count"))
 
     def finish(self, sums: Sums) -> dict[str, float]:
         count = int(sums["count"])

@@ -89,9 +89,7 @@ class Segmentation(Task):
 
     def check_sums(self, sums: Sums, target: Target) -> None:
         super().check_sums(sums, target)
-        wanted = {"dice", "cases", "loss", "count", *(DISTANCES if self.surface_distances else ())}
-        if sums.keys() != wanted or any(value.numel() != 1 for value in sums.values()):
-            raise ValueError(f"the sums are not one number each of {', '.join(sorted(wanted))}")
+        self.check_own_sums(sums, ("dice", "cases", "loss", "count", *(DISTANCES if self.surface_distances else ())))
         if not float(sums["dice"]) <= int(sums["cases"]) + 1e-6 or int(sums["cases"]) > int(sums["count"]):
             raise ValueError("a Dice above 1, or more patients than images")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -107,7 +107,7 @@ class Task(Settings):
     @staticmethod
     def add(a: Sums, b: Sums) -> Sums:
         """The sums of two sites together."""
-        return {name: a[name] + b[name] for name in a}
+        return {name: a[name] + b[name] for name in a if name in b}
 
     def bounds(self, target: Target) -> dict[str, tuple[float, str]]:
         """For every sum that a deployed site may release coarsely: the largest share of one image (or case) in it,
@@ -138,16 +138,22 @@ class Task(Settings):
 
     def check_sums(self, sums: Sums, target: Target) -> None:
         """ValueError for sums that no site can have, whatever its images are. Whoever sent them may lie."""
-        if "count" not in sums:
-            raise ValueError("the sums have no 'count'")
         for name, value in sums.items():
-            if value.is_complex() or not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
+            negative = not value.is_floating_point() and bool((value < 0).any())
+            if value.is_complex() or negative or not bool(torch.isfinite(value).all()):
                 raise ValueError(f"the sum '{name}' is negative or not finite")
         for name in ("count", "cases"):
             if name in sums and (sums[name].numel() != 1 or sums[name].is_floating_point()):
                 raise ValueError(f"'{name}' is no whole number")
-        if int(sums["count"]) > MOST_IMAGES:
+        if "count" in sums and int(sums["count"]) > MOST_IMAGES:
             raise ValueError(f"scores of {int(sums['count'])} images; the limit is {MOST_IMAGES}")
+
+    def check_own_sums(self, sums: Sums, names: Iterable[str]) -> None:
+        """ValueError unless the sums that the task itself makes are there, one number each, and none is negative. A
+        task that is built on this one may have others besides."""
+        for name in names:
+            if name not in sums or sums[name].numel() != 1 or bool((sums[name] < 0).any()):
+                raise ValueError(f"the sum '{name}' is missing, is no single number, or is negative")
 
     @abstractmethod
     def finish(self, sums: Sums) -> dict[str, float]:

@@ -136,6 +136,13 @@ SCORES = {
     "shapes": tensors("metrics", lambda s: {**s, "confusion": s["confusion"].flatten()}),
     "a sum missing": tensors("metrics", lambda s: {n: t for n, t in s.items() if n != "histograms"}),
     "no count": tensors("metrics", lambda s: {n: t for n, t in s.items() if n != "count"}),
+    "wrapping": tensors(
+        "metrics",
+        lambda s: {**s, "confusion": torch.tensor([[2**62 + 100, 2**62], [2**62, 2**62]]), "count": torch.tensor(100)},
+    ),
+    "endless histograms": tensors("metrics", lambda s: {**s, "histograms": s["histograms"].double() + 1e308}),
+    "float8": tensors("metrics", lambda s: {**s, "loss": s["loss"].to(torch.float8_e4m3fn)}),
+    "sealed": lambda parcels: [Parcel("sealed", parcels[0].tensors, {"kind": "metrics"})],
     "floats": tensors("metrics", lambda s: {n: t.double() for n, t in s.items()}),
 }
 LIES = [

@@ -53,7 +53,8 @@ def movement(weights: Weights, reference: Weights) -> dict[str, float]:
     found = {}
     for layer, now in layers(common).items():
         length = before[layer].norm(dim=1)
-        least = length.mean() if len(length) > 1 else length.new_tensor(LEAST * before[layer].shape[1] ** 0.5)
+        alone = length.new_tensor(LEAST * before[layer].shape[1] ** 0.5)
+        least = length.mean() if len(length) > 1 and bool(length.any()) else alone  # a layer may begin at zero
         found[layer] = ((now - before[layer]).norm(dim=1) / length.clamp(min=least)).max()
     return dict(zip(found, numbers(list(found.values())), strict=True))
 

@@ -52,7 +52,7 @@ def row_counts(tensor: Tensor, parallel: float = PARALLEL) -> tuple[Tensor, Tens
     """How many rows of a tensor [R, ...] are zero, and how many are parallel to another one."""
     found = folded(tensor.detach().flatten(1).float())
     lengths = found.norm(dim=1)
-    empty = lengths <= 1e-6 * lengths.max()
+    empty = lengths < 1e-6 * lengths.max()  # a layer that is zero as a whole, as a head may begin, is not crafted
     directions = (found / lengths[:, None]).masked_fill(empty[:, None], 0.0)
     # a row is parallel to itself: two or more says that there is another one
     alike = [((some @ directions.T).abs() >= parallel).sum(1) > 1 for some in directions.split(ROWS_AT_ONCE)]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from polyclinic.federation.call import Call, MissingParcel, Reply
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
 
@@ -47,10 +48,18 @@ class ReplyCheck:
 
     def check(self, federation: Federation, call: Call, reply: Reply) -> None:
         """ParcelRejected for a reply that cannot be what the operation releases."""
+        try:
+            self._check(federation, call, reply)
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:  # such as an odd dtype
+            raise ParcelRejected(f"the reply cannot be checked ({type(error).__name__}: {error})") from None
+
+    def _check(self, federation: Federation, call: Call, reply: Reply) -> None:
         declared = self._method.operation_named(call.operation) if self._method else None
         if declared is not None:
             _check_kinds(call.operation, declared, reply)
         opened = [parcel for parcel in reply.parcels if parcel.kind != SEALED]
+        if call.to == COORDINATOR and len(opened) < len(reply.parcels):
+            raise ParcelRejected("a sealed parcel came, and nothing was to be sealed")
         for parcel in opened:
             self._check_counts(call, parcel)
             _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
@@ -66,19 +75,19 @@ class ReplyCheck:
         assert self._method
         try:
             self._method.check_reply(federation, call, reply)
-        except MissingParcel as missing:
-            raise ParcelRejected(str(missing)) from None
+        except WorkFailed as error:  # what the method would have stopped for is the failure of one site
+            raise ParcelRejected(str(error)) from None
 
     def _check_counts(self, call: Call, parcel: Parcel) -> None:
         for name, most in COUNTS.items():
             if name in parcel.metadata:
                 value = parcel.metadata[name]
-                if type(value) not in (int, float) or not 0 <= value <= most or (name == "samples" and not value):
+                if not _is_number(value) or not 0 <= value <= most or (name == "samples" and not value):
                     raise ParcelRejected(f"{parcel.kind}: {name} = {_short(value)} is no number up to {most}")
                 if name == "samples":
                     self._check_said(f"{call.site}/{call.operation}/{name}", value, f"{parcel.kind}: {name}")
         loss = parcel.metadata.get("loss", 0.0)
-        if type(loss) not in (int, float) or not abs(loss) < math.inf:
+        if not _is_number(loss) or not abs(loss) < math.inf:
             raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
 
     def _check_said(self, about: str, value: float, words: str) -> None:
@@ -90,16 +99,22 @@ class ReplyCheck:
         """Sums of scores that no set of images can have, or that are of another number of images than before."""
         for parcel in parcels:
             trainer = federation.trainer
+            if not parcel.tensors:  # scores that a site keeps back
+                continue
             try:
                 trainer.task.check_sums(dict(parcel.tensors), trainer.target)
             except ValueError as error:
                 raise ParcelRejected(f"metrics: {error}") from None
-            images = int(parcel.tensors["count"])
+            if "count" not in parcel.tensors:
+                continue
+            # the confusion matrix of a deployed site is rounded cell by cell, from nothing to twice as many images
+            sums = parcel.tensors
+            images = float(sums["histograms"][:, 1].sum()) if "histograms" in sums else int(sums["count"])
             about = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}"
             before = self.said.setdefault(about, images)
             # a deployed site rounds its counts, by each class: they may differ a little from round to round
             if not before / 2 <= images <= 2 * max(before, 1):
-                raise ParcelRejected(f"metrics: scores of {images} images, and they were of {before:g} before")
+                raise ParcelRejected(f"metrics: scores of {images:g} images, and they were of {before:g} before")
 
 
 def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
@@ -135,7 +150,9 @@ def _norms(parcel: Parcel) -> dict[str, float]:
     """The Euclidean norm of each tensor of floating-point numbers; worked out once a parcel, in one pass."""
     if "_norms" not in vars(parcel):
         floats = {name: t for name, t in parcel.tensors.items() if t.is_floating_point() and t.numel()}
-        norms = torch._foreach_norm(list(floats.values())) if floats else []
+        # the norm of many half-precision numbers is more than half precision holds
+        wide = [t.float() if t.itemsize < 4 else t for t in floats.values()]
+        norms = torch._foreach_norm(wide) if wide else []
         values = torch.stack([norm.double() for norm in norms]).tolist() if norms else []
         vars(parcel)["_norms"] = dict(zip(floats, values, strict=True))
     return vars(parcel)["_norms"]
@@ -156,6 +173,10 @@ def _check_targets(federation: Federation, parcel: Parcel) -> None:
 
 def _are_classes(values: Tensor, low: float, high: float, classes: int) -> bool:
     return not values.is_floating_point() and 0 <= low <= high < classes
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _range_of(values: Tensor) -> tuple[float, float]:

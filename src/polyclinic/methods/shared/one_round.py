@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.encoders.kept_features import kept_features
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
@@ -71,6 +72,11 @@ class OneRound(Method):
         sent = {r.site: moments.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
         warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
         return reduce(add, sent.values())
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "give_sums":
+            outputs = head_shape(federation)[1]
+            moments.checked(reply.parcel("statistics").tensors, reply.site, self.width(federation), outputs)
 
     def linear_head(self, federation: Federation, head: Tensor) -> dict[str, Tensor]:
         """The model with this head [k + 1, T], offset first, in terms of all features."""
