@@ -81,6 +81,7 @@ def test_workers_tell_their_parent_before_they_answer(monkeypatch):
         worker_process._send_progress(worker, ("prior of north", 3, 20))
         worker_process.write_frame(worker, pack({"failed": None}, [b"reply"]))
         parent = object.__new__(WorkerProcess)
+        parent._spec = ""
         parent._process = SimpleNamespace(stdin=nothing, stdout=answers)
         told = []
         with listening(lambda *one: told.append(one)):

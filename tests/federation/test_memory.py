@@ -130,6 +130,7 @@ def test_sites_that_send_different_tensors_have_no_average():
 class Hoarder:
     """A method whose sites keep a kilobyte each, and count."""
 
+    rounds = 100
     name = "hoarder"
 
     @operation()
@@ -147,7 +148,7 @@ def host_in(folder, kilobytes):
         trainer=None,
         folder=folder,
         open_data=lambda name: SiteData(name, part, part, part),
-        policy=Policy(),
+        policy=Policy(shares="equal"),
         expected={},
     )
     host = SiteHost(spec)

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyclinic.data.parts import PreparedSites, open_site
 from polyclinic.federation.call import Reply
-from polyclinic.json_types import JsonMapping
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.study import Study
@@ -95,9 +95,15 @@ def _small_validation(study: Study, counts: JsonMapping) -> str | None:
 class Watch:
     """Sees every scored round; says what several in a row have shown."""
 
-    def __init__(self) -> None:
-        self.one_class = 0
-        self.losses: list[float] = []
+    def __init__(self, memory: JsonMapping | None = None) -> None:
+        """`memory`: what a checkpoint kept of it, so that a resumed run says the same."""
+        known = memory or {}
+        self.one_class = int(known.get("one_class", 0))
+        self.losses: list[float] = list(known.get("losses", []))
+
+    def memory(self) -> JsonObject:
+        """What a checkpoint must keep; no more losses are needed than are looked at."""
+        return {"one_class": self.one_class, "losses": self.losses[: ROUNDS_TO_JUDGE + 2]}
 
     def scored(self, task: Task, replies: Sequence[Reply], pooled: Mapping[str, float]) -> Iterator[str]:
         """Sentences about the rounds so far, each of which is said once."""

@@ -145,7 +145,13 @@ class Recorder(Observer):
         score, minus_loss = self.best_rank if self.leading_round else (None, None)
         best = {"best_round": self.best_round, "best_score": score, "best_minus_loss": minus_loss}
         rounds = {"leading_round": self.leading_round, "scored_round": self.scored_round}
-        return {**best, **rounds, "seconds": self._seconds, "history_sha256": self._history.hexdigest()}
+        return {
+            **best,
+            **rounds,
+            "seconds": self._seconds,
+            "history_sha256": self._history.hexdigest(),
+            "watch": self._watch.memory(),
+        }
 
     def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
         self.best_round = memory["best_round"]
@@ -155,6 +161,7 @@ class Recorder(Observer):
             self.best_rank = (memory["best_score"], memory.get("best_minus_loss") or 0.0)
         self._seconds = memory["seconds"]
         self._noted_history = memory.get("history_sha256")
+        self._watch = Watch(memory.get("watch"))
         self.best_weights = best
 
     def rewind_history(self, round: int) -> None:

@@ -50,11 +50,17 @@ def with_whole_path(tables: JsonMapping, file: Path, *, has_new_path: bool) -> J
         return dict(tables)
     whole = file.parent / path
     if not whole.exists() and Path(path).exists():
+        if _is_run_folder(file.parent):  # of an older version, which wrote paths as they were given
+            return dict(tables)
         raise BadInput(
             f"data.path: '{path}' begins at the folder of {file}, where there is nothing of that name; it does not "
             f"begin where polyclinic is started, as it once did: write '{os.path.relpath(path, file.parent)}'"
         )
     return {**tables, "data": {**tables["data"], "path": str(whole)}}
+
+
+def _is_run_folder(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("history.jsonl", "checkpoint", "ledger"))
 
 
 def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequence[str] = ()) -> Study:

@@ -31,6 +31,7 @@ SPENT = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "covers": ["weights"], "does
 class Courier:
     """A method that hands a model on."""
 
+    rounds = 100
     name = "courier"
 
     @operation("weights", "synthetic-images")
@@ -88,7 +89,8 @@ def make(tmp_path):
             trainer=None,
             folder=tmp_path,
             open_data=data_of,
-            policy=Policy(kinds=tuple(KINDS), incoming=Incoming(on=False)),  # there is no network to try weights on
+            # there is no network to try weights on
+            policy=Policy(kinds=tuple(KINDS), incoming=Incoming(on=False), shares="equal"),
             expected={"weights": Expected.like("weights", {"w": SECRET})},
         )
         spec = FederationSpec(
