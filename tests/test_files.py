@@ -10,11 +10,13 @@ import torch
 from processes import kill, start, wait_for
 from safetensors.torch import load_file
 
+from polyclinic.errors import BadInput
 from polyclinic.files import (
     PARTIAL,
     atomic_file,
     atomic_folder,
     atomic_write,
+    check_place,
     decode_tensors,
     lock,
     make_private,
@@ -143,3 +145,15 @@ def test_make_private_takes_the_rights_of_others_away(tmp_path):
     script.chmod(0o755)
     make_private(tmp_path / "kit")
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kit", script.parent, script)] == [0o700] * 3
+
+
+def test_a_place_where_nothing_can_be_made_is_said_before_anybody_works(tmp_path, monkeypatch):
+    check_place(tmp_path / "new" / "run")
+    (tmp_path / "draw.py").write_text("")
+    with pytest.raises(BadInput, match=r"draw.py is a file, not a folder; name another place"):
+        check_place(tmp_path / "draw.py" / "x")
+    with pytest.raises(BadInput, match=r"^--out: the name 'ééé.* has over 255 bytes"):
+        check_place(tmp_path / ("é" * 128) / "run")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(BadInput, match="cannot be written; name another place"):
+        check_place(tmp_path / "new")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PARTIAL = ".partial"
 #: so many files are brought to disk with one call for all files of the machine instead of one call each
 SYNC_ALL_FROM = 16
+#: bytes of a file's name that systems allow
+LONGEST_NAME = 255
 #: where the header of a safetensors file has the digest of its tensors
 _DIGEST = "sha256"
 
@@ -219,6 +221,18 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise BadInput(f"POLYCLINIC_CACHE: cannot write in '{folder.parent}' ({reason}); set it elsewhere") from None
+
+
+def check_place(place: Path, flag: str = "--out") -> None:
+    """BadInput where no file or folder can be made at `place`, which need not be there, nor the folders above it."""
+    for part in place.parts:
+        if len(os.fsencode(part)) > LONGEST_NAME:
+            raise BadInput(f"{flag}: the name '{part[:20]}...' has over {LONGEST_NAME} bytes; take a shorter one")
+    nearest = next((above for above in (place, *place.parents) if above.exists()), Path())
+    if nearest != place and not nearest.is_dir():
+        raise BadInput(f"{flag} {place}: {nearest} is a file, not a folder; name another place")
+    if not os.access(nearest, os.W_OK):
+        raise BadInput(f"{flag} {place}: {nearest} cannot be written; name another place, or change its permissions")
 
 
 def make_private(folder: Path) -> None:

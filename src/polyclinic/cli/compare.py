@@ -10,6 +10,7 @@ import typer
 
 from polyclinic.cli.run import SET, STUDY, chosen_study
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def compare(
     from polyclinic.runner.comparison_statistics import choose_baseline
     from polyclinic.runner.tune import chosen_settings
 
+    check_place(out / "comparison.json")
     chosen = chosen_study(study, [])
     best = chosen_settings(tuned) if tuned else None
     names = comparison.parse_methods(methods)

@@ -8,6 +8,7 @@ import typer
 
 from polyclinic.cli.default_command import DefaultCommand
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import check_place
 
 HELP = """Write a report of a run or a comparison: one HTML file that opens offline, and a PDF.
 
@@ -36,6 +37,8 @@ def report(
     ),
 ) -> None:
     """Write report.html: a summary in plain sentences, then charts with a table behind each."""
+    if out is not None:
+        check_place(out)
     if dossier:
         if pdf or by or prevalence is not None:
             raise BadInput("--dossier: takes no --pdf, --by or --prevalence; leave them out")

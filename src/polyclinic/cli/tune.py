@@ -8,6 +8,7 @@ import typer
 
 from polyclinic.cli.compare import Bars
 from polyclinic.cli.run import SET, STUDY, chosen_study
+from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
 
@@ -37,6 +38,7 @@ def tune(
     from polyclinic.runner import tune as search
     from polyclinic.runner.compare import default_jobs, run_all
 
+    check_place(out / "tuning.json")
     chosen, space = chosen_study(study, sets), search.parse_over(over)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     trials = search.plan(chosen, space, out, budget=budget, methods=names, seeds=seeds)

@@ -17,7 +17,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
-from polyclinic.files import PARTIAL, atomic_write, read_json
+from polyclinic.files import PARTIAL, atomic_write, check_place, read_json
 from polyclinic.formats import write_run_format
 from polyclinic.noted_files import note_files, read_result
 from polyclinic.privacy.settings import check_budget
@@ -58,6 +58,7 @@ def run(
     finished = folder / "result.json"
     if resume and finished.exists():
         return Result(folder, read_result(folder))
+    check_place(folder)
     device_of(study.engine.device)
     check_engine(study)
     if study.tuning is not None:
@@ -92,6 +93,8 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
         study = load_run_study(Path(out))
     folder = Path(out) if out is not None else default_folder(study)
     begun = folder / "study.toml"
+    if not resume:
+        check_place(folder)
     if find_kit(folder):
         raise BadInput(f"--out {folder}: lies in a kit; `polyclinic deploy submit --resume` goes on with its runs")
     if folder.exists() and not folder.is_dir():
