@@ -31,6 +31,10 @@ def write_study(images, tmp_path, capsys):
     return load_study(file), said
 
 
+def written(tmp_path):
+    return (tmp_path / "out" / "study.toml").read_text()
+
+
 @pytest.fixture
 def folders(tmp_path):
     for label, count in (("benign", 30), ("malignant", 20)):
@@ -68,6 +72,7 @@ def test_a_folder_per_class(folders, tmp_path, capsys):
     assert study.data.patient == "^([^_-]+)[_-]"
     assert (study.optimizer.batch_size, study.method.name) == (4, "analytic")
     assert study.audit is not None
+    assert "these sums give single images away, see docs/encoders.md" in written(tmp_path)
 
 
 def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):

@@ -15,6 +15,11 @@ SIDE = {"classification": 64, "regression": 64, "segmentation": 64}
 FEW_IMAGES = 5000  #: up to so many, a network that has seen other images already is better than one that has not
 TRAINED = 0.65  #: share of the images that are trained on
 STEPS = 10  #: of a site in a round, at least
+FEATURES = 1024  #: numbers of an image, of which a site sends sums
+#: what holds for a site that has no more training images than an image has numbers
+SUMS_TELL = (
+    "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
+)
 
 
 def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
@@ -128,16 +133,21 @@ def _model(found: Survey) -> list[str]:
     if fits_a_head(found):
         return [
             "[model]",
-            'backbone = "efficientnet-lite0-1024"  # a network with public weights, which nobody trains: only its last '
+            f'backbone = "efficientnet-lite0-{FEATURES}"  # a network with public weights, which nobody trains: only its last '
             "layer is fitted",
         ]
     return ["[model]", 'backbone = "resnet18"  # enough images to train a network from nothing']
 
 
+def trained_at_a_site(found: Survey) -> int:
+    """Training images of the smallest site."""
+    fewest = min(found.sites.values()) if len(found.sites) > 1 else found.images // SITES
+    return int(TRAINED * fewest)
+
+
 def batch_size(found: Survey) -> int:
     """Images in a batch: so few that the smallest site takes ten steps in a pass, and not fewer than four."""
-    fewest = min(found.sites.values()) if len(found.sites) > 1 else found.images // SITES
-    wanted = int(TRAINED * fewest) // STEPS
+    wanted = trained_at_a_site(found) // STEPS
     return max(4, min(32, 2 ** max(0, wanted.bit_length() - 1)))
 
 
@@ -161,6 +171,7 @@ def _method(found: Survey) -> list[str]:
             "[method]",
             f'name = "analytic"  # {found.images} images are few: one round, in which each site sends sums of its '
             "features",
+            *([SUMS_TELL] if trained_at_a_site(found) <= FEATURES else []),
         ]
     return [
         "[method]",
