@@ -100,6 +100,9 @@ def test_ages_in_a_table_with_a_gap(ages, tmp_path, capsys):
     assert "1 row without boneage (such as 'n/a') left out" in said
     assert (study.task.name, study.data.label_range) == ("regression", (10, 205))
     assert len(study.data.listing()) == 39
+    told = "TAKEN FROM YOUR DATA: write the range that is possible"
+    assert told in said
+    assert written(tmp_path).count(told) == 1
     assert (tmp_path / "out" / "study_cases.csv").is_file()
 
 

@@ -16,6 +16,11 @@ FEW_IMAGES = 5000  #: up to so many, a network that has seen other images alread
 TRAINED = 0.65  #: share of the images that are trained on
 STEPS = 10  #: of a site in a round, at least
 FEATURES = 1024  #: numbers of an image, of which a site sends sums
+#: what is said of a range that the images' labels have, and not somebody who knows which values are possible
+RANGE_TELLS = (
+    "TAKEN FROM YOUR DATA: write the range that is possible; between real hospitals these two numbers would tell the "
+    "youngest and the oldest patient"
+)
 #: what holds for a site that has no more training images than an image has numbers
 SUMS_TELL = (
     "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
@@ -33,8 +38,10 @@ def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
             raise BadInput(f"{table}: exists already; name another study, or move it")
         atomic_write(table, found.cases.as_csv(table.parent.resolve()))
         said.append(f"wrote {table}, which lists them")
-        return _text(found, table.name, said), said
-    return _text(found, os.path.relpath(found.path, path.parent.resolve()), said), said
+        text = _text(found, table.name, said)
+    else:
+        text = _text(found, os.path.relpath(found.path, path.parent.resolve()), said)
+    return text, [*said, *([f"label_range: {RANGE_TELLS}"] if found.labels.bounds else [])]
 
 
 def _what(found: Survey) -> str:
@@ -92,9 +99,7 @@ def _data(found: Survey, path: str) -> list[str]:
         )
     if found.labels.bounds:
         low, high = found.labels.bounds
-        lines.append(
-            f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value; widen it if others occur"
-        )
+        lines += [f"# {RANGE_TELLS}", f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value"]
     return lines
 
 
