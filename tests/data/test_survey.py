@@ -103,7 +103,17 @@ def test_ages_in_a_table_with_a_gap(ages, tmp_path, capsys):
     told = "TAKEN FROM YOUR DATA: write the range that is possible"
     assert told in said
     assert written(tmp_path).count(told) == 1
-    assert (tmp_path / "out" / "study_cases.csv").is_file()
+    lines = (tmp_path / "out" / "study_cases.csv").read_text().splitlines()
+    assert lines[0] == "path,label,sex"  # for results by sub-group
+    assert all(line.endswith(",F") for line in lines[1:])
+
+
+def test_a_further_column_is_not_taken_for_what_its_name_would_mean(ages):
+    table = (ages / "ages.csv").read_text().splitlines()
+    graz = [f"{line},Graz" for line in table[1:]]  # one site alone makes no sites
+    (ages / "ages.csv").write_text("\n".join([f"{table[0]},site", *graz]) + "\n")
+    found = survey(ages)
+    assert (found.cases.fields, found.sites) == (("path", "label", "sex", "other_site"), {})
 
 
 def test_a_table_that_can_be_used_as_it_is(folders, tmp_path, capsys):

@@ -105,9 +105,17 @@ def cases_in_table(file: Path, folder: Path) -> Cases:
         raise BadInput(
             f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it label"
         )
-    rows = [{field: row[column] for field, column in columns.items()} for row in table.rows]
+    kept = {**columns, **_further_columns(table, columns)}
+    rows = [{field: row[column] for field, column in kept.items()} for row in table.rows]
     found = [{**row, "path": _path(row["path"], file.parent, stems)} for row in rows]
     return _without_gaps(found, rows, file, columns)
+
+
+def _further_columns(table: Table, columns: Mapping[str, str]) -> dict[str, str]:
+    """Columns that a study may name for sub-groups, by the name they get in a new table: their own, unless it would
+    mean there what they are not."""
+    rest = [name for name in table.columns if name not in columns.values()]
+    return {f"other_{name}" if name in ("path", *NAMES) else name: name for name in rest}
 
 
 Rows = list[dict[str, str]]
@@ -126,7 +134,7 @@ def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) 
         notes.append(f"{count} row{'s' * (count > 1)} without {columns['label']} (such as '{gap}') left out")
     if not labelled:
         raise BadInput(f"--for {file}: no row has both an image and a label")
-    return Cases(file.parent, labelled, tuple(columns), columns, is_new=labelled != rows, notes=tuple(notes))
+    return Cases(file.parent, labelled, tuple(labelled[0]), columns, is_new=labelled != rows, notes=tuple(notes))
 
 
 def _with_label(rows: Rows) -> Rows:
