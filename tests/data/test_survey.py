@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from polyclinic.cli import run_app
+from polyclinic.cli.study_for import study_for
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.survey import survey
 from polyclinic.errors import BadInput
@@ -83,6 +84,8 @@ def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
     assert (study.task.name, study.sites.partition, study.method.name) == ("segmentation", "iid", "fedavg")
     assert isinstance(study.data, Csv)
     assert len(study.data.listing()) == 11
+    # three sites have about 3 images each, and train on 2
+    assert "batch_size = 4  # a site takes about 1 step a round with it" in written(tmp_path)
 
 
 def test_masks_with_an_ending_of_their_own(tmp_path):
@@ -106,6 +109,14 @@ def test_ages_in_a_table_with_a_gap(ages, tmp_path, capsys):
     lines = (tmp_path / "out" / "study_cases.csv").read_text().splitlines()
     assert lines[0] == "path,label,sex"  # for results by sub-group
     assert all(line.endswith(",F") for line in lines[1:])
+
+
+def test_the_unit_is_read_from_the_name_of_the_column(ages, tmp_path, capsys):
+    table = ages / "ages.csv"
+    assert "unit =" not in study_for(ages, tmp_path / "a.toml")[0]
+    table.write_text(table.read_text().replace("boneage", "age_months"))
+    study, _ = write_study(ages, tmp_path, capsys)
+    assert study.data.unit == "months"
 
 
 def test_a_further_column_is_not_taken_for_what_its_name_would_mean(ages):

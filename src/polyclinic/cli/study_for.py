@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from polyclinic.data.survey import Survey, survey
@@ -16,6 +17,7 @@ FEW_IMAGES = 5000  #: up to so many, a network that has seen other images alread
 TRAINED = 0.65  #: share of the images that are trained on
 STEPS = 10  #: of a site in a round, at least
 FEATURES = 1024  #: numbers of an image, of which a site sends sums
+UNIT = re.compile(r"_(months|years|days|mm)$", re.I)  #: at the end of a column's name
 #: what is said of a range that the images' labels have, and not somebody who knows which values are possible
 RANGE_TELLS = (
     "TAKEN FROM YOUR DATA: write the range that is possible; between real hospitals these two numbers would tell the "
@@ -100,6 +102,8 @@ def _data(found: Survey, path: str) -> list[str]:
     if found.labels.bounds:
         low, high = found.labels.bounds
         lines += [f"# {RANGE_TELLS}", f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value"]
+        if unit := UNIT.search(found.columns.get("label", "")):
+            lines.append(f"unit = {json.dumps(unit.group(1).lower())}  # by the name of the column")
     return lines
 
 
@@ -162,11 +166,12 @@ def _optimizer(found: Survey) -> list[str]:
             "[optimizer]",
             f"batch_size = {batch_size(found)}  # for methods that train step by step, if you try one",
         ]
+    steps = max(1, trained_at_a_site(found) // batch_size(found))
     return [
         "[optimizer]",
         'name = "adamw"',
         "lr = 0.001",
-        f"batch_size = {batch_size(found)}  # a site takes about ten steps a round with it",
+        f"batch_size = {batch_size(found)}  # a site takes about {steps} step{'s' * (steps > 1)} a round with it",
     ]
 
 
