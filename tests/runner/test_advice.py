@@ -41,6 +41,9 @@ def test_a_study_that_fits_its_images_gets_no_advice(tiny):
 def test_few_steps_a_round_are_said_and_the_cure_works(tiny):
     (said,) = advice.before(tiny("fedavg", rounds=4), counts(train=60))
     assert said.startswith("a site takes 7 steps a round at most, 28 in all; lower optimizer.batch_size")
+    assert "method.rounds" not in said  # more rounds do not make a round longer
+    assert advice.before(tiny("fedavg", rounds=71), counts(train=60)) != []
+    assert advice.before(tiny("fedavg", rounds=72), counts(train=60)) == []  # 504 steps
     assert advice.before(tiny("fedavg", local_epochs=2), counts(train=60)) == []
     assert advice.before(tiny("fedavg", {"optimizer.batch_size": 4}), counts(train=60)) == []
     assert advice.before(tiny("fedsgd"), counts(train=60)) == []  # one gradient a round is the method

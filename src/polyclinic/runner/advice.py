@@ -20,6 +20,7 @@ from polyclinic.study import Study
 from polyclinic.tasks import Task
 
 FEWEST_STEPS = 10  #: of a site in a round
+ENOUGH_STEPS = 500  #: of a site in all rounds, however few it takes in one
 FEWEST_VALIDATION = 30  #: images of all sites together, below which the best round is a matter of luck
 ROUNDS_TO_JUDGE = 3  #: scored rounds in a row after which a sign is no accident
 LEAST_PSNR = 18.0  #: dB of replayed images
@@ -64,11 +65,11 @@ def _few_steps(study: Study, counts: JsonMapping) -> str | None:
     if not isinstance(method, LocalWork) or not counts:
         return None
     steps = max(_steps(study, method, site, own["train"]) for site, own in counts.items())
-    if steps >= FEWEST_STEPS:
+    if steps >= FEWEST_STEPS or steps * method.rounds > ENOUGH_STEPS:
         return None
     return (
         f"a site takes {steps} step{'s' * (steps > 1)} a round at most, {steps * method.rounds} in all; lower "
-        "optimizer.batch_size, or raise method.local_epochs or method.rounds"
+        "optimizer.batch_size, or raise method.local_epochs"
     )
 
 
