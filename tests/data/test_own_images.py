@@ -248,8 +248,19 @@ def test_values_to_predict(table):
     with pytest.raises(BadInput, match=r"cases.csv row 3: the label 200 is outside data.label_range \[0.0, 100.0\]"):
         Csv(path=file, size=16, label="age", label_range=(0, 100)).load()
     file = table("path,age", "scans/0.png,old")
-    with pytest.raises(BadInput, match=r"cases\.csv row 2: the label 'old' is not a number"):
+    with pytest.raises(BadInput, match=r"cases\.csv row 2: the label 'old' is not a number; remove these rows"):
         Csv(path=file, size=16, label="age", label_range=(0, 100)).load()
+
+
+def test_all_labels_that_are_no_values_are_named_with_the_cure(table):
+    ages = ["nan", "n/a", "12", "?", "-", "n/a", "n/a", "unknown"]
+    file = table("path,age", *(f"scans/{number % 2}.png,{age}" for number, age in enumerate(ages)))
+    with pytest.raises(BadInput) as error:
+        Csv(path=file, size=16, label="age", label_range=(0, 100)).listing()
+    said = [line.strip() for line in str(error.value).splitlines()]
+    assert [line.partition(" row ")[2].partition(":")[0] for line in said[:5]] == ["2", "3", "5", "6", "7"]
+    assert said[5] == "and 2 more; 7 of this kind in all"
+    assert said[6] == "remove these rows, or let polyclinic study new --for leave them out"
 
 
 def test_masks_without_labels(table):

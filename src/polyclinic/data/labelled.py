@@ -10,7 +10,11 @@ from pydantic import Field, model_validator
 
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import Value, classes_of, kept
+from polyclinic.data.survey_labels import to_number
 from polyclinic.errors import BadInput
+
+NAMED_AT_MOST = 5  #: labels that cannot be used
+REMOVE = "remove these images"
 
 
 class LabelledSource(FileSource):
@@ -34,6 +38,8 @@ class LabelledSource(FileSource):
     per_class: int | None = Field(None, ge=1, description="so many images of each class, drawn by data.seed")
 
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
+    #: what to do about images whose label is no value
+    cure: ClassVar[str] = REMOVE
 
     @model_validator(mode="after")
     def _value_or_class(self) -> LabelledSource:
@@ -59,17 +65,27 @@ class LabelledSource(FileSource):
         """Class indices and names of the classes; or values and nothing."""
         if self.label_range is None:
             return classes_of(values, names, self.merge, self.rename)
-        return numbers(values, place, self.label_range), ()
+        return numbers(values, place, self.label_range, self.cure), ()
 
 
-def numbers(values: np.ndarray, place: Callable[[int], str], bounds: tuple[float, float]) -> np.ndarray:
-    """float32 [N] within the bounds; the first label that is not is named by its place."""
-    result = np.empty(len(values), dtype=np.float32)
-    for i, value in enumerate(values.tolist()):
-        try:
-            result[i] = float(value)
-        except ValueError:
-            raise BadInput(f"{place(i)}: the label '{value}' is not a number") from None
-        if not bounds[0] <= result[i] <= bounds[1]:
-            raise BadInput(f"{place(i)}: the label {value} is outside data.label_range {list(bounds)}")
+def numbers(
+    values: np.ndarray, place: Callable[[int], str], bounds: tuple[float, float], cure: str = REMOVE
+) -> np.ndarray:
+    """float32 [N] within the bounds; labels that are not are named by their places, with the cure."""
+    found = [to_number(value) for value in values.tolist()]
+    none = [f"{place(i)}: the label '{values[i]}' is not a number" for i, value in enumerate(found) if value is None]
+    if none:
+        raise BadInput(_named(none, cure))
+    result = np.array(found, dtype=np.float32)
+    outside = np.flatnonzero((result < bounds[0]) | (result > bounds[1])).tolist()
+    words = [f"{place(i)}: the label {values[i]} is outside data.label_range {list(bounds)}" for i in outside]
+    if words:
+        raise BadInput(_named(words, f"widen it, or {cure}"))
     return result
+
+
+def _named(problems: Sequence[str], cure: str) -> str:
+    """The first few of several problems, how many there are, and the cure."""
+    more = len(problems) - NAMED_AT_MOST
+    lines = [*problems[:NAMED_AT_MOST], *([f"and {more} more; {len(problems)} of this kind in all"] if more > 0 else [])]
+    return "\n  ".join([*lines, cure]) if len(problems) > 1 else f"{problems[0]}; {cure}"
