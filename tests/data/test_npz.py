@@ -188,7 +188,7 @@ def test_a_path_in_the_data_folder_is_found_on_every_machine(tmp_path, monkeypat
         assert source.location == tmp_path / name / "images.npz"
         assert len(source.listing()) == 2
     assert source.model_dump(mode="json")["path"] == "$POLYCLINIC_DATA/images.npz"
-    assert Npz(path="images.npz").location == Path("images.npz")
+    assert Npz(path="images.npz").location == Path("images.npz").absolute()
 
 
 def test_where_the_images_can_be_had_changes_nothing_that_is_prepared(tmp_path):
