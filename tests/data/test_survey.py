@@ -157,6 +157,16 @@ def test_an_archive(tmp_path, capsys):
     assert (study.data.source, study.data.size, study.sites.partition) == ("npz", 28, "column")
 
 
+def test_labels_that_an_archive_lacks_are_said(tmp_path):
+    values = np.arange(60.0)
+    values[[7, 9]] = np.nan
+    np.savez(tmp_path / "a.npz", images=np.zeros((60, 28, 28), np.uint8), labels=values)
+    found = survey(tmp_path / "a.npz")
+    assert found.labels.bounds == (0, 59)
+    (note,) = found.notes
+    assert note.startswith("2 images have no label (image 7: 'nan', counted from 0); take them out of the archive")
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -17,7 +17,7 @@ import numpy as np
 
 from polyclinic.data.cache import files_below
 from polyclinic.data.reading import Reader, is_image_name
-from polyclinic.data.survey_labels import Labels, labels_of
+from polyclinic.data.survey_labels import Labels, are_labels, labels_of
 from polyclinic.data.survey_tables import MASK_FOLDER, Cases, cases_in_table, find_table, paired_masks
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
@@ -171,13 +171,25 @@ def _archive(path: Path) -> Survey:
         raise BadInput(f"--for {path}: has no array 'images' [N, H, W]; `polyclinic data show npz` says what is needed")
     side = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
     labels = [array for key, array in arrays.items() if key == "labels" or key.endswith("_labels")]
+    notes: tuple[str, ...] = ()
     if "masks" in arrays:
         found = Labels.masks()
     elif labels:
-        found = labels_of([str(value) for array in labels for value in array.reshape(-1).tolist()])
+        texts = [str(value) for array in labels for value in array.reshape(-1).tolist()]
+        found, notes = labels_of(texts), _gaps(texts)
     else:
         raise BadInput(f"--for {path}: has neither labels nor masks; it has {', '.join(arrays)}")
     sites = Counter(str(site) for site in arrays["site"].tolist()) if "site" in arrays else {}
     patients = len(np.unique(arrays["patient"])) if "patient" in arrays else None
     size = (int(side[1]), int(side[0]))
-    return Survey(path, "npz", found, counts, size, {}, dict(sites), patients)
+    return Survey(path, "npz", found, counts, size, {}, dict(sites), patients, notes=notes)
+
+
+def _gaps(texts: Sequence[str]) -> tuple[str, ...]:
+    """A note about images of an archive that have no label; a study cannot leave them out."""
+    gaps = [number for number, label in enumerate(are_labels(texts)) if not label]
+    if not gaps:
+        return ()
+    count = "1 image has" if len(gaps) == 1 else f"{len(gaps)} images have"
+    such = f"image {gaps[0]}: '{texts[gaps[0]]}'"
+    return (f"{count} no label ({such}, counted from 0); take them out of the archive before you run the study",)

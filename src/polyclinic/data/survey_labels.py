@@ -41,6 +41,12 @@ def is_gap(text: str) -> bool:
     return text.strip().lower() in NOTHING
 
 
+def are_labels(texts: Sequence[str]) -> list[bool]:
+    """Whether each is a label; where nearly all labels are values, one that is none counts as no label."""
+    are_values = numbers_in([text for text in texts if not is_gap(text)]) is not None
+    return [not is_gap(text) and (not are_values or to_number(text) is not None) for text in texts]
+
+
 def numbers_in(texts: Sequence[str]) -> list[float] | None:
     """The values of labels, without those that are none; None where labels are classes."""
     found = [value for value in map(to_number, texts) if value is not None]
@@ -48,7 +54,7 @@ def numbers_in(texts: Sequence[str]) -> list[float] | None:
     return found if is_value else None
 
 
-def to_number(text: str) -> float | None:
+def to_number(text: str | float) -> float | None:
     try:
         value = float(text)
     except ValueError:

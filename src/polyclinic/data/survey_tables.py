@@ -15,7 +15,7 @@ from pathlib import Path
 
 from polyclinic.data.cache import files_below
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.survey_labels import is_gap, numbers_in, to_number
+from polyclinic.data.survey_labels import are_labels
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 
@@ -138,11 +138,7 @@ def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) 
 
 
 def _with_label(rows: Rows) -> Rows:
-    """Rows that have a label; where nearly all labels are values, one that is none counts as no label."""
-    known = [row for row in rows if not is_gap(row["label"])]
-    if numbers_in([row["label"] for row in known]) is None:
-        return known
-    return [row for row in known if to_number(row["label"]) is not None]
+    return [row for row, is_there in zip(rows, are_labels([row["label"] for row in rows]), strict=True) if is_there]
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
