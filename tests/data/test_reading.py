@@ -150,3 +150,10 @@ def test_missing_and_truncated_files_raise_with_a_reason(tmp_path):
 def test_images_are_told_by_their_names(tmp_path, name, is_image):
     (tmp_path / name).write_bytes(b"text")
     assert is_image_name(tmp_path / name) == is_image
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    for name in ("a.png", "a.dcm", "a.nii"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match="^the file is empty$"):
+            Reader().pixels(tmp_path / name)

@@ -69,6 +69,7 @@ def test_a_folder_per_class(folders, tmp_path, capsys):
     study, said = write_study(folders, tmp_path, capsys)
     assert "50 images of 40 x 40 pixels, 2 classes (benign 30, malignant 20), 15 patients" in said
     assert "no image lies in normal, which makes no class" in said
+    assert 0 < said.index("polyclinic study check") < said.index("polyclinic run")
     assert (study.data.source, study.data.path, study.task.name) == ("folder", folders, "classification")
     assert study.data.patient == "^([^_-]+)[_-]"
     assert (study.optimizer.batch_size, study.method.name) == (4, "analytic")

@@ -83,8 +83,10 @@ def new_for(images: Path, path: Path) -> None:
     text, said = study_for(images, path)
     for sentence in said:
         typer.echo(sentence)
-    write_new(path, text)
-    typer.echo(f"before that, `polyclinic study check {path}` reads the images, and says what is wrong with them")
+    refuse_existing(path)
+    path.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {path}; check it, and whether its images can be read, with: polyclinic study check {path}")
+    typer.echo(f"then run it with: polyclinic run {path}")
 
 
 def refuse_existing(path: Path) -> None:

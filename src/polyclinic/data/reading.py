@@ -41,7 +41,7 @@ class Reader:
 
     def pixels(self, file: Path, frame: int | None = None) -> np.ndarray:
         """uint8 [H, W] or [H, W, 3]."""
-        _refuse_missing(file)
+        _refuse_missing_or_empty(file)
         if is_nifti(file):
             return _nifti_slice(file, frame, self.window)
         if is_dicom(file):
@@ -50,7 +50,7 @@ class Reader:
 
     def mask(self, file: Path, frame: int | None = None) -> np.ndarray:
         """[H, W], above zero inside; the values of the file, without windowing."""
-        _refuse_missing(file)
+        _refuse_missing_or_empty(file)
         if is_nifti(file):
             volume, _ = load_volume(file)
             return axial(volume, frame)
@@ -103,9 +103,11 @@ def window_to_uint8(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return to_uint8(scaled)
 
 
-def _refuse_missing(file: Path) -> None:
+def _refuse_missing_or_empty(file: Path) -> None:
     if not file.is_file():
         raise FileNotFoundError("the file does not exist")
+    if not file.stat().st_size:
+        raise ValueError("the file is empty")
 
 
 def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
