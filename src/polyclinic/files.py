@@ -224,15 +224,18 @@ def make_folder(folder: Path) -> None:
 
 
 def check_place(place: Path, flag: str = "--out") -> None:
-    """BadInput where no file or folder can be made at `place`, which need not be there, nor the folders above it."""
+    """BadInput where no file or folder can be made at `place`, which need not be there, nor the folders above it. The
+    flag that names it is '' for an argument."""
     for part in place.parts:
         if len(os.fsencode(part)) > LONGEST_NAME:
-            raise BadInput(f"{flag}: the name '{part[:20]}...' has over {LONGEST_NAME} bytes; take a shorter one")
+            start = f"{flag or 'path'}: the name '{part[:20]}...'"
+            raise BadInput(f"{start} has over {LONGEST_NAME} bytes; take a shorter one")
+    named = f"{flag} {place}".strip()
     nearest = next((above for above in (place, *place.parents) if above.exists()), Path())
     if nearest != place and not nearest.is_dir():
-        raise BadInput(f"{flag} {place}: {nearest} is a file, not a folder; name another place")
+        raise BadInput(f"{named}: {nearest} is a file, not a folder; name another place")
     if not os.access(nearest, os.W_OK):
-        raise BadInput(f"{flag} {place}: {nearest} cannot be written; name another place, or change its permissions")
+        raise BadInput(f"{named}: {nearest} cannot be written; name another place, or change its permissions")
 
 
 def make_private(folder: Path) -> None:

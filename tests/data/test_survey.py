@@ -192,6 +192,11 @@ def test_the_command_refuses_what_would_be_overwritten_or_ignored(folders, tmp_p
     assert "leave the other flags out" in capsys.readouterr().err
     assert run_app(["study", "new", "-", "--for", str(folders)]) == 2
     assert "it must be a file" in capsys.readouterr().err
+    below = tmp_path / "study.toml" / "x.toml"
+    assert run_app(["study", "new", str(below), "--for", str(folders)]) == 2
+    assert f"{below}: {tmp_path / 'study.toml'} is a file, not a folder" in capsys.readouterr().err
+    assert run_app(["study", "new", str(tmp_path / "no" / "x.toml"), "--for", str(folders)]) == 2
+    assert f"there is no folder {tmp_path / 'no'}; make it first" in capsys.readouterr().err
 
 
 def test_label_skew_is_not_offered_for_masks(tmp_path, capsys):

@@ -8,6 +8,7 @@ import typer
 
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
+from polyclinic.files import check_place
 
 app = typer.Typer(help="Write and check studies.", no_args_is_help=True)
 
@@ -91,6 +92,7 @@ def new_for(images: Path, path: Path) -> None:
 
 def refuse_existing(path: Path) -> None:
     """BadInput if there is a file already, or no folder for one."""
+    check_place(path, flag="")
     if path.exists():
         raise BadInput(f"{path}: exists already; name another file")
     if not path.parent.is_dir():
