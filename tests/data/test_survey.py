@@ -29,7 +29,7 @@ def write_study(images, tmp_path, capsys):
     assert run_app(["study", "new", str(file), "--for", str(images)]) == 0
     said = capsys.readouterr().out
     assert run_app(["study", "check", str(file)]) == 0, capsys.readouterr().err
-    return load_study(file), said
+    return load_study(file), said + capsys.readouterr().out
 
 
 def written(tmp_path):
@@ -84,6 +84,7 @@ def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
     assert "1 image has no mask and is left out, such as 03.png" in said
     assert (study.task.name, study.sites.partition, study.method.name) == ("segmentation", "iid", "fedavg")
     assert isinstance(study.data, Csv)
+    assert said.splitlines()[-1] == "all 11 images and their masks can be read"
     assert len(study.data.listing()) == 11
     # three sites have about 3 images each, and train on 2
     assert "batch_size = 4  # a site takes about 1 step a round with it" in written(tmp_path)

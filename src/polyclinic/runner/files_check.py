@@ -69,7 +69,9 @@ def check_images(data: Source) -> list[str]:
     if problems:
         raise BadInput(unreadable(problems, len(chosen)))
     every = f"all {len(listing)} images" if len(chosen) == len(listing) else f"{len(chosen)} of {len(listing)} images"
-    return [f"{every} can be read" + (f"; classes: {', '.join(listing.classes)}" if listing.classes else "")]
+    every += " and their masks" if listing.mask is not None else ""
+    classes = listing.classes if listing.classes != ("image",) else ()  # what images with masks and no label have
+    return [f"{every} can be read" + (f"; classes: {', '.join(classes)}" if classes else "")]
 
 
 def _are_here(data: Source) -> bool:
