@@ -77,6 +77,13 @@ def test_the_index_leads_to_every_page():
     assert pages <= set(re.findall(r"\]\(([\w.]+\.md)[)#]", index))
 
 
+def test_no_part_of_the_index_lists_a_page_twice():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for part in index.split("\n## ")[2:]:  # the ways through, before them, may meet
+        listed = re.findall(r"^- \[[^]]+\]\(([^)#]+)", part, flags=re.M)
+        assert len(listed) == len(set(listed)), sorted(name for name in listed if listed.count(name) > 1)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_of_prose_are_short(page):
     """Long lines are for tables, code and a link that cannot be broken."""

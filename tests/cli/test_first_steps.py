@@ -66,6 +66,13 @@ def test_the_doctor_finds_a_cache_and_a_folder_that_cannot_be_written(monkeypatc
     )
 
 
+@pytest.mark.parametrize(("threads", "words"), [(1, "1 thread, 1 core"), (2, "2 threads, 2 cores")])
+def test_the_doctor_counts_in_words(monkeypatch, threads, words):
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(doctors.os, "cpu_count", lambda: threads)
+    assert doctors.look_at_torch().words.endswith(f", {words}")
+
+
 def test_help_shows_whole_sentences(capsys):
     for group in ([], ["study"], ["data"], ["deploy"], ["ledger"]):
         assert run_app([*group, "--help"]) == 0

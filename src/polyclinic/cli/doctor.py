@@ -96,7 +96,8 @@ def look_at_torch() -> Finding:
     product = torch.ones(8, 8) @ torch.ones(8, 8)
     if not bool((product == 8).all()):
         return Finding("torch", "wrong", f"{torch.__version__} computes wrongly; reinstall it for this machine")
-    return Finding("torch", "fine", f"{torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} cores")
+    counts = f"{_counted(torch.get_num_threads(), 'thread')}, {_counted(os.cpu_count() or 1, 'core')}"
+    return Finding("torch", "fine", f"{torch.__version__}, {counts}")
 
 
 def look_at_gpu() -> Finding:
@@ -174,6 +175,10 @@ def look_at_permissions() -> Finding:
     except OSError as error:
         return Finding("permissions", "wrong", f"{Path().resolve()} cannot be written ({error.strerror}); go elsewhere")
     return Finding("permissions", "fine", f"{Path().resolve()} can be written")
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _nearest(folder: Path) -> Path:
