@@ -155,5 +155,5 @@ def test_images_are_told_by_their_names(tmp_path, name, is_image):
 def test_an_empty_file_is_called_empty(tmp_path):
     for name in ("a.png", "a.dcm", "a.nii"):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match="^the file is empty$"):
+        with pytest.raises(ValueError, match=r"^the file is empty$"):
             Reader().pixels(tmp_path / name)

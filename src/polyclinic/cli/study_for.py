@@ -24,9 +24,7 @@ RANGE_TELLS = (
     "youngest and the oldest patient"
 )
 #: what holds for a site that has no more training images than an image has numbers
-SUMS_TELL = (
-    "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
-)
+SUMS_TELL = "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
 
 
 def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
@@ -142,8 +140,8 @@ def _model(found: Survey) -> list[str]:
     if fits_a_head(found):
         return [
             "[model]",
-            f'backbone = "efficientnet-lite0-{FEATURES}"  # a network with public weights, which nobody trains: only its last '
-            "layer is fitted",
+            f'backbone = "efficientnet-lite0-{FEATURES}"  # a network with public weights, which nobody trains: only '
+            "its last layer is fitted",
         ]
     return ["[model]", 'backbone = "resnet18"  # enough images to train a network from nothing']
 

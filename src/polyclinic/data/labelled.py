@@ -87,5 +87,8 @@ def numbers(
 def _named(problems: Sequence[str], cure: str) -> str:
     """The first few of several problems, how many there are, and the cure."""
     more = len(problems) - NAMED_AT_MOST
-    lines = [*problems[:NAMED_AT_MOST], *([f"and {more} more; {len(problems)} of this kind in all"] if more > 0 else [])]
+    lines = [
+        *problems[:NAMED_AT_MOST],
+        *([f"and {more} more; {len(problems)} of this kind in all"] if more > 0 else []),
+    ]
     return "\n  ".join([*lines, cure]) if len(problems) > 1 else f"{problems[0]}; {cure}"
