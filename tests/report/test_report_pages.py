@@ -257,6 +257,21 @@ def test_hostile_names_stay_texts(copied):
     assert "&lt;script&gt;" in text
 
 
+def test_warnings_of_the_run_stand_below_the_summary_as_texts(copied):
+    change(copied, lambda values: values.pop("warnings", None))
+    assert "Warnings of the run" not in html_of(build_report(copied))
+    few = "a site takes 4 steps in a round; give `optimizer.batch_size`"
+    change(copied, lambda values: values.update(warnings=[few, EVIL]))
+    text = html_of(build_report(copied))
+    summary = text[text.index('<section id="summary"') :].split("</section>")[0]
+    assert "<h3>Warnings of the run</h3>" in summary
+    assert "<li>a site takes 4 steps in a round; give <code>optimizer.batch_size</code></li>" in summary
+    assert "&lt;script&gt;" in summary
+    assert Page(text).count("script") == 0
+    change(copied, lambda values: values.update(warnings="no list"))
+    assert build_report(copied).warnings == []
+
+
 def test_a_report_runs_no_code_of_the_study(copied, tmp_path):
     plugin = copied / "plugin.py"
     plugin.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")

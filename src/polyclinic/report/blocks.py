@@ -89,6 +89,8 @@ class Report:
     sections: Sequence[Section]
     #: what the report was made of: file and SHA-256
     sources: dict[str, str] = field(default_factory=dict)
+    #: what a run warned of, below the summary
+    warnings: Sequence[str] = ()
 
     def charts(self) -> list[Chart]:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Chart)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from urllib.parse import quote
 from polyclinic import __version__
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Report, Section, Table, Text, shown
 from polyclinic.report.theme import svg_of
-from polyclinic.report.words import DEFINITIONS
+from polyclinic.report.words import DEFINITIONS, WARNINGS
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 NUMBER = ' class="number"'
@@ -31,7 +32,9 @@ def html_of(report: Report) -> str:
     """The whole page."""
     style = (files("polyclinic.report") / "page.css").read_text(encoding="utf-8")
     links = "".join(f'<li><a href="#{_id(s.key)}">{escape(s.title)}</a></li>' for s in report.sections)
-    summary = "".join(f"<li>{explained(sentence)}</li>" for sentence in report.summary)
+    summary = _list(report.summary)
+    if report.warnings:
+        summary += f"<h3>{WARNINGS}</h3>{_list(report.warnings)}"
     body = "".join(_section(section) for section in report.sections)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -51,7 +54,7 @@ def html_of(report: Report) -> str:
 <main>
 <h1>{escape(report.title)}</h1>
 <p class="subtitle">{escape(report.subtitle)}</p>
-<section id="summary" class="summary" aria-label="Summary"><ul>{summary}</ul></section>
+<section id="summary" class="summary" aria-label="Summary">{summary}</section>
 {body}
 <footer>Written by polyclinic {escape(__version__)}. Dotted words are explained when you point at them or reach them
 with the Tab key. Every chart has its figures in a table below it.</footer>
@@ -60,6 +63,10 @@ with the Tab key. Every chart has its figures in a table below it.</footer>
 </body>
 </html>
 """
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{explained(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
 def _id(key: str) -> str:

@@ -13,6 +13,7 @@ from PIL import Image
 from polyclinic.files import atomic_file
 from polyclinic.report.blocks import Block, Chart, Picture, Report, Section, Table, Text, shown
 from polyclinic.report.theme import PRINT, plain
+from polyclinic.report.words import WARNINGS
 
 #: A4 in inches, and its margins
 WIDTH, HEIGHT, MARGIN = 8.27, 11.69, 0.8
@@ -150,6 +151,10 @@ def write_pdf(report: Report, file: Path) -> None:
         pages.text(report.title, size=17, bold=True)
         pages.text(report.subtitle, colour=PRINT.faint)
         for sentence in report.summary:
+            pages.text(sentence.replace("`", ""), bullet="• ")
+        if report.warnings:
+            pages.text(WARNINGS, bold=True)
+        for sentence in report.warnings:
             pages.text(sentence.replace("`", ""), bullet="• ")
         for section in report.sections:
             if pages.used + _first_height(section) > HEIGHT - MARGIN:

@@ -9,7 +9,7 @@ from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Report, Section, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.sections import again, classes, course, leaving, masks, scores, sites, values
-from polyclinic.report.summary import summary_of
+from polyclinic.report.summary import summary_of, warnings_of
 
 WITHOUT_CASES = (
     "Curves, calibration and single cases need what the model says about each image, and this run kept none. Deployed "
@@ -38,7 +38,7 @@ def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | 
     title = f"{run.result['method']} on {run.result['data']['source']}"
     subtitle = f"Run '{name}', seed {run.result['seed']}, polyclinic {run.result['environment'].get('polyclinic', '')}"
     kept = [section for section in chosen if section is not None]
-    return Report(title, subtitle, summary_of(run), kept, dict(run.sources))
+    return Report(title, subtitle, summary_of(run), kept, dict(run.sources), warnings_of(run))
 
 
 def _known_columns(run: RunEvidence) -> list[str]:

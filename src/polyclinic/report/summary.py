@@ -14,10 +14,19 @@ TASKS = {
     "segmentation": "to outline what matters in each image",
 }
 
+#: sentences of a result that a report takes over; a run warns of each thing once
+MOST_WARNINGS = 50
+
 
 def summary_of(run: RunEvidence) -> list[str]:
     """One idea a sentence, the most important first."""
     return [*what(run), who(run), *how_good(run), *what_left(run), attacked(run), privacy_words(run)]
+
+
+def warnings_of(run: RunEvidence) -> list[str]:
+    """What the run warned of, as it stands in its result."""
+    found = run.result.get("warnings")
+    return [str(sentence) for sentence in found[:MOST_WARNINGS]] if isinstance(found, list) else []
 
 
 def what(run: RunEvidence) -> list[str]:

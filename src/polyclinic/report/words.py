@@ -59,6 +59,9 @@ DEFINITIONS = {
     "Holm": "A correction of p values for the number of tests.",
 }
 
+#: what stands above the warnings of a run
+WARNINGS = "Warnings of the run"
+
 
 def metric_name(name: str) -> str:
     """What a person calls a metric."""
