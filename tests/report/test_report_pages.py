@@ -104,6 +104,7 @@ def test_a_classification_has_all_its_charts_and_says_the_figures_of_the_result(
     result = json.loads((classification / "result.json").read_text())
     words = " ".join(report.summary)
     assert f"accuracy {result['metrics']['test']['accuracy']:.3f} (95 % interval" in words
+    assert f"On {len(read_cases(classification))} test images of all sites together" in words
     assert "site-1, site-2 and site-3" in words
     assert "What left was not attacked" in words
     assert "no differential privacy" in words
@@ -112,6 +113,14 @@ def test_a_classification_has_all_its_charts_and_says_the_figures_of_the_result(
     assert sum(sum(row[1:]) for row in confusion.rows) == len(cases)
     right = sum(row[i + 1] for i, row in enumerate(confusion.rows))
     assert right / len(cases) == pytest.approx(result["metrics"]["test"]["accuracy"])
+
+
+def test_an_interval_without_width_is_called_none(copied):
+    whole = {"value": 1.0, "low": 1.0, "high": 1.0}
+    change(copied, lambda values: values["metrics"]["intervals"]["pooled"].update(accuracy=whole))
+    words = " ".join(build_report(copied).summary)
+    assert "accuracy 1.000 (too few images for an interval)" in words
+    assert "1.000 to 1.000" not in words
 
 
 def test_sub_groups_are_those_of_the_columns_kept(classification):

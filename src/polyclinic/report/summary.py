@@ -71,8 +71,14 @@ def how_good(run: RunEvidence) -> list[str]:
     else:
         known = [name for name in names if name in intervals]
         said = [f"{metric_name(name)} {with_interval(name, intervals[name], run.unit)}" for name in known]
-    basis = f"On the {run.split} images of all sites together the model reaches: {'; '.join(said)}."
+    basis = f"On {_judged_by(run)} of all sites together the model reaches: {'; '.join(said)}."
     return [basis, *_spread(run), *([] if intervals else [_why_no_interval(run)])]
+
+
+def _judged_by(run: RunEvidence) -> str:
+    """`20 test images`; without the number where the sites keep it to themselves."""
+    images = sum(int(of_site.get(run.split, 0)) for of_site in run.result["data"]["counts"].values())
+    return counted(images, f"{run.split} image") if images else f"the {run.split} images"
 
 
 def _spread(run: RunEvidence) -> list[str]:

@@ -75,7 +75,9 @@ def with_unit(name: str, value: float, unit: str = "") -> str:
 
 
 def with_interval(name: str, entry: Mapping[str, float], unit: str = "") -> str:
-    """`0.912 (95 % interval 0.87 to 0.94)`."""
+    """`0.912 (95 % interval 0.87 to 0.94)`; a bootstrap without width says nothing about new images."""
+    if entry["low"] == entry["high"]:
+        return f"{with_unit(name, entry['value'], unit)} (too few images for an interval)"
     return f"{with_unit(name, entry['value'], unit)} (95 % interval {number(entry['low'])} to {number(entry['high'])})"
 
 
