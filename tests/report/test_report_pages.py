@@ -123,6 +123,22 @@ def test_an_interval_without_width_is_called_none(copied):
     assert "1.000 to 1.000" not in words
 
 
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ((0.9999, 1.0, 1.0), "All sites have accuracy 1.000."),
+        ((0.5, 1.0, 0.75), "Sites differ: accuracy lies between 0.500 (site-1) and 1.000 (site-2)."),
+    ],
+)
+def test_sites_differ_only_where_a_reader_sees_it(copied, scores, said):
+    def score(values):
+        for own, accuracy in zip(values["metrics"]["per_site"].values(), scores, strict=True):
+            own["accuracy"] = accuracy
+
+    change(copied, score)
+    assert said in build_report(copied).summary
+
+
 def test_sub_groups_are_those_of_the_columns_kept(classification):
     report = build_report(classification, by=["subgroup"])
     (section,) = [s for s in report.sections if s.key == "by-subgroup"]

@@ -86,10 +86,11 @@ def _spread(run: RunEvidence) -> list[str]:
     if len(values) < 2:
         return []
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
-    return [
-        f"Sites differ: {metric_name(run.metric)} lies between {with_unit(run.metric, values[low], run.unit)} ({low}) "
-        f"and {with_unit(run.metric, values[high], run.unit)} ({high})."
-    ]
+    name = metric_name(run.metric)
+    lowest, highest = (with_unit(run.metric, values[site], run.unit) for site in (low, high))
+    if lowest == highest:
+        return [f"All sites have {name} {lowest}."]
+    return [f"Sites differ: {name} lies between {lowest} ({low}) and {highest} ({high})."]
 
 
 def _why_no_interval(run: RunEvidence) -> str:
