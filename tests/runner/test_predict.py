@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from polyclinic.cli import run_app
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Notice
 from polyclinic.runner.calibration import Calibration
+from polyclinic.runner.cases import read_cases, write_cases
 from polyclinic.runner.model_file import Card, model_file, read_model_file
 from polyclinic.runner.predict import load_predictor, predict
 from polyclinic.runner.release import digest_of_weights
@@ -193,6 +195,30 @@ def test_sets_intervals_and_thresholds_stand_in_the_table(joined, pngs, tmp_path
     for flags, words in ((["--coverage", "0.7"], "choose one of"), (["--specificity", "0.9"], "choose one of 0.95")):
         assert run_app(["predict", str(tmp_path / "model.safetensors"), str(image), *flags]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_missing_set_is_explained_on_stderr(joined, pngs, tmp_path, capsys):
+    card, tensors = read_model_file(joined.folder / "model.safetensors")
+    plain = model_file(tensors, card.model_copy(update={"calibrations": {}}))
+    (tmp_path / "model.safetensors").write_bytes(plain)
+    cases = read_cases(joined.folder, "validation")
+    write_cases(replace(cases.take(np.arange(8)), patients=np.array([0, 0, 1, 2, 3, 4, 5, 6])), tmp_path, "validation")
+    image = str(sorted(pngs.iterdir())[0])
+
+    def said(model, *flags):
+        assert run_app(["predict", str(model), image, *flags]) == 0
+        return capsys.readouterr().err.strip()
+
+    assert said(tmp_path) == "no set_90: a calibration needs 10 validation patients, this run had 7"
+    assert said(tmp_path / "model.safetensors") == "no set_90: the model has no calibration"
+    assert said(joined.folder) == ""
+    (tmp_path / "cases" / "validation.npz").write_bytes(b"damaged")
+    assert said(tmp_path) == "no set_90: the model has no calibration"
+    few = Calibration(cases=12, temperature=1.0, quantiles={"0.8": 0.9, "0.9": 0.9})
+    update = {"calibrations": {"": few}}
+    (tmp_path / "model.safetensors").write_bytes(model_file(tensors, card.model_copy(update=update)))
+    wanted = "no set_95: a calibration needs 19 validation patients, this run had 12"
+    assert said(tmp_path, "--coverage", "0.95") == wanted
 
 
 def test_a_model_of_which_the_sites_kept_a_part_says_so(joined, tmp_path):

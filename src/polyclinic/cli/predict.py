@@ -17,7 +17,7 @@ from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
-    from polyclinic.runner.predict import Prediction
+    from polyclinic.runner.predict import Prediction, Predictor
 
 ALLOW_IMPORT = typer.Option(
     [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
@@ -72,6 +72,7 @@ def predict(
         raise BadInput(f"images: none of the {len(skipped.files)} files can be read; name other files")
     if masks is not None:
         _write(masks, lambda: _write_masks(found, masks))
+    _say_what_is_missing(predictor, coverage, model, site)
     rows = [_row(one) for one in found]
     if as_json:
         typer.echo("\n".join(json.dumps(row) for row in rows))
@@ -90,6 +91,16 @@ class SkippedFiles:
     def __call__(self, file: Path, reason: str) -> None:
         self.files.append(file)
         typer.echo(f"{file}: {reason}; skipped", err=True)
+
+
+def _say_what_is_missing(predictor: Predictor, coverage: float, model: Path, site: str | None) -> None:
+    """Why the table has no sets or intervals, on stderr."""
+    from polyclinic.runner.calibration import case_count
+    from polyclinic.runner.readings import why_no_set
+
+    cases = case_count(model, site) if len(predictor.models) == 1 else None
+    if why := why_no_set(predictor.task, predictor.calibration, coverage, cases, site):
+        typer.echo(why, err=True)
 
 
 def _write(target: Path, write: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
+from polyclinic.errors import BadInput
 from polyclinic.metrics.statistics import (
     ConformalIntervals,
     ConformalSets,
@@ -22,7 +24,7 @@ from polyclinic.metrics.statistics import (
     fit_temperature,
     sensitivity_at_specificity,
 )
-from polyclinic.runner.cases import Cases
+from polyclinic.runner.cases import Cases, read_cases
 from polyclinic.settings import Settings
 from polyclinic.training.loop import Trainer
 
@@ -55,6 +57,11 @@ class Calibration(Settings):
     def reach(self, coverage: float) -> float | None:
         """How far an interval reaches to both sides of a predicted value."""
         return None if self.temperature is not None else self.quantiles.get(share_key(coverage))
+
+
+def least_cases(coverage: float) -> int:
+    """Patients without which there are no sets or intervals of this coverage."""
+    return max(LEAST_CASES, round(coverage / (1 - coverage)))  # n cases cover n / (n + 1) at most
 
 
 def share_key(share: float) -> str:
@@ -100,6 +107,20 @@ def calibrations_of(cases: Cases | None, sites: Iterable[str]) -> dict[str, Cali
         if said is not None:
             found[site] = calibrate(own.like, said, own.labels, _patients(own))
     return {site: one for site, one in found.items() if one is not None}
+
+
+def case_count(folder: Path, site: str | None) -> int | None:
+    """Patients of the validation images of a run folder, or of one site; images where patients are not known, and None
+    where the run kept nothing that can be read."""
+    try:
+        cases = read_cases(folder, "validation")
+    except BadInput:
+        return None
+    if cases is None:
+        return None
+    own = cases.of_site(site) if site else cases
+    patients = _patients(own)
+    return len(own) if patients is None else len(np.unique(patients))
 
 
 def _patients(cases: Cases) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.runner.calibration import COVERAGES, Calibration, share_key
+from polyclinic.runner.calibration import COVERAGES, Calibration, least_cases, share_key
 from polyclinic.runner.model_file import Card
 from polyclinic.tasks import Task
 
@@ -31,6 +31,21 @@ def readings_of(
     if task.like == "regression":
         return [_value(card, calibration, float(value), coverage) for value in outputs]
     return _classes(card, calibration, outputs.double().numpy(), coverage, specificity)
+
+
+def why_no_set(
+    task: Task, calibration: Calibration | None, coverage: float, cases: int | None, site: str | None
+) -> str:
+    """Why rows have no set or interval of this coverage, "" where they have one or need none; `cases` are the patients
+    of the validation images, of a site where the model is its own, or None where that is not known."""
+    if task.dense or (calibration and share_key(coverage) in calibration.quantiles):
+        return ""
+    percent, needed = _percent(coverage), least_cases(coverage)
+    missing = f"set_{percent}" if task.like == "classification" else f"low_{percent} and high_{percent}"
+    had = calibration.cases if calibration else cases
+    if had is None or had >= needed:
+        return f"no {missing}: the model has no calibration"
+    return f"no {missing}: a calibration needs {needed} validation patients, {site or 'this run'} had {had}"
 
 
 def _check(task: Task, calibration: Calibration | None, coverage: float, specificity: float | None) -> None:
