@@ -83,6 +83,9 @@ def test_a_regression_speaks_in_the_labels_unit(tiny, undisturbed, pngs):
     assert found.values["low_90"] < found.values["months"] < found.values["high_90"]
     low, high = predictor.card.label_range
     assert low - 60 < found.values["months"] < high + 60
+    unsure = replace(predictor, calibration=Calibration(cases=20, quantiles={"0.9": 10 * high}))
+    [found] = unsure.predict([sorted(pngs.iterdir())[0]])
+    assert (found.values["low_90"], found.values["high_90"]) == (low, high)  # nobody is younger than newborn
 
 
 def test_masks_are_written_as_pictures(tiny, undisturbed, pngs, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -66,10 +67,10 @@ def _value(card: Card, calibration: Calibration | None, value: float, coverage: 
     reach = calibration.reach(coverage) if calibration else None
     if reach is None:
         return row
-    return row | {
-        f"low_{_percent(coverage)}": round(value - reach, 4),
-        f"high_{_percent(coverage)}": round(value + reach, 4),
-    }
+    # labels lie in this range, so that an interval without what is outside it holds the truth as often
+    lowest, highest = card.label_range or (-math.inf, math.inf)
+    low, high = (min(max(end, lowest), highest) for end in (value - reach, value + reach))
+    return row | {f"low_{_percent(coverage)}": round(low, 4), f"high_{_percent(coverage)}": round(high, 4)}
 
 
 def _classes(
