@@ -121,6 +121,9 @@ def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(BadInput, match=r"broken\.png: cannot be read"):
         list(load_predictor(joined.folder).predict([tmp_path / "broken.png"]))
+    np.savez(tmp_path / "grades.npz", images=np.zeros((2, 28, 28), np.uint8))
+    with pytest.raises(BadInput, match=r"grades\.npz: npz archives are not read by predict; save the images as PNG"):
+        list(load_predictor(joined.folder).predict([tmp_path / "grades.npz"]))
     with pytest.raises(BadInput, match="empty: holds no image"):
         list(load_predictor(joined.folder).predict([tmp_path / "empty"]))
     with pytest.raises(BadInput, match="gone: there is no such file"):

@@ -114,7 +114,7 @@ class Predictor:
                 found = [(file, frame, reader.pixels(file, frame)) for frame in reader.frames(file)]
                 images = [(file, frame, self._fitted(pixels), pixels.shape[:2]) for file, frame, pixels in found]
             except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
-                reason = f"cannot be read as an image: {' '.join(str(error).split())[:200] or type(error).__name__}"
+                reason = _why_unreadable(file, error)
                 if on_bad_file is None:
                     raise BadInput(f"{file}: {reason}") from None
                 on_bad_file(file, reason)
@@ -129,6 +129,12 @@ class Predictor:
         own = output.numpy() if self.card.graham else in_own_size(output.numpy(), shape, self.card.shape)
         mask = own > 0.5
         return Prediction(file, frame, {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}, mask)
+
+
+def _why_unreadable(file: Path, error: Exception) -> str:
+    if file.suffix.lower() == ".npz":
+        return "npz archives are not read by predict; save the images as PNG"
+    return f"cannot be read as an image: {' '.join(str(error).split())[:200] or type(error).__name__}"
 
 
 def _batches(images: Iterator[Any]) -> Iterator[list[Any]]:
