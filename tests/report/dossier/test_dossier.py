@@ -284,3 +284,37 @@ def test_a_task_of_a_plugin_needs_no_plugin(run_folder, tmp_path):
     done = write_dossier(sent)
     assert r"does the task focal \<b\>" in (done.folder / "model_card.md").read_text()
     assert verify_dossier(done.folder, done.digest) == []
+
+
+def rewritten(run_folder: Path, folder: Path, change) -> Path:
+    """A copy of a run whose result was changed and noted anew."""
+    shutil.copytree(run_folder, folder)
+    result = json.loads((folder / "result.json").read_text())
+    change(result)
+    (folder / "result.json").write_text(json.dumps(result))
+    note_files(folder)
+    return folder
+
+
+def words_of(page: Path) -> str:
+    """A page without its tags."""
+    return re.sub("<[^>]*>", "", page.read_text())
+
+
+def test_codes_and_latents_of_patients_are_not_called_synthetic(run_folder, tmp_path):
+    by_kind = {"weights": 9, "latents": 5}
+    sent = rewritten(run_folder, tmp_path / "latents", lambda result: result["communication"].update(by_kind=by_kind))
+    done = write_dossier(sent)
+    for text in (words_of(done.folder / "index.html"), (done.folder / "data_sheet.md").read_text()):
+        assert "No synthetic images, and nothing that makes them" in text
+        assert "latents left: computed from real training images, and an attacker may rebuild these" in text
+        assert "Made by" not in text
+    by_kind["generator"] = 7
+    both = rewritten(run_folder, tmp_path / "both", lambda result: result["communication"].update(by_kind=by_kind))
+    done = write_dossier(both)
+    assert "Made by" in words_of(done.folder / "index.html")
+    sheet = (done.folder / "data_sheet.md").read_text()
+    assert "| generator | 7 B |" in sheet
+    assert "| latents |" not in sheet
+    assert "latents left: computed from real" in sheet
+    assert verify_dossier(done.folder, done.digest) == []

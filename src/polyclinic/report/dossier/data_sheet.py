@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyclinic.report.dossier.figures import in_bytes
-from polyclinic.report.dossier.sections import SYNTHETIC
+from polyclinic.report.dossier.sections import ENCODED, NOT_SYNTHETIC, SYNTHETIC
 from polyclinic.runner.model_card import plain, table
 
 
@@ -14,8 +14,10 @@ def data_sheet(result: Mapping[str, Any], study: Mapping[str, Any], audit: Mappi
     """In Markdown, after Gebru et al. (2021), Datasheets for Datasets."""
     by_kind = result.get("communication", {}).get("by_kind", {})
     found = {kind: by_kind[kind] for kind in SYNTHETIC if kind in by_kind}
+    encoded = [f"{kind} left: {NOT_SYNTHETIC}" for kind in ENCODED if kind in by_kind]
     if not found:
-        return "# Data sheet\n\nNo synthetic images, and nothing that makes them, left a site in this run.\n"
+        nothing = "No synthetic images, and nothing that makes them, left a site in this run."
+        return "\n\n".join(["# Data sheet", nothing, *encoded]) + "\n"
     verdicts = audit.get("verdicts", {})
     parts = [
         [
@@ -28,6 +30,7 @@ def data_sheet(result: Mapping[str, Any], study: Mapping[str, Any], audit: Mappi
         ["## How they were made", "", *_making(study)],
         ["## What they tell about patients", "", *_privacy(result, verdicts, found)],
         ["## What they are not for", "", *_not_for()],
+        *([["## What else left", "", "\n\n".join(encoded)]] if encoded else []),
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -36,7 +39,7 @@ def _composition(result: Mapping[str, Any], study: Mapping[str, Any]) -> list[st
     data = result.get("data", {})
     size = study.get("data", {}).get("size", "the study's number of")
     return [
-        f"Images of {plain(size)} pixels a side, or codes and networks that such images are made with. They follow the "
+        f"Images of {plain(size)} pixels a side, or networks that such images are made with. They follow the "
         f"training images of the source {plain(data.get('source', 'not known'))}. No image shows a real patient on "
         "purpose; a generator can still repeat what it has seen."
     ]

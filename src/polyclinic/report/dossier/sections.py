@@ -13,8 +13,11 @@ from polyclinic.runner.model_card import LIMITS
 RESULT, STUDY, AUDIT, POLICY = (
     f"evidence/{name}" for name in ("result.json", "study.toml", "audit.json", "policy.toml")
 )
-#: kinds of parcel from which images can be made that no patient is in
-SYNTHETIC = ("synthetic-images", "generator", "codes", "latents")
+#: kinds of parcel that are, or make, images that no patient is in
+SYNTHETIC = ("synthetic-images", "generator")
+#: kinds of parcel that are computed from real training images
+ENCODED = ("codes", "latents", "activations")
+NOT_SYNTHETIC = "computed from real training images, and an attacker may rebuild these; it is no synthetic data."
 PURPOSE = (
     "This dossier collects evidence about one model and how it was trained. It does not say that a law, a standard "
     "or a hospital's own rule is met, and it is not a certificate. People decide about that, with this and with what "
@@ -244,14 +247,17 @@ def _privacy(evidence: Evidence) -> list[Part]:
 
 def _synthetic(evidence: Evidence) -> list[Part]:
     of = evidence.figure
-    found = [kind for kind in SYNTHETIC if of(RESULT, pointer("communication", "by_kind", kind)) is not None]
+    left = _tables(evidence, RESULT, "communication", "by_kind")
+    found, encoded = ([kind for kind in kinds if kind in left] for kinds in (SYNTHETIC, ENCODED))
+    parts: list[Part] = [say(f"{kind} left: {NOT_SYNTHETIC}") for kind in encoded]
     if not found:
-        return [say("No synthetic images, and nothing that makes them, left a site. data_sheet.md says the same.")]
+        return [say("No synthetic images, and nothing that makes them, left a site. data_sheet.md says the same."), *parts]
     rows = [cells(kind, of(RESULT, pointer("communication", "by_kind", kind), "bytes")) for kind in found]
     return [
         say("What left and can make, or is, synthetic images; data_sheet.md is their data sheet:"),
         Table(["kind", "bytes"], rows),
         say("Made by: ", of(STUDY, "/generator/name", "text"), "."),
+        *parts,
     ]
 
 
