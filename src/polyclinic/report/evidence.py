@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.leaving.ledger import verify
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonObject
 from polyclinic.noted_files import FINISHED, check_noted
+from polyclinic.report.ledgers import read_ledgers
 from polyclinic.report.pictures import SiteImages, images_of
 from polyclinic.runner.cases import Cases, read_cases
 
@@ -136,12 +135,13 @@ def open_run(folder: Path, *, images: bool = True) -> RunEvidence:
     check_noted(folder, *READ)
     sources: dict[str, str] = {}
     result = _result(folder, sources)
+    study = _toml(folder / "study.toml", folder, sources)
     return RunEvidence(
         folder=folder,
         result=result,
-        study=_toml(folder / "study.toml", folder, sources),
+        study=study,
         history=_lines(folder / "history.jsonl", folder, sources),
-        ledgers=_ledgers(folder, sources),
+        ledgers=_ledgers(folder, sources, result, study),
         audit=_json(folder / "audit.json", folder, sources),
         forgetting=_json(folder / "forgetting.json", folder, sources),
         cases=_cases(folder, "test", sources),
@@ -212,15 +212,10 @@ def _lines(file: Path, folder: Path, sources: dict[str, str]) -> list[JsonObject
     return found
 
 
-def _ledgers(folder: Path, sources: dict[str, str]) -> Ledgers:
-    lines, broken = {}, {}
+def _ledgers(folder: Path, sources: dict[str, str], result: JsonObject, study: JsonObject) -> Ledgers:
     for file in sorted((folder / "ledger").glob("*.jsonl")):
         _note(file, folder, sources)
-        try:
-            lines[file.stem] = verify(file)
-        except LedgerBroken as error:
-            broken[file.stem] = str(error)
-    return Ledgers(lines, broken)
+    return Ledgers(*read_ledgers(folder, result, study))
 
 
 def _cases(folder: Path, split: str, sources: dict[str, str]) -> Cases | None:

@@ -18,6 +18,8 @@ from polyclinic.report.dossier.figures import Evidence, NoFigure, at_pointer, in
 from polyclinic.report.dossier.page import figures_on
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
+from polyclinic.report.evidence import open_run
+from polyclinic.report.ledgers import read_ledgers
 from polyclinic.runner.model_file import model_file, read_model_file
 
 HOSTILE = "<script>alert(1)</script>\u202e\n\"'|"
@@ -318,3 +320,32 @@ def test_codes_and_latents_of_patients_are_not_called_synthetic(run_folder, tmp_
     assert "| latents |" not in sheet
     assert "latents left: computed from real" in sheet
     assert verify_dossier(done.folder, done.digest) == []
+
+
+@pytest.mark.parametrize("gone", ["its end", "a ledger", "all ledgers"])
+def test_a_ledger_that_ends_before_the_result_says_is_found(run_folder, tmp_path, gone):
+    sent = tmp_path / "run"
+    shutil.copytree(run_folder, sent)
+    ledger = sorted((sent / "ledger").iterdir())[0]
+    if gone == "its end":
+        ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    elif gone == "a ledger":
+        ledger.unlink()
+    else:
+        shutil.rmtree(sent / "ledger")
+    done = write_dossier(sent)
+    problems = verify_dossier(done.folder, done.digest)
+    assert len(problems) == (len(list((run_folder / "ledger").iterdir())) if gone == "all ledgers" else 1)
+    assert "is missing" in problems[0]
+    page = words_of(done.folder / "index.html")
+    assert f"The ledger of {ledger.stem} does not hold: ledger/{ledger.name}, line" in page
+    assert ledger.stem in open_run(sent).ledgers.broken
+
+
+def test_a_deployed_coordinators_folder_has_no_ledgers(run_folder, tmp_path):
+    result = json.loads((run_folder / "result.json").read_text())
+    assert read_ledgers(tmp_path, result, {"data": {"source": "at-sites"}}) == ({}, {})
+    assert len(read_ledgers(tmp_path, result, {})[1]) == len(result["ledgers"])
+    for damaged in ("x", {"lines": "3", "digest": ""}, {"lines": 0, "digest": ""}):
+        [why] = read_ledgers(tmp_path, {"ledgers": {"../site": damaged}}, {})[1].values()
+        assert "result.json: what it says about the ledger" in why

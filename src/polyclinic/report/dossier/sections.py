@@ -25,13 +25,15 @@ PURPOSE = (
 )
 
 
-def sections_of(evidence: Evidence, ledgers: Mapping[str, str]) -> list[Section]:
-    """All sections; `ledgers` names the ledger file of each site."""
+def sections_of(evidence: Evidence, ledgers: Mapping[str, str], broken: Mapping[str, str]) -> list[Section]:
+    """All sections; `ledgers` names the ledger file of each site, `broken` what is wrong with a ledger."""
     return [
         Section("model", "1. The model", "technical documentation", _model(evidence)),
         Section("performance", "2. How good it is", "technical documentation", _performance(evidence)),
         Section("limits", "3. Limits of use", "technical documentation", _limits()),
-        Section("left", "4. What left each site", "export control of models and data", _left(evidence, ledgers)),
+        Section(
+            "left", "4. What left each site", "export control of models and data", _left(evidence, ledgers, broken)
+        ),
         Section("policy", "5. Under which policy", "export control of models and data", _policy(evidence)),
         Section("audit", "6. What an attacker could recover", "export control, data protection", _audit(evidence)),
         Section("privacy", "7. Differential privacy", "data-protection impact", _privacy(evidence)),
@@ -112,7 +114,7 @@ def _limits() -> list[Part]:
     return [Bullets([[sentence] for sentence in LIMITS])]
 
 
-def _left(evidence: Evidence, ledgers: Mapping[str, str]) -> list[Part]:
+def _left(evidence: Evidence, ledgers: Mapping[str, str], broken: Mapping[str, str]) -> list[Part]:
     of = evidence.figure
     kinds = sorted(_tables(evidence, RESULT, "communication", "by_kind"))
     rows = [
@@ -129,6 +131,7 @@ def _left(evidence: Evidence, ledgers: Mapping[str, str]) -> list[Part]:
             "Every release of a site is a line of its ledger. Each line holds the digest of the line before it, so "
             "that a line cannot be changed or taken out unnoticed. 'polyclinic report verify' follows the chains again."
         ),
+        *(say(f"The ledger of {site} does not hold: {why}.") for site, why in broken.items()),
         Table(["site", "releases", *kinds, "digest of the last line"], rows),
         say(
             "In all, ",
@@ -251,7 +254,10 @@ def _synthetic(evidence: Evidence) -> list[Part]:
     found, encoded = ([kind for kind in kinds if kind in left] for kinds in (SYNTHETIC, ENCODED))
     parts: list[Part] = [say(f"{kind} left: {NOT_SYNTHETIC}") for kind in encoded]
     if not found:
-        return [say("No synthetic images, and nothing that makes them, left a site. data_sheet.md says the same."), *parts]
+        return [
+            say("No synthetic images, and nothing that makes them, left a site. data_sheet.md says the same."),
+            *parts,
+        ]
     rows = [cells(kind, of(RESULT, pointer("communication", "by_kind", kind), "bytes")) for kind in found]
     return [
         say("What left and can make, or is, synthetic images; data_sheet.md is their data sheet:"),

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.ledger import LedgerBroken, verify
 from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, shown
 from polyclinic.report.dossier.page import figures_on, visible
-from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, digest_of_file
+from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers, digest_of_file
 
 
 def verify_dossier(folder: Path, digest: str | None = None, run: Path | None = None) -> list[str]:
@@ -123,13 +122,10 @@ def _wrong(evidence: Evidence, figure: Figure, sha256: str, recorded: Mapping[st
 
 
 def _ledgers(folder: Path) -> list[str]:
-    problems = []
-    for ledger in sorted((folder / EVIDENCE / "ledger").glob("*.jsonl")):
-        try:
-            verify(ledger)
-        except (LedgerBroken, OSError, ValueError, KeyError, TypeError) as error:
-            problems.append(f"{_name(ledger, folder)}: its chain does not hold ({' '.join(str(error).split())[:200]})")
-    return problems
+    return [
+        f"{EVIDENCE}/ledger/{site}.jsonl: its chain does not hold ({why[:200]})"
+        for site, why in broken_ledgers(folder).items()
+    ]
 
 
 def _against_run(folder: Path, recorded: Mapping[str, str], run: Path) -> Iterator[str]:

@@ -22,6 +22,7 @@ from polyclinic.report.dossier.figures import Evidence, NoFigure, read
 from polyclinic.report.dossier.page import page_of
 from polyclinic.report.dossier.parts import figures_in
 from polyclinic.report.dossier.sections import sections_of
+from polyclinic.report.ledgers import read_ledgers
 from polyclinic.runner.model_card import model_card
 from polyclinic.runner.model_file import MODEL, read_model_file
 
@@ -105,7 +106,7 @@ def _fill(folder: Path, run: Path) -> tuple[str, int]:
     _write(folder / "model_card.md", model_card(run, card, MODEL))
     known = {name: _content(folder / EVIDENCE / file) for name, file in _SHEET_FILES.items()}
     _write(folder / "data_sheet.md", data_sheet(known["result"], known["study"], known["audit"]))
-    sections = sections_of(Evidence(folder), ledgers)
+    sections = sections_of(Evidence(folder), ledgers, broken_ledgers(folder))
     files = digests_in(folder)
     figures = [figure.as_json(files[figure.file]) for figure in figures_in(sections)]
     _write(folder / FIGURES, json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
@@ -127,6 +128,12 @@ def _content(path: Path) -> dict[str, object]:
     except NoFigure:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def broken_ledgers(folder: Path) -> dict[str, str]:
+    """What is wrong with the ledgers in a dossier's evidence, by site; nothing where all of them hold."""
+    evidence = folder / EVIDENCE
+    return read_ledgers(evidence, _content(evidence / "result.json"), _content(evidence / "study.toml"))[1]
 
 
 def _copy_evidence(run: Path, evidence: Path) -> dict[str, str]:
