@@ -349,3 +349,18 @@ def test_a_deployed_coordinators_folder_has_no_ledgers(run_folder, tmp_path):
     for damaged in ("x", {"lines": "3", "digest": ""}, {"lines": 0, "digest": ""}):
         [why] = read_ledgers(tmp_path, {"ledgers": {"../site": damaged}}, {})[1].values()
         assert "result.json: what it says about the ledger" in why
+
+
+def test_only_a_dossier_is_replaced(run_folder, copy, tmp_path, monkeypatch):
+    extension = tmp_path / "extension"
+    extension.mkdir()
+    (extension / "manifest.json").write_text('{"sha256": {}}')
+    (extension / "code.js").write_text("x")
+    (copy / "thesis.txt").write_text("x")
+    for folder in (extension, copy):
+        with pytest.raises(BadInput, match="is no dossier"):
+            write_dossier(run_folder, folder)
+    assert (extension / "code.js").is_file()
+    (copy / "thesis.txt").unlink()
+    monkeypatch.chdir(copy)
+    assert verify_dossier(copy, write_dossier(run_folder, Path()).digest) == []

@@ -63,14 +63,26 @@ def write_dossier(run: Path, out: Path | None = None) -> Dossier:
         if not (run / name).is_file():
             raise BadInput(f"{run}: has no {name}; name the folder of a finished run")
     check_noted(run, *FINISHED)
-    if folder.is_symlink() or (folder.exists() and not (folder / MANIFEST).is_file()):
+    if folder.is_symlink() or (folder.exists() and not _is_dossier(folder)):
         raise BadInput(f"--out {folder}: is there already and is no dossier; name another folder")
     try:
-        with replaced_folder(folder) as partial:
+        with replaced_folder(folder.resolve()) as partial:  # "." has no name
             digest, files = _fill(partial, run)
     except OSError as error:
         raise BadInput(f"--out {folder}: cannot be written ({error.strerror or error}); name another place") from None
     return Dossier(folder, digest, files)
+
+
+def _is_dossier(folder: Path) -> bool:
+    """Whether a folder has a sealed manifest and nothing that it does not name: only then may it be replaced."""
+    try:
+        content = (folder / MANIFEST).read_bytes()
+        sealed = (folder / SEAL).read_text(encoding="utf-8").strip() == hashlib.sha256(content).hexdigest()
+        named = json.loads(content)["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+    return sealed and isinstance(named, dict) and there <= named.keys() | {MANIFEST, SEAL}
 
 
 @contextlib.contextmanager
