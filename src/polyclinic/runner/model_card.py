@@ -14,6 +14,8 @@ from polyclinic.tasks import TASKS
 
 #: characters that mean something in Markdown or HTML
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@:])")
+#: what a result calls its model where there is one of each site
+EACH_ITS_OWN = "one of each site"
 LIMITS = (
     "It is a research model. Nobody has approved it as a medical device, and this card is no such approval.",
     "It was tested on images of the sites of this study, or of the same kind. Other scanners, other patients and other "
@@ -21,6 +23,7 @@ LIMITS = (
     "A person who can judge the image decides. The model's figures are help, and not a diagnosis.",
     "The test figures say nothing about groups of patients that the test images hold few of.",
 )
+SITES_TOGETHER = "On the test images of all sites together"
 USE = {
     "onnx": """```python
 import onnxruntime
@@ -101,11 +104,27 @@ def _metrics(result: Mapping[str, Any]) -> list[str]:
         return ["No test figures came with this model. Do not use it before it is tested."]
     known = metrics.get("intervals", {})
     intervals = known.get("pooled", {}) if known.get("split") == "test" else {}
-    rows = [(name, f"{value:.4g}", _interval(intervals.get(name))) for name, value in metrics["test"].items()]
-    lines = ["On the test images of all sites together:", "", *table(["metric", "value", "95 % interval"], rows)]
+    own = result.get("model") == EACH_ITS_OWN
+    lines = _means(metrics["test"]) if own else _with_intervals(SITES_TOGETHER, metrics["test"], intervals, known)
+    if own and intervals:  # they are not of the mean over the models
+        values = {name: some.get("value") for name, some in intervals.items()}
+        lines += ["", *_with_intervals("Each image by its own site's model", values, intervals, known)]
     names = list(metrics["test"])
     sites = [(site, *(_number(of_site.get(name)) for name in names)) for site, of_site in metrics["per_site"].items()]
     return [*lines, "", "Of each site:", "", *table(["site", *map(plain, names)], sites)]
+
+
+def _means(values: Mapping[str, Any]) -> list[str]:
+    rows = [(name, _number(value)) for name, value in values.items()]
+    return [f"{SITES_TOGETHER}, the mean over the sites' models:", "", *table(["metric", "value"], rows)]
+
+
+def _with_intervals(
+    words: str, values: Mapping[str, Any], intervals: Mapping[str, Any], known: Mapping[str, Any]
+) -> list[str]:
+    rows = [(name, _number(value), _interval(intervals.get(name))) for name, value in values.items()]
+    unit = f" (intervals: bootstrap by {plain(known['unit'])})" if intervals and "unit" in known else ""
+    return [f"{words}{unit}:", "", *table(["metric", "value", "95 % interval"], rows)]
 
 
 def _interval(found: Any) -> str:

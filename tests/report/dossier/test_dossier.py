@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -364,3 +365,32 @@ def test_only_a_dossier_is_replaced(run_folder, copy, tmp_path, monkeypatch):
     (copy / "thesis.txt").unlink()
     monkeypatch.chdir(copy)
     assert verify_dossier(copy, write_dossier(run_folder, Path()).digest) == []
+
+
+def test_an_interval_stands_beside_its_own_value_only(run_folder, tmp_path):
+    """Where each site has a model, `metrics.test` is a mean over models, and the interval is of something else."""
+
+    def change(result, model):
+        ends = {"value": 0.812345, "low": 0.7, "high": 0.9}
+        intervals = {"split": "test", "unit": "image", "pooled": {"accuracy": ends}, "per_site": {}}
+        result["metrics"] |= {"test": {"accuracy": 0.31}, "intervals": intervals}
+        result["model"] = model
+
+    one, own = "one for all sites", "one of each site"
+    of_one = write_dossier(rewritten(run_folder, tmp_path / "one", lambda result: change(result, one))).folder
+    of_each = write_dossier(rewritten(run_folder, tmp_path / "each", lambda result: change(result, own))).folder
+    card = (of_one / "model_card.md").read_text()
+    assert "(intervals: bootstrap by image)" in card
+    assert "| accuracy | 0.31 | 0.7 to 0.9 |" in card
+    assert "(bootstrap by image)" in words_of(of_one / "index.html")
+    card = (of_each / "model_card.md").read_text()
+    assert "| accuracy | 0.31 |\n" in card
+    assert "| accuracy | 0.8123 | 0.7 to 0.9 |" in card
+    assert "Each image by its own site's model" in card
+    page = words_of(of_each / "index.html")
+    assert "the mean over the sites' models" in html.unescape(page)
+    figures = [one["place"] for one in json.loads((of_each / "figures.json").read_text())]
+    at = figures.index("/metrics/test/accuracy")
+    assert figures[at + 1] == "/metrics/intervals/unit"
+    assert "/metrics/intervals/pooled/accuracy/value" in figures
+    assert verify_dossier(of_each) == []

@@ -3,12 +3,12 @@ exported, data protection. Everything that is known about a run stands there wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyclinic.report.dossier.figures import Evidence, NoFigure, pointer
 from polyclinic.report.dossier.parts import Bullets, Part, Section, Table, cells, say
-from polyclinic.runner.model_card import LIMITS
+from polyclinic.runner.model_card import EACH_ITS_OWN, LIMITS
 
 RESULT, STUDY, AUDIT, POLICY = (
     f"evidence/{name}" for name in ("result.json", "study.toml", "audit.json", "policy.toml")
@@ -84,22 +84,12 @@ def _performance(evidence: Evidence) -> list[Part]:
     metrics = _tables(evidence, RESULT, "metrics", "test")
     if not metrics:
         return [say("No test images were scored. Nothing is known about how good the model is on new patients.")]
-    rows = [
-        cells(
-            name,
-            of(RESULT, pointer("metrics", "test", name)),
-            of(RESULT, pointer("metrics", "intervals", "pooled", name, "low")),
-            of(RESULT, pointer("metrics", "intervals", "pooled", name, "high")),
-        )
-        for name in metrics
-    ]
     sites = _tables(evidence, RESULT, "metrics", "per_site")
     of_sites = [
         cells(site, *(of(RESULT, pointer("metrics", "per_site", site, name)) for name in metrics)) for site in sites
     ]
     return [
-        say("On the test images of all sites together; the ends of the interval are of 95 % (bootstrap by patient):"),
-        Table(["metric", "value", "from", "to"], rows),
+        *_of_all_sites(evidence, list(metrics)),
         say("Of each site:"),
         Table(["site", *metrics], of_sites),
         say(
@@ -108,6 +98,38 @@ def _performance(evidence: Evidence) -> list[Part]:
             ".",
         ),
     ]
+
+
+def _of_all_sites(evidence: Evidence, names: Sequence[str]) -> list[Part]:
+    """Where each site has a model, the interval is not of the mean over the models: it gets a table of its own."""
+    tested = {name: pointer("metrics", "test", name) for name in names}
+    if _tables(evidence, RESULT).get("model") != EACH_ITS_OWN:
+        return _with_intervals(evidence, "On the test images of all sites together", tested)
+    rows = [cells(name, evidence.figure(RESULT, place)) for name, place in tested.items()]
+    pooled = ("metrics", "intervals", "pooled")
+    own = {name: pointer(*pooled, name, "value") for name in _tables(evidence, RESULT, *pooled)}
+    return [
+        say("On the test images of all sites together, the mean over the sites' models:"),
+        Table(["metric", "value"], rows),
+        *(_with_intervals(evidence, "Each image by its own site's model", own) if own else []),
+    ]
+
+
+def _with_intervals(evidence: Evidence, words: str, places: Mapping[str, str]) -> list[Part]:
+    """Values, by metric, with the intervals of all images together."""
+    of = evidence.figure
+    rows = [
+        cells(
+            name,
+            of(RESULT, place),
+            of(RESULT, pointer("metrics", "intervals", "pooled", name, "low")),
+            of(RESULT, pointer("metrics", "intervals", "pooled", name, "high")),
+        )
+        for name, place in places.items()
+    ]
+    unit = of(RESULT, "/metrics/intervals/unit", "text")
+    ends = ["; the ends of the interval are of 95 % (bootstrap by ", unit, "):"] if unit else [":"]
+    return [say(words, *ends), Table(["metric", "value", "from", "to"], rows)]
 
 
 def _limits() -> list[Part]:
