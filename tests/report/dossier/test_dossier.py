@@ -146,6 +146,14 @@ def test_a_dossier_that_was_made_anew_is_another_one(copy, whole, run_folder, tm
     assert any("result.json: is not the file" in text for text in verify_dossier(other.folder, run=run_folder))
 
 
+def sealed_anew(folder: Path, digests) -> None:
+    """Put digests into the manifest of a dossier, and seal it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"] |= digests
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    (folder / "manifest.sha256").write_text(writing.digest_of_file(folder / "manifest.json") + "\n")
+
+
 def test_a_figure_that_its_file_does_not_have_is_found(copy):
     """Even where the manifest was written anew for the changed page."""
     for name in ("index.html", "figures.json"):
@@ -153,10 +161,7 @@ def test_a_figure_that_its_file_does_not_have_is_found(copy):
         file.write_text(
             file.read_text().replace(">fedavg<", ">fedavg, private<").replace('"fedavg"', '"fedavg, private"')
         )
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["sha256"] |= {name: writing.digest_of_file(copy / name) for name in ("index.html", "figures.json")}
-    (copy / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    (copy / "manifest.sha256").write_text(writing.digest_of_file(copy / "manifest.json") + "\n")
+    sealed_anew(copy, {name: writing.digest_of_file(copy / name) for name in ("index.html", "figures.json")})
     [problem] = [text for text in verify_dossier(copy) if "/method" in text]
     assert problem == "evidence/result.json, /method: has fedavg, and the page shows fedavg, private"
 
@@ -394,3 +399,16 @@ def test_an_interval_stands_beside_its_own_value_only(run_folder, tmp_path):
     assert figures[at + 1] == "/metrics/intervals/unit"
     assert "/metrics/intervals/pooled/accuracy/value" in figures
     assert verify_dossier(of_each) == []
+
+
+@pytest.mark.parametrize("name", ["evidence/../../outside.json", "../outside.json", "/outside.json"])
+def test_names_that_lead_outside_are_not_followed(copy, run_folder, name):
+    sealed_anew(copy, {name: "0" * 64})
+    assert verify_dossier(copy, run=run_folder) == ["manifest.json: is damaged"]
+
+
+@pytest.mark.parametrize("content", [None, "{", "1"])
+def test_a_result_that_is_gone_or_damaged_is_a_problem_and_no_traceback(copy, run_folder, content):
+    result = copy / "evidence" / "result.json"
+    result.unlink() if content is None else result.write_text(content)
+    assert any("was not compared" in text for text in verify_dossier(copy, run=run_folder))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
-from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, shown
+from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, read, shown
 from polyclinic.report.dossier.page import figures_on, visible
 from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers, digest_of_file
 
@@ -67,6 +67,8 @@ def _manifest(folder: Path, digest: str | None) -> tuple[Mapping[str, str] | Non
     try:
         recorded = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
         if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
+            raise ValueError
+        if any(name.startswith("/") or ".." in name.split("/") for name in recorded):  # nothing outside is read
             raise ValueError
     except (ValueError, KeyError, TypeError):
         return None, [*problems, f"{MANIFEST}: is damaged"]
@@ -138,7 +140,12 @@ def _against_run(folder: Path, recorded: Mapping[str, str], run: Path) -> Iterat
         file = run / name.removeprefix(f"{EVIDENCE}/")
         if not file.is_file() or digest_of_file(file) != sha256:
             yield f"{file}: is not the file that the dossier was made of"
-    result = json.loads((folder / EVIDENCE / "result.json").read_text(encoding="utf-8"))
+    try:
+        result = read(folder / EVIDENCE / "result.json")
+        named = result.get("model_sha256")
+    except (NoFigure, AttributeError):
+        yield f"{EVIDENCE}/result.json: cannot be read, so that the model of the run was not compared"
+        return
     model = run / "model.safetensors"
-    if "model_sha256" in result and (not model.is_file() or digest_of_file(model) != result["model_sha256"]):
+    if named is not None and (not model.is_file() or digest_of_file(model) != named):
         yield f"{model}: is not the model that the dossier names"
