@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from exported_models import CALIBRATED, HOSTILE, write_model
 from PIL import Image
 
@@ -18,8 +21,9 @@ from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.export import formats
 from polyclinic.runner.export.agreement import check_agreement, drawn_images
-from polyclinic.runner.export.bundle import INFERENCE, metadata
+from polyclinic.runner.export.bundle import INFERENCE, metadata, write_bundle
 from polyclinic.runner.export.export import export
+from polyclinic.runner.export.preparation import write_preparation
 from polyclinic.runner.model_file import read_model_file
 from polyclinic.runner.predict import load_predictor
 
@@ -71,6 +75,7 @@ def test_the_files_of_a_torchscript_model(model, pictures, tmp_path, monkeypatch
         assert np.array_equal(image, predictor.prepared(file, None))
         assert np.allclose(theirs(image[None]), predictor.outputs(image[None]).numpy(), atol=1e-5)
     record = json.loads((done.folder / "export.json").read_text())
+    assert (record["from"]["site"], record["from"]["ensemble"]) == (None, False)
     for name, digest in record["sha256"].items():
         assert hashlib.sha256((done.folder / name).read_bytes()).hexdigest() == digest
     assert set(record["sha256"]) | {"export.json"} == {
@@ -182,6 +187,25 @@ def test_names_in_a_bundle_are_never_evaluated(bundle):
     assert_nothing_of_this_machine(bundle)
 
 
+def test_masks_of_a_bundle_do_not_overwrite_each_other(tmp_path, monkeypatch):
+    model = write_model(tmp_path / "model", "unet", size=32, task={"name": "segmentation"})
+    card = read_model_file(model / "model.safetensors")[0]
+    (tmp_path / "bundle").mkdir()
+    write_bundle(tmp_path / "bundle", card, "")
+    write_preparation(tmp_path / "bundle", card, None)
+    preparation_of(tmp_path / "bundle", monkeypatch)
+    predictions = runpy.run_path(str(tmp_path / "bundle" / "scripts" / "predictions.py"))
+    outputs = np.stack([np.zeros((32, 32)), np.ones((32, 32)), np.ones((32, 32))])
+    batch = {"file": ["a/x.png", "b/x.png", "b/x.png"], "frame": torch.tensor([-1, 0, 1]), "pixels": outputs}
+    predictions["write"]([batch], None, lambda pixels, _: pixels, tmp_path / "out")
+    with (tmp_path / "out" / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["share"]) for row in rows] == [0, 1, 1]
+    masks = [np.asarray(Image.open(tmp_path / "out" / row["mask"])) for row in rows]
+    assert [mask.max() for mask in masks] == [0, 255, 255]
+    assert len({row["mask"] for row in rows}) == 3
+
+
 @pytest.mark.slow
 def test_a_bundle_runs_with_monais_own_command(bundle, model, pictures, tmp_path):
     pytest.importorskip("fire")
@@ -189,8 +213,6 @@ def test_a_bundle_runs_with_monais_own_command(bundle, model, pictures, tmp_path
     command += ["--meta_file", "configs/metadata.json", "--dataset_dir", str(pictures), "--output_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=bundle, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    import csv
-
     with (tmp_path / "predictions.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     expected = list(load_predictor(model).predict([pictures]))

@@ -56,8 +56,9 @@ def write(loader, network, inferer, folder):
     with (folder / "predictions.csv").open("w", encoding="utf-8", newline="") as file, torch.no_grad():
         table = csv.writer(file)
         drawn = len(SETTINGS["output"]["shape"]) == 3
-        values = ["share"] if drawn else [f"p({name})" for name in names] or [SETTINGS["unit"] or "value"]
+        values = ["share", "mask"] if drawn else [f"p({name})" for name in names] or [SETTINGS["unit"] or "value"]
         table.writerow(["file", "slice", *(["class"] if names and not drawn else []), *values])
+        numbers = {}  # of files, in their order: two folders may hold images of the same name
         for batch in loader:
             outputs = inferer(torch.as_tensor(batch["pixels"]), network).numpy()
             for name, frame, output in zip(batch["file"], batch["frame"].tolist(), outputs):
@@ -65,8 +66,10 @@ def write(loader, network, inferer, folder):
                 if drawn:
                     (folder / "masks").mkdir(exist_ok=True)
                     mask = (output > 0.5).astype("uint8") * 255
-                    Image.fromarray(mask).save(folder / "masks" / f"{Path(name).name}-{max(frame, 0):04d}.png")
-                    row.append(float((output > 0.5).mean()))
+                    number = numbers.setdefault(name, len(numbers) + 1)
+                    target = f"masks/{number:05d}-{Path(name).name}-{max(frame, 0):04d}.png"
+                    Image.fromarray(mask).save(folder / target)
+                    row += [float((output > 0.5).mean()), target]
                 elif names:
                     row += [names[int(output.argmax())], *(float(p) for p in output)]
                 else:

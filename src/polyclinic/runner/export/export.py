@@ -67,7 +67,8 @@ def export(
             file = partial / format_.file
             file.parent.mkdir(exist_ok=True)
             agreement = _write_and_check(predictor, format_, file, samples, what)
-            _write_beside(partial, home, predictor, to, agreement)
+            chosen = {"file": MODEL, "site": site, "ensemble": ensemble}
+            _write_beside(partial, home, predictor, to, agreement, chosen)
     except OSError as error:
         raise BadInput(f"--out {folder}: cannot be written ({error.strerror or error}); name another place") from None
     return Exported(folder, folder / format_.file, agreement)
@@ -105,8 +106,10 @@ def _write_and_check(predictor: Predictor, format_: Format, file: Path, samples:
     )
 
 
-def _write_beside(folder: Path, home: Path, predictor: Predictor, to: str, agreement: Agreement) -> None:
-    """What lies beside the model: preparation, card, and what was done."""
+def _write_beside(
+    folder: Path, home: Path, predictor: Predictor, to: str, agreement: Agreement, chosen: dict[str, Any]
+) -> None:
+    """What lies beside the model: preparation, card, and what was done with the model that was `chosen`."""
     card = model_card(home, predictor.card, FORMATS[to].file, to)
     (folder / "model_card.md").write_text(card, encoding="utf-8")
     write_preparation(folder, predictor.card, predictor.calibration)
@@ -116,7 +119,7 @@ def _write_beside(folder: Path, home: Path, predictor: Predictor, to: str, agree
     content: dict[str, Any] = {
         "polyclinic": __version__,
         "format": to,
-        "from": {"file": MODEL, "weights_sha256": predictor.card.weights_sha256},
+        "from": {**chosen, "weights_sha256": predictor.card.weights_sha256},
         "agreement": agreement.as_json(),
         "sha256": files,
     }
