@@ -74,3 +74,10 @@ def test_what_cannot_be_fitted_is_refused():
         ConformalSets.fit([[0.5, 0.5]], [0], score="raps")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="labels has 1 values for 2 cases"):
         ConformalIntervals.fit([1.0, 2.0], [1.0])
+
+
+def test_a_sum_that_rounds_above_one_is_one():
+    """A quantile of 1 holds every class of every case."""
+    rounded = [0.56, 0.34, 0.10]
+    assert np.cumsum(rounded)[-1] > 1
+    assert ConformalSets(1.0, "adaptive", 0.9).sets([rounded]).all()

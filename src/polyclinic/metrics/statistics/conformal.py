@@ -69,7 +69,8 @@ def _scores(probabilities: np.ndarray, score: str) -> np.ndarray:
     if score != "adaptive":
         raise BadInput(f"statistics: no such conformal score: '{score}'; choose threshold or adaptive")
     order = np.argsort(-probabilities, axis=1, kind="stable")
-    summed = np.take_along_axis(probabilities, order, 1).cumsum(1)
+    # rounding makes some sums 1.0000000000000002: above a quantile of 1, which is to hold every class
+    summed = np.minimum(np.take_along_axis(probabilities, order, 1).cumsum(1), 1.0)
     found = np.empty_like(summed)
     np.put_along_axis(found, order, summed, 1)
     return found
