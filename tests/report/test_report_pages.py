@@ -255,6 +255,11 @@ def test_no_formula_and_no_power_of_ten_is_written_raw(classification):
         assert "$" not in re.sub(r"<[^>]*>", "", drawn)
 
 
+def test_a_backslash_in_a_title_is_a_letter():
+    chart = Chart("by", r"Accuracy by \1 \g<9> \U", lambda figure, theme: None, Table(("a",), []))
+    assert r'aria-label="Accuracy by \1 \g&lt;9&gt; \U. The table' in svg_of(chart)
+
+
 def test_terms_are_explained_once_and_commands_are_code():
     found = explained("AUC and AUC <b>; `polyclinic audit`")
     assert found.count('class="term"') == 1
@@ -416,6 +421,14 @@ def test_a_damaged_folder_is_one_sentence_and_nothing_is_written(file, content, 
     (copied / file).write_text(content)
     fails_with(capsys, ["report", str(copied)])
     assert not (copied / "report.html").exists()
+
+
+def test_what_fails_while_charts_are_drawn_is_one_sentence_and_nothing_is_written(copied, capsys):
+    # a site without the count of a class: a table takes it, its drawing does not
+    change(copied, lambda values: values["heterogeneity"]["labels"]["per_site"]["site-1"].pop())
+    build_report(copied, images=False)
+    assert "is damaged or was changed" in fails_with(capsys, ["report", str(copied), "--pdf", "--no-images"])
+    assert not list(copied.glob("report.*"))
 
 
 def test_an_unfinished_run_says_how_to_end_it(copied, capsys):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from polyclinic.files import atomic_file
 from polyclinic.report.blocks import Block, Chart, Picture, Report, Section, Table, Text, shown
 from polyclinic.report.theme import PRINT, plain
 from polyclinic.report.words import WARNINGS
@@ -142,12 +140,13 @@ def _widths(cells: list[list[str]]) -> list[int]:
     return widths
 
 
-def write_pdf(report: Report, file: Path) -> None:
-    """Write the report as a PDF file."""
+def pdf_of(report: Report) -> bytes:
+    """The report as the content of a PDF file."""
     import matplotlib
 
-    with matplotlib.rc_context(FONTS), atomic_file(file) as partial:
-        pages = Pages(partial)
+    content = io.BytesIO()
+    with matplotlib.rc_context(FONTS):
+        pages = Pages(content)
         pages.text(report.title, size=17, bold=True)
         pages.text(report.subtitle, colour=PRINT.faint)
         for sentence in report.summary:
@@ -164,6 +163,7 @@ def write_pdf(report: Report, file: Path) -> None:
             for block in section.blocks:
                 _add(pages, block)
         pages.close()
+    return content.getvalue()
 
 
 def _first_height(section: Section) -> float:

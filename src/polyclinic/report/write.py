@@ -6,7 +6,8 @@ write them. Nothing of a study is run, so that a folder from somebody else can b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from polyclinic.report.comparison import report_of_comparison
 from polyclinic.report.comparison_evidence import FILE, open_comparison
 from polyclinic.report.evidence import open_run
 from polyclinic.report.html import html_of
-from polyclinic.report.pdf import write_pdf
+from polyclinic.report.pdf import pdf_of
 from polyclinic.report.run_report import report_of_run
 
 
@@ -37,12 +38,18 @@ def build_report(
         raise BadInput(f"{folder}: there is no such folder; name that of a run or of a comparison")
     if prevalence is not None and not 0 < prevalence < 1:
         raise BadInput(f"--prevalence {prevalence}: choose a share between 0 and 1, such as 0.02 for 2 of 100 patients")
-    try:
+    with _damage_said(folder):
         if (folder / FILE).is_file():
             if by or prevalence is not None:
                 raise BadInput("--by and --prevalence are for the report of one run; name the folder of a run")
             return report_of_comparison(open_comparison(folder, images=images))
         return report_of_run(open_run(folder, images=images), by, prevalence)
+
+
+@contextlib.contextmanager
+def _damage_said(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         # files of somebody else may have any shape: a sentence then, and the place with POLYCLINIC_TRACEBACK
         raise BadInput(f"{folder}: a file of it is damaged or was changed ({error!r}); fetch it again") from error
@@ -60,11 +67,13 @@ def write_report(
     """Write `report.html` (and `report.pdf`) into a run folder or a comparison's, or to `out`."""
     report = build_report(Path(folder), by=by, prevalence=prevalence, images=images)
     file = out or Path(folder) / "report.html"
+    with _damage_said(Path(folder)):  # charts are drawn here; both pages before either is written
+        page, paper = html_of(report), pdf_of(report) if pdf else None
     try:
-        atomic_write(file, html_of(report))
-        if not pdf:
+        atomic_write(file, page)
+        if paper is None:
             return Written(file)
-        write_pdf(report, file.with_suffix(".pdf"))
+        atomic_write(file.with_suffix(".pdf"), paper)
     except OSError as error:
         raise BadInput(f"{file}: cannot be written ({error.strerror}); name another place with --out") from None
     return Written(file, file.with_suffix(".pdf"))
