@@ -228,6 +228,20 @@ def test_audit_privacy_and_broken_ledgers_are_told(copied):
     assert f"The ledger of {ledger.stem} does not hold" in words
 
 
+def test_where_a_ledger_does_not_hold_nobody_says_that_no_image_left(copied):
+    files = sorted((copied / "ledger").iterdir())
+    for number, file in enumerate(files, 1):
+        file.write_text(file.read_text().replace('"round": 1', '"round": 2', 1))
+        report = build_report(copied, images=False)
+        summary = " ".join(report.summary)
+        assert summary.count("does not hold:") == number
+        assert "Whether a real image left is not known: a ledger does not hold." in summary
+        assert "No real image left" not in summary
+        assert "not in this folder" not in words_of(report)
+    shutil.rmtree(copied / "ledger")
+    assert "The sites' ledgers are not in this folder." in " ".join(build_report(copied, images=False).summary)
+
+
 # --- the page ----------------------------------------------------------------------------------------------
 
 

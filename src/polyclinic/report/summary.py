@@ -103,18 +103,20 @@ def _why_no_interval(run: RunEvidence) -> str:
 
 def what_left(run: RunEvidence) -> list[str]:
     total = int(run.result["communication"]["total_bytes"])
-    lines = run.ledgers.lines
-    if not lines:
-        return [f"In all {human_bytes(total)} were carried. The sites' ledgers are not in this folder."]
+    broken = [f"The ledger of {site} does not hold: {why}." for site, why in run.ledgers.broken.items()]
+    unknown = "Whether a real image left is not known: a ledger does not hold."
+    if not run.ledgers.lines:
+        why_none = [*broken, unknown] if broken else ["The sites' ledgers are not in this folder."]
+        return [f"In all {human_bytes(total)} were carried.", *why_none]
     kinds = sorted({kind for of_site in run.ledgers.by_kind().values() for kind in of_site})
     sizes = {site: sum(of_kind.values()) for site, of_kind in run.ledgers.by_kind().items()}
     most = max(sizes, key=sizes.__getitem__)
-    raw = " Real images left a site." if "real-images" in kinds else " No real image left a site as it is."
+    kept = unknown if broken else "No real image left a site as it is."
+    raw = "Real images left a site." if "real-images" in kinds else kept
     words = (
         f"What left each site is in its ledger: {listed(kinds)}. {most} sent most, {human_bytes(sizes[most])}; "
-        f"in both directions {human_bytes(total)} were carried.{raw}"
+        f"in both directions {human_bytes(total)} were carried. {raw}"
     )
-    broken = [f"The ledger of {site} does not hold: {why}." for site, why in run.ledgers.broken.items()]
     return [words, *broken]
 
 

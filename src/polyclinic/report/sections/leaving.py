@@ -27,7 +27,7 @@ def bytes_section(run: RunEvidence) -> Section:
     by_kind = run.ledgers.by_kind()
     if by_kind:
         blocks += [_left(by_kind), _ledger_table(run), Text(LEDGER, "note")]
-    else:
+    elif not run.ledgers.broken:
         blocks.append(Text("The sites' ledgers are not in this folder: at a deployed run they stay at the sites."))
     blocks += [_carried_table(run, "by_kind", "kind"), _carried_table(run, "per_site", "site")]
     blocks += [Text(f"The ledger of {site} does not hold: {why}.", "note") for site, why in run.ledgers.broken.items()]
