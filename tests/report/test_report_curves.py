@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from polyclinic.report.blocks import Table, number, shown
+from polyclinic.report.blocks import Chart, Table, number, shown
 from polyclinic.report.curves import average_precision, precision_recall, roc_curve
 from polyclinic.report.sections import classes
 from polyclinic.report.sections.masks import edge
+from polyclinic.report.theme import PRINT, new_figure
 from polyclinic.runner.cases import Cases
 
 RNG = np.random.default_rng(1)
@@ -50,6 +51,26 @@ def binary(scores: list[float], truth: list[int]) -> Cases:
     zeros = np.zeros(len(scores), np.int64)
     probabilities = np.stack([1 - shares, shares], axis=1)
     return Cases("classification", np.array(["a"]), zeros, np.array(truth), outputs=logits, predictions=probabilities)
+
+
+def area_drawn(chart: Chart, label: str) -> float:
+    """The area below a line of a chart as it is drawn, steps and all."""
+    figure = new_figure(chart)
+    chart.draw(figure, PRINT)
+    (line,) = [line for line in figure.axes[0].get_lines() if label in str(line.get_label())]
+    x, y = line.get_path().vertices.T
+    return float(sklearn_metrics.auc(x, y))
+
+
+def test_the_area_below_a_drawn_curve_is_the_figure_beside_it():
+    cases = binary(SCORES.tolist(), TRUTH.astype(int).tolist())
+    run = SimpleNamespace(
+        split="test", judged=cases, validation=None, classes=["healthy", "ill"], personal=False, sites=["a"]
+    )
+    found = {block.key: block for block in classes.section(run, None).blocks if isinstance(block, Chart)}
+    assert area_drawn(found["roc"], "AUC") == pytest.approx(sklearn_metrics.roc_auc_score(TRUTH, SCORES))
+    expected = sklearn_metrics.average_precision_score(TRUTH, SCORES)
+    assert area_drawn(found["pr"], "AP") == pytest.approx(expected)
 
 
 def test_operating_points_by_hand():

@@ -75,13 +75,8 @@ def _roc(positives: dict[int, str], run: RunEvidence, cases: Cases) -> Chart:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=0.8, linestyle=":")
         for i, (c, (false, true)) in enumerate(curves.items()):
-            axes.step(
-                false,
-                true,
-                where="post",
-                label=f"{plain(_against(positives[c], run))}\nAUC {areas[c]}",
-                **theme.line(i),
-            )
+            # straight lines: images with the same score come together, and the area below is the AUC
+            axes.plot(false, true, label=f"{plain(_against(positives[c], run))}\nAUC {areas[c]}", **theme.line(i))
         axes.set_aspect("equal")
         tidy(axes, theme, x="1 - specificity", y="sensitivity")
         legend(axes, theme, loc="upper left", bbox_to_anchor=(1, 1))
@@ -112,8 +107,9 @@ def _precision_recall(positives: dict[int, str], run: RunEvidence, cases: Cases)
     def draw(figure: Any, theme: Theme) -> None:
         axes = figure.subplots()
         for i, (c, (recall, precision)) in enumerate(curves.items()):
+            # a step up to each point: the area below is the average precision
             axes.step(
-                recall, precision, where="post", label=f"{plain(positives[c])}\nAP {points[c]:.3f}", **theme.line(i)
+                recall, precision, where="pre", label=f"{plain(positives[c])}\nAP {points[c]:.3f}", **theme.line(i)
             )
             axes.axhline(shares[c], color=theme.colour(i), linewidth=0.8, linestyle=":")
         axes.set_xlim(-0.02, 1.02)
