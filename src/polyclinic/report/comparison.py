@@ -38,7 +38,9 @@ def _summary(found: ComparisonEvidence) -> list[str]:
         order = sorted(known, key=known.__getitem__, reverse=found.metric not in LOWER)
         best, worst = order[0], order[-1]
         where = "On the test images of all sites together"
-        if known[best] == known[worst]:
+        if best == worst:
+            words.append(f"{where} {best} has a mean {metric} of {_value(found, best, key)}.")
+        elif known[best] == known[worst]:
             words.append(f"{where} all have the same mean {metric}, {_value(found, best, key)}.")
         else:
             words.append(
@@ -48,9 +50,8 @@ def _summary(found: ComparisonEvidence) -> list[str]:
     bytes_of = {m: float(found.spread(m, "total_bytes")["mean"]) for m in known if found.spread(m, "total_bytes")}
     if bytes_of:
         most, least = max(bytes_of, key=bytes_of.__getitem__), min(bytes_of, key=bytes_of.__getitem__)
-        words.append(
-            f"{most} carried most, {human_bytes(bytes_of[most])} a run; {least} least, {human_bytes(bytes_of[least])}."
-        )
+        rest = f" most, {human_bytes(bytes_of[most])} a run; {least} least, {human_bytes(bytes_of[least])}."
+        words.append(f"{most} carried{rest if len(bytes_of) > 1 else f' {human_bytes(bytes_of[most])} a run.'}")
     return [*words, _attacked(found), _tested(found)]
 
 
@@ -64,11 +65,21 @@ def _attacked(found: ComparisonEvidence) -> str:
     shares = {method: share_recovered(runs) for method, runs in found.runs.items()}
     known = {method: share for method, share in shares.items() if share is not None}
     if not known:
-        return "No run was attacked: `polyclinic audit` on a run says what an attacker could recover from what left."
+        return _verdicts(found)
     said = [f"{share:.0%} of {method}'s" for method, share in known.items()]
     missing = [method for method in shares if method not in known]
     rest = f" {listed(missing)} had no attack that rebuilds images." if missing else ""
     return f"The strongest attack recovered {listed(said)} attacked images.{rest}"
+
+
+def _verdicts(found: ComparisonEvidence) -> str:
+    """Where no attack rebuilds images: whether anything was attacked, and what leaks."""
+    audits = [run.audit for runs in found.runs.values() for run in runs if run.audit is not None]
+    if not audits:
+        return "No run was attacked: `polyclinic audit` on a run says what an attacker could recover from what left."
+    leaks = sorted({kind for audit in audits for kind, one in audit.get("verdicts", {}).items() if one.get("leak")})
+    said = f"leaks in {listed(leaks)}" if leaks else "no leak was found"
+    return f"No attack that rebuilds images was run; the reports of the runs have the verdicts: {said}."
 
 
 def _tested(found: ComparisonEvidence) -> str:
