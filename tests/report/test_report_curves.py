@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from polyclinic.report.curves import average_precision, precision_recall, roc_cu
 from polyclinic.report.sections import classes
 from polyclinic.report.sections.masks import edge
 from polyclinic.report.theme import PRINT, new_figure
+from polyclinic.runner.calibration import calibrations_of
 from polyclinic.runner.cases import Cases
 
 RNG = np.random.default_rng(1)
@@ -71,6 +73,31 @@ def test_the_area_below_a_drawn_curve_is_the_figure_beside_it():
     assert area_drawn(found["roc"], "AUC") == pytest.approx(sklearn_metrics.roc_auc_score(TRUTH, SCORES))
     expected = sklearn_metrics.average_precision_score(TRUTH, SCORES)
     assert area_drawn(found["pr"], "AP") == pytest.approx(expected)
+
+
+def probabilities_of_calibration(run) -> set[str]:
+    (chart,) = classes._calibration(run, run.judged)
+    return {row[0] for row in chart.table.rows}
+
+
+def test_the_temperature_is_that_of_the_models_card():
+    scores, truth = (4 * SCORES).tolist(), TRUTH.astype(int).tolist()
+    held = binary(scores, truth)
+    run = SimpleNamespace(split="test", judged=held, validation=held, personal=False, sites=["a"])
+    kept = calibrations_of(held, [""])[""].temperature
+    assert kept > 1.2
+    assert f"with temperature {kept:.2f}" in probabilities_of_calibration(run)
+    # the card of a model without a mistake has 1, and one of nine images has none
+    run.validation = binary([-1.0, 1.0] * 6, [0, 1] * 6)
+    assert "with temperature 1.00" in probabilities_of_calibration(run)
+    run.validation = binary(scores[:9], truth[:9])
+    assert probabilities_of_calibration(run) == {"as the model says"}
+
+
+def test_each_sites_own_temperature_is_used_where_it_has_a_model_of_its_own():
+    cases = replace(binary([2.0, 2.0], [1, 0]), sites=np.array(["a", "b"]), site=np.array([0, 1]))
+    found = classes._warmed(cases, cases.outputs, {"a": 2.0})
+    np.testing.assert_allclose(found[:, 1], [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))])
 
 
 def test_operating_points_by_hand():

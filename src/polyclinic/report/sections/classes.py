@@ -12,7 +12,6 @@ from polyclinic.metrics.statistics import (
     apply_temperature,
     calibration_error,
     delong_interval,
-    fit_temperature,
     predictive_values,
     sensitivity_at_specificity,
 )
@@ -21,6 +20,7 @@ from polyclinic.report.curves import average_precision, few_points, precision_re
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.sections.sites import heat_map
 from polyclinic.report.theme import Theme, legend, plain, tidy
+from polyclinic.runner.calibration import calibrations_of
 from polyclinic.runner.case_statistics import scores_of
 from polyclinic.runner.cases import Cases
 
@@ -145,10 +145,10 @@ def _confusion(run: RunEvidence, cases: Cases) -> Chart:
 
 def _calibration(run: RunEvidence, cases: Cases) -> list[Block]:
     assert cases.predictions is not None
-    temperature = _temperature(run)
+    temperatures = _temperatures(run)
     kinds = {"as the model says": cases.predictions}
-    if temperature is not None and cases.outputs is not None and run.split == "test":
-        kinds[f"with temperature {temperature:.2f}"] = apply_temperature(cases.outputs, temperature)
+    if temperatures and cases.outputs is not None and run.split == "test":
+        kinds[_temperature_words(temperatures)] = _warmed(cases, cases.outputs, temperatures)
     found = {name: reliability(p, cases.labels) for name, p in kinds.items()}
     errors = {name: calibration_error(p, cases.labels) for name, p in kinds.items()}
     rows = [[name, *bin_] for name, bins in found.items() for bin_ in bins]
@@ -168,19 +168,25 @@ def _calibration(run: RunEvidence, cases: Cases) -> list[Block]:
 
     table = Table(("probabilities", "mean confidence", "share right", "low", "high", "images"), rows)
     note = "Confidence is the probability of the class predicted. On the dotted line it means what it says."
-    if temperature is None:
-        note += " No temperature could be fitted: there are no validation images with outputs."
+    if not temperatures:
+        note += " No temperature could be fitted: there are too few validation images with outputs."
     return [Chart("calibration", "Calibration", draw, table, note)]
 
 
-def _temperature(run: RunEvidence) -> float | None:
-    held = run.validation
-    if held is None or held.outputs is None or len(held) < 2:
-        return None
-    try:
-        return fit_temperature(held.outputs, held.labels)
-    except BadInput:
-        return None
+def _temperatures(run: RunEvidence) -> dict[str, float]:
+    """Those of the models' cards, by site, or "" for the model of all sites."""
+    found = calibrations_of(run.validation, run.sites if run.personal else [""])
+    return {site: one.temperature for site, one in found.items() if one.temperature is not None}
+
+
+def _temperature_words(temperatures: dict[str, float]) -> str:
+    return f"with temperature {temperatures['']:.2f}" if "" in temperatures else "with each site's temperature"
+
+
+def _warmed(cases: Cases, outputs: np.ndarray, temperatures: dict[str, float]) -> np.ndarray:
+    """Probabilities of each image by the temperature of its model; a model without one is left as it is."""
+    of_site = np.array([temperatures.get(str(site), temperatures.get("", 1.0)) for site in cases.sites])
+    return apply_temperature(outputs / of_site[cases.site][:, None], 1.0)
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[list[Cell]]:
