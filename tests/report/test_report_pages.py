@@ -188,6 +188,20 @@ def test_models_of_each_site_have_a_convergence_matrix(personal):
     assert "A model of its own for each site" in " ".join(report.summary)
 
 
+def test_the_row_of_all_sites_has_no_calibration_where_each_site_has_a_model(personal, classification):
+    def cells(folder):
+        calibration = json.loads((folder / "result.json").read_text())["metrics"]["calibration"]["pooled"]
+        (section,) = [s for s in build_report(folder, images=False).sections if s.key == "scores"]
+        (table,) = [block for block in section.blocks if isinstance(block, Table)]
+        assert calibration
+        return table.rows[0][-len(calibration) :], table.rows[2][-len(calibration) :]
+
+    of_all, of_first = cells(personal)
+    assert set(of_all) == {None}
+    assert None not in of_first
+    assert None not in cells(classification)[0]
+
+
 def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path, copied):
     old = Path(shutil.copytree(OLD, tmp_path / "old"))
     assert "kept no predictions of single images" in words_of(build_report(old))

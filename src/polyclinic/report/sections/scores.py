@@ -68,8 +68,10 @@ def _table(run: RunEvidence) -> Table:
     scores, calibration = run.scores, run.result["metrics"].get("calibration", {})
     names = list(scores["pooled"])
     extra = list(calibration.get("pooled", {}))
+    # of models of each site the calibration is of each image by its own site's model: not what this row is about
+    of_all = {} if run.personal else calibration.get("pooled", {})
     rows: list[list[Cell]] = [
-        [ALL, *_values(scores["pooled"], names), *_values(calibration.get("pooled", {}), extra)],
+        [ALL, *_values(scores["pooled"], names), *_values(of_all, extra)],
         ["mean over sites", *_values(scores["mean"], names), *(None for _ in extra)],
     ]
     for site, own in scores["per_site"].items():
