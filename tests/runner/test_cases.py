@@ -206,6 +206,18 @@ def test_a_damaged_file_is_refused_with_a_sentence(content, tmp_path):
         read_cases(tmp_path)
 
 
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 8), (10, 99)], ids=["encrypted", "no deflate", "unknown"])
+def test_a_file_that_is_packed_in_another_way_is_refused_with_a_sentence(place, value, tmp_path):
+    write_cases(a_case(), tmp_path, "test")
+    file = tmp_path / "cases" / "test.npz"
+    content = bytearray(file.read_bytes())
+    content[content.index(b"PK\x01\x02") + place] = value  # of the first array, in the list of contents
+    content[content.index(b"\x93NUMPY")] = 7  # zlib knows no block that begins so
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=r"test\.npz: is damaged"):
+        read_cases(tmp_path)
+
+
 def test_no_pickled_object_is_loaded(tmp_path):
     (tmp_path / "cases").mkdir()
     np.savez(tmp_path / "cases" / "test.npz", like=np.array({"a": 1}, dtype=object), allow_pickle=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import zipfile
+import zlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,12 @@ def write_cases(cases: Cases, folder: Path, split: str) -> None:
     atomic_write(folder / FOLDER / f"{split}.npz", content.getvalue())
 
 
+#: what reading arrays of somebody else may raise; RuntimeError: encrypted, or packed in a way that is not known
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, IndexError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
+
+
 def read_cases(folder: Path, split: str = "test") -> Cases | None:
     """What a run kept of each image of a split; None where it kept nothing, as deployed and older runs did.
 
@@ -225,7 +232,7 @@ def read_cases(folder: Path, split: str = "test") -> Cases | None:
             arrays = {name: archive[name] for name in archive.files if name in known}
         cases = Cases(**{**arrays, "like": str(arrays["like"])})
         _check(cases)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise BadInput(f"{file}: is damaged ({' '.join(str(error).split())}); fetch the run folder again") from None
     return cases
 
