@@ -102,6 +102,7 @@ def test_a_comparison_has_its_methods_and_runs(served):
     assert [run["name"] for run in found["runs"]] == ["runs/both/fedavg-seed0"]
     assert [file["file"] for file in found["files"]] == ["comparison.json"]
     assert served.get("/api/comparison", name="runs/first").status_code == 404
+    assert served.get("/api/comparison", name="study.toml").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,9 @@ class FolderView:
     def comparison(self, name: Name) -> Any:
         """A comparison: its methods with mean and spread, and its runs."""
         place = places.find(self.folder, name)
-        found = read_json(place / "comparison.json") if place.is_dir() else None
+        if not place.is_dir():
+            raise places.Outside
+        found = read_json(place / "comparison.json")
         runs = [one for one in sorted(place.iterdir()) if not one.is_symlink() and is_run_folder(one)]
         if not isinstance(found, dict) and not runs:
             raise places.Outside
