@@ -15,12 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from polyclinic.cli import run_app
+from polyclinic.cli.predict import _csv
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Notice
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.cases import read_cases, write_cases
 from polyclinic.runner.model_file import Card, model_file, read_model_file
 from polyclinic.runner.predict import load_predictor, predict
+from polyclinic.runner.readings import BETWEEN
 from polyclinic.runner.release import digest_of_weights
 
 SITES = ("site-1", "site-2", "site-3")
@@ -64,6 +66,14 @@ def test_the_command_prints_csv_json_or_writes_a_file(joined, pngs, tmp_path, ca
     assert json.loads(capsys.readouterr().out)["class"] == row["class"]
     assert run_app(["predict", str(joined.folder), str(image), "--out", str(tmp_path / "found.csv")]) == 0
     assert (tmp_path / "found.csv").read_text() == printed
+
+
+def test_no_text_of_a_csv_becomes_a_formula():
+    rows = [{"file": "-1.png", "class": "=HYPERLINK()", "p(a)": -0.5, "set": ["@a", "b"]}, {"file": "b", "+c": 1}]
+    found = list(csv.reader(io.StringIO(_csv(rows))))
+    assert found[0] == ["file", "class", "p(a)", "set", "'+c"]
+    assert found[1] == ["'-1.png", "'=HYPERLINK()", "-0.5", f"'@a{BETWEEN}b", ""]
+    assert found[2] == ["b", "", "", "", "1"]
 
 
 def test_an_ensemble_is_the_mean_of_the_sites_models(tiny, undisturbed, pngs):

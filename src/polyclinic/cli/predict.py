@@ -116,14 +116,17 @@ def _row(one: Prediction) -> dict[str, Any]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
+    """Names of classes and files are somebody's texts: none becomes a formula of a spreadsheet."""
+    from polyclinic.report.blocks import harmless
     from polyclinic.runner.readings import BETWEEN
 
     columns = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
-    table = csv.DictWriter(text, list(columns), lineterminator="\n")
-    table.writeheader()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(map(harmless, columns))
     for row in rows:
-        table.writerow({name: BETWEEN.join(v) if isinstance(v, list) else v for name, v in row.items()})
+        cells = [row.get(name, "") for name in columns]
+        table.writerow(harmless(BETWEEN.join(cell) if isinstance(cell, list) else cell) for cell in cells)
     return text.getvalue()
 
 

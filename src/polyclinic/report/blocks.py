@@ -37,12 +37,13 @@ class Table:
         """As CSV, of `most` rows at most. A text that a spreadsheet would take for a formula gets a quote in front."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
-        writer.writerow([_harmless(name) for name in self.columns])
-        writer.writerows([_harmless(cell) for cell in row] for row in self.rows[:most])
+        writer.writerow([harmless(name) for name in self.columns])
+        writer.writerows([harmless(cell) for cell in row] for row in self.rows[:most])
         return text.getvalue()
 
 
-def _harmless(cell: Cell) -> Cell:
+def harmless(cell: Any) -> Any:
+    """A cell of a CSV file; a text that a spreadsheet would take for a formula gets a quote in front."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
