@@ -36,9 +36,9 @@ PAGES = {
     "/folder.js": "folder.js",
     "/site.js": "site.js",
 }
-#: for a report, a page of its own: its own script may draw charts, and reaches neither this server nor any other
+#: for a report, a page without scripts, which reaches neither this server nor any other
 SANDBOX = (
-    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
+    "sandbox allow-downloads; default-src 'none'; "
     "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; frame-ancestors 'none'"
 )
 #: runs that are shown side by side at once
