@@ -416,7 +416,9 @@ def summary_of_one(method: str, audits: list) -> str:
 def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
     leak = {"verdicts": {"weights": {"leak": True}, "scores": {"leak": False}}, "parcels": []}
     words = summary_of_one("fedavg", [leak, None])
-    assert "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
+    assert (
+        "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
+    )
     assert "fedavg has a mean accuracy of 0.500." in words
     assert "fedavg carried 2.0 kB a run." in words
     assert "all have the same" not in words
