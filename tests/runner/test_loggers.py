@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,6 +153,26 @@ def test_mlflow_reads_what_was_logged(tiny, tmp_path, monkeypatch):
     assert found.data.metrics["test/pooled/accuracy"] == 0.25
     assert found.data.params["method.name"] == "fedavg"
     assert found.info.status == "FINISHED"
+
+
+def test_mlflow_gets_no_more_figures_at_once_than_it_takes():
+    sent = []
+    log = object.__new__(loggers.MLflow)
+    log.run, log.metric = "run", lambda name, value, now, step: (name, value, step)
+    log.client = SimpleNamespace(log_batch=lambda run, metrics: sent.append(metrics))
+    log.log({f"site {i}/accuracy": i / 7 for i in range(2500)}, 3)
+    assert [len(some) for some in sent] == [1000, 1000, 500]
+    assert [one for some in sent for one in some] == [(f"site {i}/accuracy", i / 7, 3) for i in range(2500)]
+
+
+@pytest.mark.slow
+def test_mlflow_takes_the_figures_of_many_sites(tmp_path):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
+    log = loggers.MLflow(tmp_path, "run", {f"setting {i}": str(i) for i in range(150)})
+    log.log({f"site {i}": float(i) for i in range(1500)}, 1)
+    found = log.client.get_run(log.run).data
+    assert (len(found.params), len(found.metrics)) == (150, 1500)
 
 
 @pytest.mark.slow

@@ -32,6 +32,10 @@ FOLDER = "logs"
 LOGGED_TABLES = ("method", "task", "optimizer", "evaluation")
 
 
+#: what MLflow takes at once
+MOST_METRICS, MOST_PARAMS = 1000, 100
+
+
 class Logger(ABC):
     """Where curves go. One subclass per package."""
 
@@ -84,15 +88,21 @@ class MLflow(Logger):
         experiment = self.client.create_experiment("polyclinic", (home / "artifacts").as_uri())
         self.run = self.client.create_run(experiment, run_name=run).info.run_id
         self.metric = Metric
-        self.client.log_batch(self.run, params=[Param(name, value[:500]) for name, value in settings.items()])
+        for some in _pieces([Param(name, value[:500]) for name, value in settings.items()], MOST_PARAMS):
+            self.client.log_batch(self.run, params=some)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
         metrics = [self.metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
-        self.client.log_batch(self.run, metrics=metrics)
+        for some in _pieces(metrics, MOST_METRICS):
+            self.client.log_batch(self.run, metrics=some)
 
     def close(self) -> None:
         self.client.set_terminated(self.run)
+
+
+def _pieces(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _mlflow_name(name: str) -> str:
