@@ -7,7 +7,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ import pytest
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Chart, Picture, Table, Text
-from polyclinic.report.comparison import _summary as comparison_summary
-from polyclinic.report.comparison_evidence import ComparisonEvidence
-from polyclinic.report.evidence import Ledgers
 from polyclinic.report.html import explained, html_of
 from polyclinic.report.theme import VARIABLES, svg_of
 from polyclinic.report.write import build_report, write_report
@@ -287,11 +283,6 @@ def test_no_formula_and_no_power_of_ten_is_written_raw(classification):
         assert "$" not in re.sub(r"<[^>]*>", "", drawn)
 
 
-def test_a_backslash_in_a_title_is_a_letter():
-    chart = Chart("by", r"Accuracy by \1 \g<9> \U", lambda figure, theme: None, Table(("a",), []))
-    assert r'aria-label="Accuracy by \1 \g&lt;9&gt; \U. The table' in svg_of(chart)
-
-
 def test_terms_are_explained_once_and_commands_are_code():
     found = explained("AUC and AUC <b>; `polyclinic audit`")
     assert found.count('class="term"') == 1
@@ -403,27 +394,6 @@ def test_a_comparison_whose_rows_lead_elsewhere_is_refused(comparison, tmp_path)
     (tmp_path / "comparison.json").write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"comparison\.json: is damaged or empty"):
         build_report(tmp_path)
-
-
-def summary_of_one(method: str, audits: list) -> str:
-    spread = {"test_accuracy": {"mean": 0.5, "n": 1}, "total_bytes": {"mean": 2000.0}}
-    content = {"metric": "accuracy", "methods": {method: spread}, "rows": [{}]}
-    runs = [SimpleNamespace(audit=audit, ledgers=Ledgers({}, {}), unit="") for audit in audits]
-    found = ComparisonEvidence(Path("one"), content, {method: runs}, {})
-    return " ".join(comparison_summary(found))
-
-
-def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
-    leak = {"verdicts": {"weights": {"leak": True}, "scores": {"leak": False}}, "parcels": []}
-    words = summary_of_one("fedavg", [leak, None])
-    assert (
-        "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
-    )
-    assert "fedavg has a mean accuracy of 0.500." in words
-    assert "fedavg carried 2.0 kB a run." in words
-    assert "all have the same" not in words
-    assert "verdicts: no leak was found." in summary_of_one("fedavg", [{"verdicts": {"weights": {"leak": False}}}])
-    assert "No run was attacked" in summary_of_one("fedavg", [None])
 
 
 # --- the command -------------------------------------------------------------------------------------------

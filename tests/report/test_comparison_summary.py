@@ -1,0 +1,38 @@
+"""The summary of a comparison from figures made by hand, and the words of a chart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from polyclinic.report.blocks import Chart, Table
+from polyclinic.report.comparison import _summary as comparison_summary
+from polyclinic.report.comparison_evidence import ComparisonEvidence
+from polyclinic.report.evidence import Ledgers
+from polyclinic.report.theme import svg_of
+
+
+def summary_of_one(method: str, audits: list) -> str:
+    spread = {"test_accuracy": {"mean": 0.5, "n": 1}, "total_bytes": {"mean": 2000.0}}
+    content = {"metric": "accuracy", "methods": {method: spread}, "rows": [{}]}
+    runs = [SimpleNamespace(audit=audit, ledgers=Ledgers({}, {}), unit="") for audit in audits]
+    found = ComparisonEvidence(Path("one"), content, {method: runs}, {})
+    return " ".join(comparison_summary(found))
+
+
+def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
+    leak = {"verdicts": {"weights": {"leak": True}, "scores": {"leak": False}}, "parcels": []}
+    words = summary_of_one("fedavg", [leak, None])
+    assert (
+        "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
+    )
+    assert "fedavg has a mean accuracy of 0.500." in words
+    assert "fedavg carried 2.0 kB a run." in words
+    assert "all have the same" not in words
+    assert "verdicts: no leak was found." in summary_of_one("fedavg", [{"verdicts": {"weights": {"leak": False}}}])
+    assert "No run was attacked" in summary_of_one("fedavg", [None])
+
+
+def test_a_backslash_in_a_title_is_a_letter():
+    chart = Chart("by", r"Accuracy by \1 \g<9> \U", lambda figure, theme: None, Table(("a",), []))
+    assert r'aria-label="Accuracy by \1 \g&lt;9&gt; \U. The table' in svg_of(chart)
