@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from polyclinic.cli.tables import print_result
+from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.parts import PreparedSites
 from polyclinic.runner import advice
 from polyclinic.runner.advice import Watch
@@ -35,7 +36,11 @@ def reply(confusion):
 
 def test_a_study_that_fits_its_images_gets_no_advice(tiny):
     assert advice.before(tiny("fedavg", {"evaluation.select": "best"}), counts(train=400)) == []
-    assert advice.before(tiny("fedavg"), {}) == []  # a coordinator that knows no counts
+
+
+def test_a_coordinator_that_knows_no_counts_gives_no_advice_about_them(tiny):
+    deployed = AtSites(dataset="chest", classes=["clear", "pneumonia"]).info(("north", "south"))
+    assert advice.before(tiny("fedavg", {"evaluation.select": "best"}), deployed) == []
 
 
 def test_few_steps_a_round_are_said_and_the_cure_works(tiny):
