@@ -96,7 +96,8 @@ def test_kits_for_hospitals_have_a_policy_and_a_place_for_their_data(tmp_path):
         (["up", "--here", "-d", "{empty}"], "is no deployment"),
         (["up", "--here", "nobody", "-d", "{deployment}"], "nobody: no such participant"),
         (["start", "{empty}"], "is no kit of a server or site"),
-        (["submit", "{study}", "-d", "{empty}"], "no such file"),
+        (["submit", "{study}", "-d", "{empty}"], "is no deployment; `polyclinic deploy init {study}` makes one"),
+        (["submit", "{empty}/study.toml", "-d", "{deployment}"], "{empty}/study.toml: no such file"),
         (["submit", "{study}", "--set", "data.size=32", "-d", "{deployment}"], "at 28 px"),
         (["logs", "site-1", "-d", "{deployment}"], "has it been started here?"),
         (["fetch", "--out", "{deployment}", "-d", "{deployment}"], "exists already"),
@@ -107,7 +108,7 @@ def test_mistakes_are_one_sentence(deployment, tmp_path, capsys, arguments, word
     places = {"study": deployment.parent / "study.toml", "deployment": deployment, "empty": tmp_path}
     assert run_app(["deploy", *(argument.format(**places) for argument in arguments)]) == 2
     captured = capsys.readouterr()
-    assert words in captured.err
+    assert words.format(**places) in captured.err
     assert "Traceback" not in captured.err
 
 

@@ -1,5 +1,6 @@
 """A run at the server that its owner stops, and resumes: real sites in processes of their own, no NVFlare between."""
 
+import hashlib
 import json
 import threading
 
@@ -142,7 +143,14 @@ def test_the_servers_file_of_first_weights_reaches_sites_that_cannot_read_it(coo
     file = tmp_path / "first.safetensors"
     file.write_bytes(first.read_bytes())
     expected = undisturbed(tiny("fedavg", {"sites.count": 2, "model.weights": str(file)}, rounds=1))
-    outcome = coordinate(False, tmp_path / "job", model__weights=str(file), method__rounds=1).run()
-    assert outcome.error is None
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    weights = {"model__weights": str(file), "model__weights_sha256": sha256}
+    run = coordinate(False, tmp_path / "job", **weights, method__rounds=1)
+    kits = [tmp_path / "deployment" / "sites" / site for site in ("site-1", "site-2")]
+    run._stopping = people = ApprovesMeanwhile(kits, run.status)
+    outcome = run.run()
+    assert outcome.error is None, outcome.reason
+    # no rule approves a file that a site does not have, not even in a rehearsal: its people did
+    assert people.seen == [{"site-1": "waiting", "site-2": "waiting"}, {"site-2": "waiting"}]
     assert result(tmp_path / "job" / "run")["weights_sha256"] == expected["weights_sha256"]
     assert json.loads((tmp_path / "job" / "run" / "weights.json").read_text())["file"] == "first.safetensors"
