@@ -9,6 +9,7 @@ import typer
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
 from polyclinic.files import check_place
+from polyclinic.without_torch import without_torch
 
 app = typer.Typer(help="Write and check studies.", no_args_is_help=True)
 
@@ -58,15 +59,16 @@ def new(
     if preset is not None:
         text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
     else:
-        from polyclinic.study.template import first_task, template
-
-        text = template(
-            method=method or "fedavg",
-            source=source or "fundus-phantom",
-            partition=partition or usual_partition(task or first_task(source or "fundus-phantom")),
-            task=task,
-        )
+        text = without_torch(lambda: template_text(method or "fedavg", source or "fundus-phantom", partition, task))
     write_new(path, text)
+
+
+def template_text(method: str, source: str, partition: str | None, task: str | None) -> str:
+    """A study with every setting."""
+    from polyclinic.study.template import first_task, template
+
+    partition = partition or usual_partition(task or first_task(source))
+    return template(method=method, source=source, partition=partition, task=task)
 
 
 def usual_partition(task: str) -> str:
@@ -121,6 +123,12 @@ def check(
 
     Of more than 1,000 images, 1,000 are read.
     """
+    for sentence in without_torch(lambda: check_sentences(path, sets, images=images)):
+        typer.echo(sentence)
+
+
+def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
+    """What to say of a study that can run."""
     from polyclinic.runner.files_check import check_files, check_images
     from polyclinic.study import load_study
 
@@ -130,9 +138,8 @@ def check(
     looked_at = check_images(study.data) if images else []
     found = [*check_files(study), *looked_at]
     sites = len(study.sites.site_names()) or "as many as the data has"
-    typer.echo(
+    fine = (
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "
         f"sites: {sites}, rounds: {study.method.rounds}"
     )
-    for sentence in found:
-        typer.echo(sentence)
+    return [fine, *found]
