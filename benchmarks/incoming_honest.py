@@ -25,6 +25,8 @@ from polyclinic.randomness import numpy_rng
 from polyclinic.runner.recorder import Display
 
 ROUNDS = 30
+#: how a study is named that the check refuses openly, before any work
+REFUSED = "refused before the first round"
 VQVAE2 = {
     **{"name": "vqvae2", "epochs": 1, "batch_size": 4, "width": 8, "blocks": 1, "top_codes": 8, "bottom_codes": 8},
     **{"prior_epochs": 1, "prior_batch_size": 4, "prior_width": 8, "prior_layers": 1},
@@ -46,7 +48,8 @@ OPTIMIZERS = (
     {"name": "adam", "lr": 0.001},
     {"name": "adamw", "lr": 0.001, "keep_state": True},
     {"name": "sgd", "lr": 0.2, "momentum": 0.0},  # large
-    {"name": "adam", "lr": 0.01},  # large
+    {"name": "adam", "lr": 0.003},
+    {"name": "adam", "lr": 0.01},  # large: refused before the first round in most networks
 )
 SITES = (
     {"partition": "iid", "count": 2},
@@ -64,8 +67,10 @@ class Seen:
     nearest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     alarms: list[Figure] = field(default_factory=list)
 
-    def take(self, figures: Any, error: type[Exception]) -> None:
+    def take(self, figures: Any, error: type[Exception], cure: str = "") -> None:
         for figure in figures:
+            if figure.check == "step" and figure.is_alarm:
+                raise error(f"{REFUSED}: {figure}{cure}")
             self.figures[figure.check] += 1
             self.nearest[figure.check] = max(self.nearest[figure.check], figure.value / figure.limit)
             if figure.is_alarm:
@@ -166,10 +171,11 @@ def run_one(number: int, scratch: str, ends: float = math.inf, rounds: int = ROU
                 polyclinic.run(study, display=watch, resume=number % 5 == 1, **places)
         row["rounds"] = watch.rounds
     except (BadInput, WorkFailed) as error:
-        row["failed"] = str(error)[:200]
+        row["refused" if REFUSED in str(error) else "failed"] = str(error)[:300]
     row["figures"] = sum(seen.figures.values())
     row["nearest"] = {name: round(value, 3) for name, value in seen.nearest.items()}
     row["alarms"] = [str(figure) for figure in seen.alarms]
+    row["optimizer"] = f"{chosen['optimizer']['name']} {chosen['optimizer']['lr']}"
     if seen.alarms:
         row["study"] = {name: chosen[name] for name in ("data", "sites", "model", "optimizer", "task")}
     return row
@@ -201,7 +207,21 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "alarms": sum(len(row["alarms"]) for row in rows if row["rounds"]),
         "runs": sum(row["rounds"] > 0 for row in rows),
         "runs_with_alarms": len(alarmed),
-        "runs_that_failed": sum(not row["rounds"] for row in rows),
+        "runs_refused_before_the_first_round": sum("refused" in row for row in rows),
+        "runs_that_failed": sum("failed" in row for row in rows),
         "largest_share_of_a_limit": {name: round(value, 3) for name, value in sorted(nearest.items())},
+        "runs_by_optimizer": _by_optimizer(rows),
+        "failed": [{k: row[k] for k in ("number", "method", "failed")} for row in rows if "failed" in row],
         "alarmed": [{k: row[k] for k in ("number", "method", "alarms", "study")} for row in alarmed],
     }
+
+
+def _by_optimizer(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Rounds, and studies with alarms or refused openly, by optimiser and learning rate."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        one = found.setdefault(row["optimizer"], {"rounds": 0, "alarmed": 0, "refused": 0})
+        one["rounds"] += row["rounds"]
+        one["alarmed"] += bool(row["alarms"] and row["rounds"])
+        one["refused"] += "refused" in row
+    return found

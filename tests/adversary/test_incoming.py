@@ -217,3 +217,21 @@ def test_a_later_site_of_a_cycle_takes_no_other_network(checked):
     host, weights, _ = trained_elsewhere(checked, lr=0.001)
     with pytest.raises(DataDependentRefusal, match="moved of"):
         ask(host, "train", 1, weights=shuffled(weights))
+
+
+def test_a_study_whose_steps_are_too_long_is_refused_openly_before_any_work(checked):
+    """Adam moves every number by about its rate: a rate that makes room for any weights is seen without any image."""
+    host = checked.host(optimizer={"name": "adam", "lr": 0.05, "batch_size": 8})
+    with pytest.raises(
+        ParcelRejected, match=r"step of .* is .*, and 0\.2 is the limit; choose a smaller optimizer\.lr"
+    ):
+        ask(host, "train", weights=host.spec.first_weights(SITE))
+    assert Suspensions(checked.folder).all() == []
+    usual = checked.host("usual", optimizer={"name": "adam", "lr": 0.001, "batch_size": 8})
+    assert ask(usual, "train", weights=usual.spec.first_weights(SITE)).parcels
+
+
+def test_a_warm_up_does_not_hide_the_rate_that_it_leads_to(checked):
+    host = checked.host(optimizer={"name": "adam", "lr": 0.05, "warmup": 2, "batch_size": 8})
+    with pytest.raises(ParcelRejected, match="step of"):
+        ask(host, "train", weights=host.spec.first_weights(SITE))

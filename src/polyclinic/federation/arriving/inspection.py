@@ -39,6 +39,8 @@ KEPT = "keep_model"
 FEWEST_IMAGES = 4
 #: own training whose loss is so many times the largest so far has exploded
 EXPLODED = 10.0
+#: what helps against steps that are too long
+SMALLER_RATE = "; choose a smaller optimizer.lr, or the site allows more in [incoming] of its policy"
 
 
 def one_pass(site: Site) -> int:
@@ -162,6 +164,7 @@ class Inspection:
         own_network = trainer is site.trainer and has_course
         if own_network and not history.last():
             self._begin(site, history)
+            refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
         refuse(self._figures(site, weights, history, own_network=own_network), DataDependentRefusal)
         if own_network:
             history.take(weights)
@@ -175,6 +178,14 @@ class Inspection:
         history.take(first)
         history.take_beginning(tried.found)
         history.take_most("loss", {"mean": tried.loss})
+
+    def _steps(self, site: Site, weights: Weights) -> Iterator[Figure]:
+        """How far one step moves rows of the first weights, where that follows from the learning rate alone. Whoever
+        may choose any rate has room for any weights, and an honest study at such a rate would be stopped later."""
+        if self._by_sign(site):
+            everywhere = {name: torch.ones_like(one) for name, one in orders.floating(weights).items()}
+            after = course.stepped(weights, everywhere, site.trainer.optimizer.lr, by_sign=True)
+            yield from course.steps(course.movement(after, weights), self.limits)
 
     def _rehearse_before(self, site: Site, history: History, found: Mapping[str, float]) -> None:
         """Where weights come that others have trained, before the site has trained itself (the first turn of a cycle,
@@ -245,11 +256,11 @@ def dominances(gradients: Weights, limits: Incoming) -> Iterator[Figure]:
             yield Figure("dominance", name, float(each.max() / each.sum().clamp(min=1e-30)), limits.dominance)
 
 
-def refuse(figures: Iterable[Figure], error: type[Exception]) -> None:
+def refuse(figures: Iterable[Figure], error: type[Exception], cure: str = "") -> None:
     """Raise the error with the first alarm, if there is one."""
     for figure in figures:
         if figure.is_alarm:
-            raise error(f"incoming check: {figure}")
+            raise error(f"incoming check: {figure}{cure}")
 
 
 def _only_scored(declared: Operation | None) -> bool:

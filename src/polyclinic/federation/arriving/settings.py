@@ -24,6 +24,12 @@ class Incoming(Settings):
     times_own: float = Field(
         8.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
     )
+    step: float = Field(
+        0.2,
+        gt=0,
+        description="how far one step at the study's learning rate may move a row, in units of its length (Adam and "
+        "AdamW, whose steps are about as long as the rate says)",
+    )
     quiet: float = Field(
         0.75,
         gt=0,
