@@ -131,7 +131,7 @@ def test_a_resumed_run_is_the_same_run_and_can_be_audited_and_predicted_with(stu
     assert found["prototypes"] == ["looking"]
     assert found["weights"][-1] == "looking"
     assert "gradient-inversion" in found["weights"]
-    assert report["verdicts"]["prototypes"]["leak"] is True
+    assert report["verdicts"]["prototypes"]["verdict"] == "leaks"
 
     plugins.forget()
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "black.png")

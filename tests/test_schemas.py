@@ -34,7 +34,7 @@ def example(name: str) -> dict[str, Any]:
         head = {"task": "classification", "metric": "accuracy", "better": "higher", "scored_on": "validation"}
         over = {"optimizer.lr": [0.1]}
         return {**head, "budget": budget, "over": over, "methods": methods, "trials": [trial], "study": {}}
-    verdict = {"left": 1, "leak": None, "words": "not tested", "not_tried": []}
+    verdict = {"left": 1, "verdict": "not tested", "words": "not tested", "not_tried": []}
     head = {"method": "cwt", "seed": 0, "threat_model": "", "granted": [], "budget": "quick", "features": "pixels"}
     return {**head, "complete": False, "verdicts": {"weights": verdict}, "parcels": []}
 

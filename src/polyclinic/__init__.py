@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polyclinic.audits.audit import audit as audit
     from polyclinic.audits.views import Finding as Finding
     from polyclinic.audits.views import NotTried as NotTried
+    from polyclinic.audits.views import Planted as Planted
     from polyclinic.audits.views import Seen as Seen
     from polyclinic.audits.views import Truth as Truth
     from polyclinic.data.dataset import Dataset as Dataset
@@ -84,6 +85,8 @@ _HOMES = {
     "Federation": "federation.federation",
     "FileSource": "data.file_source",
     "Finding": "audits.views",
+    "NotTried": "audits.views",
+    "Planted": "audits.views",
     "Generator": "generators.base",
     "GeneratorModel": "generators.base",
     "Kind": "federation.leaving.kinds",

@@ -46,7 +46,7 @@ def findings(tiny, undisturbed, monkeypatch):
 @pytest.mark.parametrize(("method", "settings"), [("fedsgd", {"batch": "mini"}), ("fedavg", {"local_steps": 1})])
 def test_one_image_of_a_perceptron_comes_back(findings, method, settings):
     (found,) = findings(method, "perceptron", **settings)
-    assert found["leak"]
+    assert found["verdict"] == "leaks"
     assert found["evidence"]["recovered"] == 1
     assert found["evidence"]["psnr"] > 60
     assert found["assumed"][0].startswith("0.0% of the first layer's gradient")

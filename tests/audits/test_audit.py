@@ -131,9 +131,8 @@ def test_labels_of_candidates_that_are_not_granted_are_guessed(audited):
     (parcel,) = [one for one in report["parcels"] if one["kind"] == "generator"]
     assert "label is guessed" in parcel["findings"][-1]["threat_model"]
     (weights,) = [one for one in report["parcels"] if one["kind"] == "weights"]
-    assert {"attack": "loss-threshold", "why": "the threat model does not grant candidate-labels"} in weights[
-        "not_tried"
-    ]
+    refused = {"attack": "loss-threshold", "why": "the threat model does not grant candidate-labels"}
+    assert {**refused, "question": "membership", "excluded": True} in weights["not_tried"]
 
 
 def test_sealed_parcels_are_audited_at_their_sender(audited):
@@ -152,16 +151,16 @@ def test_latents_of_a_shallow_cut_leak_and_labels_are_named(tiny, undisturbed, t
     done = undisturbed(tiny("fedreplay", SMALL, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run", kinds=["latents"])
-    assert report["verdicts"]["latents"]["leak"]
-    assert report["verdicts"]["labels"]["leak"]
-    assert report["verdicts"]["weights"]["leak"] is None
-    assert not report["verdicts"]["metrics"]["leak"]
+    assert report["verdicts"]["latents"]["verdict"] == "leaks"
+    assert report["verdicts"]["labels"]["verdict"] == "leaks"
+    assert report["verdicts"]["weights"]["verdict"] == "not tested"
+    assert report["verdicts"]["metrics"]["verdict"] == "not tested"
 
 
 def test_real_images_need_no_attack(audited):
     report, _ = audited("fedavg-share")
     assert report["verdicts"]["real-images"] == {
-        "left": 2, "leak": True, "words": "real images left the site as they are (2 times)", "not_tried": [],
+        "left": 2, "verdict": "leaks", "words": "real images left the site as they are (2 times)", "not_tried": [],
     }  # fmt: skip
 
 
@@ -220,7 +219,7 @@ def test_what_the_threat_model_withholds_is_not_tried(audited):
         "gradient-inversion": "the threat model does not grant weights",
         "loss-threshold": "the threat model does not grant classifier",
     }
-    assert report["verdicts"]["weights"]["leak"] is None
+    assert report["verdicts"]["weights"]["verdict"] == "not tested"
 
 
 def seen_and_truth(tiny, undisturbed, changes=None):
@@ -279,9 +278,8 @@ def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undis
         report = audit(tmp_path / str(steps), kinds=["weights"])
         (found,) = report["parcels"][0]["findings"]
         assert found["assumed"][0].startswith(said)
-        assert report["parcels"][0]["not_tried"] == [
-            {"attack": "loss-threshold", "why": "only a part of the network was sent"}
-        ]
+        (gap,) = report["parcels"][0]["not_tried"]
+        assert (gap["attack"], gap["why"]) == ("loss-threshold", "only a part of the network was sent")
 
 
 def test_large_updates_are_taken_for_one_step_and_that_is_said(audited):

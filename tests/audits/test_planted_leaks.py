@@ -46,20 +46,20 @@ def evidence(report: dict, attack: str) -> dict:
 
 def test_a_generator_overfitted_on_fifty_images_fails(report_on):
     report = report_on("overfitted")
-    assert report["verdicts"]["generator"]["leak"]
+    assert report["verdicts"]["generator"]["verdict"] == "leaks"
     assert evidence(report, "copies")["copies"] > 100
     assert evidence(report, "nearest-synthetic")["auc"] > 0.9
 
 
 def test_a_generator_that_mirrors_training_images_fails(report_on):
     report = report_on("mirrored")
-    assert report["verdicts"]["generator"]["leak"]
+    assert report["verdicts"]["generator"]["verdict"] == "leaks"
     assert evidence(report, "copies")["copies"] == evidence(report, "copies")["made"]
     assert "mirrored is training image" in report["verdicts"]["generator"]["words"]
 
 
 def test_images_of_other_patients_pass(report_on):
     report = report_on("honest")
-    assert report["verdicts"]["generator"]["leak"] is False
+    assert report["verdicts"]["generator"]["verdict"] != "leaks"
     assert evidence(report, "copies")["copies"] == 0
     assert abs(evidence(report, "nearest-synthetic")["auc"] - 0.5) < 0.15

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.audits.verdicts import verdicts
 
 
-def finding(attack: str, leak: bool, words: str, **evidence: float) -> dict[str, Any]:
-    return {"attack": attack, "leak": leak, "words": words, "evidence": evidence, "picture": f"{words}.png"}
+def planted(found: bool, leak: str = "weak", attack: str = "inversion") -> dict[str, Any]:
+    return {"attack": attack, "leak": leak, "words": f"a {leak} leak", "found": found, "evidence": {}, "seconds": 1.0}
+
+
+def finding(attack: str, verdict: str, words: str, **more: Any) -> dict[str, Any]:
+    given = {"question": "images", "power": [], "doubt": "", "seconds": 2.0, "picture": f"{words}.png"}
+    known = {name: more.pop(name) for name in list(more) if name in given}
+    return {"attack": attack, "verdict": verdict, "words": words, "evidence": more, **given, **known}
 
 
 def parcel(*findings: dict[str, Any], kind: str = "weights", not_tried: tuple = ()) -> dict[str, Any]:
@@ -19,42 +28,91 @@ def lines(kind: str, count: int) -> dict[str, list[dict[str, str]]]:
     return {"site-1": [{"kind": kind}] * count}
 
 
+def question_of(*findings: dict[str, Any], not_tried: tuple = (), name: str = "images") -> dict[str, Any]:
+    return verdicts([parcel(*findings, not_tried=not_tried)], lines("weights", 1))["weights"]["questions"][name]
+
+
+def gap(question: str = "images", excluded: bool = False) -> dict[str, Any]:
+    return {"attack": "other", "why": "it lacks something", "question": question, "excluded": excluded}
+
+
 def test_the_strongest_finding_speaks_for_all():
     parcels = [
-        parcel(finding("inversion", False, "none", recovered=0), finding("loss", False, "flat", auc=0.5)),
-        parcel(finding("inversion", True, "one", recovered=1), finding("loss", False, "even", auc=0.52)),
-        parcel(finding("inversion", True, "five", recovered=5), finding("loss", False, "low", auc=0.4)),
+        parcel(finding("inversion", NOT_TESTED, "none", recovered=0), finding("loss", NOT_TESTED, "flat", auc=0.5)),
+        parcel(finding("inversion", LEAKS, "one", recovered=1), finding("loss", NOT_TESTED, "even", auc=0.52)),
+        parcel(finding("inversion", LEAKS, "five", recovered=5), finding("loss", NOT_TESTED, "low", auc=0.4)),
     ]
     found = verdicts(parcels, lines("weights", 3))["weights"]
-    assert found["leak"] is True
+    assert found["verdict"] == LEAKS
     assert found["words"] == "inversion (leaks in 2 of 3 parcels; the strongest): five"
     assert found["evidence"] == {"inversion": {"recovered": 5}}
     assert found["pictures"] == ["five.png"]
 
 
 def test_without_a_leak_every_attack_is_told():
-    parcels = [parcel(finding("inversion", False, "none", recovered=0), finding("loss", False, "flat", auc=0.5))]
+    parcels = [parcel(finding("inversion", NOT_TESTED, "none"), finding("loss", NOT_TESTED, "flat", auc=0.5))]
     found = verdicts(parcels, lines("weights", 1))["weights"]
-    assert found["leak"] is False
+    assert found["verdict"] == NOT_TESTED
     assert found["words"] == "inversion: none loss: flat"
     assert list(found["evidence"]) == ["inversion", "loss"]
 
 
+@pytest.mark.parametrize(
+    ("power", "doubt", "word"),
+    [
+        ([], "", NOT_TESTED),
+        ([planted(True)], "", WITHSTOOD),
+        ([planted(False)], "", NOT_TESTED),
+        ([planted(True)], "the search had not ended", NOT_TESTED),
+        ([planted(True), planted(False, "weaker")], "", NOT_TESTED),
+        ([planted(False), planted(True)], "", WITHSTOOD),  # one attack finds the leak that another misses
+    ],
+)
+def test_withstood_is_earned_by_finding_what_was_planted(power, doubt, word):
+    found = question_of(finding("inversion", NOT_TESTED, "none", power=power, doubt=doubt))
+    assert found["verdict"] == word
+    assert found["why"]
+
+
+def test_one_attack_may_find_the_leak_that_another_one_misses():
+    found = question_of(
+        finding("inversion", NOT_TESTED, "none", power=[planted(False)]),
+        finding("decoder", WITHSTOOD, "none", power=[planted(True, attack="decoder")]),
+    )
+    assert found["verdict"] == WITHSTOOD
+    assert found["attacks"] == ["decoder", "inversion"]
+    assert found["seconds"] == 4.0
+
+
+def test_one_question_without_an_answer_leaves_a_kind_not_tested():
+    good = finding("inversion", WITHSTOOD, "none", power=[planted(True)])
+    for missing, word in ((gap("membership"), NOT_TESTED), (gap("membership", excluded=True), WITHSTOOD)):
+        found = verdicts([parcel(good, not_tried=(missing,))], lines("weights", 1))["weights"]
+        assert found["verdict"] == word
+        assert found["questions"]["images"]["verdict"] == WITHSTOOD
+
+
+def test_one_parcel_that_was_not_tested_is_not_hidden_by_another():
+    good = parcel(finding("inversion", WITHSTOOD, "none", power=[planted(True)]))
+    weak = parcel(finding("inversion", NOT_TESTED, "none", power=[planted(False)]))
+    assert verdicts([good, good], lines("weights", 2))["weights"]["verdict"] == WITHSTOOD
+    assert verdicts([good, weak], lines("weights", 2))["weights"]["verdict"] == NOT_TESTED
+
+
 def test_what_was_not_tried_is_said():
-    missing = {"attack": "loss-threshold", "why": "only a part of the network was sent"}
-    found = verdicts([parcel(finding("inversion", False, "none"), not_tried=(missing,))], lines("weights", 6))
-    assert found["weights"]["not_tried"] == [
-        "loss-threshold: only a part of the network was sent",
-        "5 of 6 parcels that left",
-        "attacks that join several rounds",
-        "a coordinator that changes the weights it sends",
-        "shadow models (LiRA), each a training of its own",
-    ]
-    assert "shadow generators" in verdicts([parcel(kind="generator")], lines("generator", 1))["generator"]["not_tried"]
+    found = verdicts([parcel(finding("inversion", NOT_TESTED, "none"), not_tried=(gap(),))], lines("weights", 6))
+    assert found["weights"]["not_tried"] == ["other: it lacks something", "5 of 6 parcels that left"]
 
 
 def test_kinds_that_nobody_attacked_are_no_clean_bill():
-    found = verdicts([], {**lines("latents", 2), "site-2": [{"kind": "metrics"}, {"kind": "labels"}]})
-    assert found["latents"]["leak"] is None
+    found = verdicts([], {**lines("latents", 2), "site-2": [{"kind": "metrics"}, {"kind": "labels"}, {"kind": "keys"}]})
+    assert found["latents"]["verdict"] == NOT_TESTED
     assert found["latents"]["words"] == "no parcel of this kind was attacked"
-    assert (found["metrics"]["leak"], found["labels"]["leak"]) == (None, True)
+    assert [found[kind]["verdict"] for kind in ("metrics", "labels", "keys")] == [NOT_TESTED, LEAKS, NOT_TESTED]
+
+
+def test_an_older_audit_without_a_power_check_is_not_tested():
+    assert verdict_word({"leak": False}) == NOT_TESTED
+    assert verdict_word({"leak": True}) == LEAKS
+    assert verdict_word({"verdict": "withstood"}) == WITHSTOOD
+    assert verdict_word({"verdict": ["odd"]}) == NOT_TESTED

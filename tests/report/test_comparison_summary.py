@@ -21,7 +21,7 @@ def summary_of_one(method: str, audits: list) -> str:
 
 
 def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
-    leak = {"verdicts": {"weights": {"leak": True}, "scores": {"leak": False}}, "parcels": []}
+    leak = {"verdicts": {"weights": {"verdict": "leaks"}, "scores": {"verdict": "withstood"}}, "parcels": []}
     words = summary_of_one("fedavg", [leak, None])
     assert (
         "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
@@ -29,7 +29,9 @@ def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
     assert "fedavg has a mean accuracy of 0.500." in words
     assert "fedavg carried 2.0 kB a run." in words
     assert "all have the same" not in words
-    assert "verdicts: no leak was found." in summary_of_one("fedavg", [{"verdicts": {"weights": {"leak": False}}}])
+    assert "verdicts: nothing was shown to leak." in summary_of_one(
+        "fedavg", [{"verdicts": {"weights": {"verdict": "withstood"}}}]
+    )
     assert "No run was attacked" in summary_of_one("fedavg", [None])
 
 

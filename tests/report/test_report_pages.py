@@ -219,11 +219,12 @@ def test_a_model_that_says_no_numbers_gets_a_sentence(copied):
 
 def test_audit_privacy_and_broken_ledgers_are_told(copied):
     finding = {
-        "attack": "inversion", "leak": True, "words": "3 of 8", "evidence": {"images": 8, "recovered": 3, "psnr": 20.0},
+        "attack": "inversion", "verdict": "leaks", "words": "3 of 8",
+        "evidence": {"images": 8, "recovered": 3, "psnr": 20.0},
         "threat_model": "", "assumed": None, "picture": "../outside.png",
     }  # fmt: skip
     parcel = {"site": "site-1", "round": 1, "operation": "train", "kind": "weights", "findings": [finding]}
-    verdicts = {"weights": {"left": 3, "leak": True, "words": "leaks", "not_tried": ["a"]}}
+    verdicts = {"weights": {"left": 3, "verdict": "leaks", "words": "leaks", "not_tried": ["a"]}}
     (copied / "audit.json").write_text(
         json.dumps(
             {"budget": "quick", "threat_model": "t", "complete": True, "verdicts": verdicts, "parcels": [parcel]}
@@ -358,7 +359,11 @@ def comparison(tiny, undisturbed, tmp_path_factory):
     for entry in planned:
         shutil.copytree(undisturbed(entry.study).folder, entry.folder)
     for method, count in (("fedavg", 2), ("standalone", 0)):
-        finding = {"attack": "a", "leak": bool(count), "evidence": {"images": 8, "recovered": count}}
+        finding = {
+            "attack": "a",
+            "verdict": "leaks" if count else "withstood",
+            "evidence": {"images": 8, "recovered": count},
+        }
         audit = {"verdicts": {}, "parcels": [{"findings": [finding]}]}
         (out / f"{method}-seed0" / "audit.json").write_text(json.dumps(audit))
     compare.write(compare.summarise(planned, "fedavg"), planned[0].study, out)

@@ -62,12 +62,11 @@ _WORDS = {
 #: what an attacker holds in its hands; the rest is what it knows
 _HELD = frozenset(list(Capability)[: list(Capability).index(Capability.ARCHITECTURE)])
 #: what an honest but curious receiver of all parcels has. Candidates and their labels belong to the question "was
-#: this image among them?" itself; whoever has a network has the statistics in it
+#: this image among them?" itself; whoever has a network has the statistics in it; images of the same kind are public
 RECEIVER = frozenset(Capability) - {
     Capability.DISCRIMINATOR,
     Capability.LABELS,
     Capability.PRIOR,
-    Capability.SIMILAR_IMAGES,
     Capability.PAIRED_LATENTS,
     Capability.CHOSEN_WEIGHTS,
 }
@@ -90,6 +89,13 @@ class ThreatModel(Settings):
             *([f"It has more than such a receiver: {words_of(more)}."] if more else []),
             *([f"It lacks {words_of(less)}."] if less else []),
         ]
+
+    def table(self) -> list[list[str]]:
+        """The same as rows of a short table."""
+        groups = {"holds": self.granted & _HELD, "knows": self.granted - _HELD, "lacks": set(Capability) - self.granted}
+        rows = [[name, ", ".join(one for one in Capability if one in group) or "-"] for name, group in groups.items()]
+        honest = Capability.CHOSEN_WEIGHTS not in self.granted
+        return [["follows the rules", "yes, and is curious" if honest else "no: it chooses the weights"], *rows]
 
     def __str__(self) -> str:
         withheld = frozenset(Capability) - self.granted

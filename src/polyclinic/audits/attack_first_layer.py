@@ -9,7 +9,7 @@ from torch import Tensor
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
 
 
 class AnalyticInversionAttack(Attack):
@@ -23,9 +23,8 @@ class AnalyticInversionAttack(Attack):
         shape, update = tools.image_shape, _update(seen)
         if not settings.fits(seen.network, shape) or not len(truth.used) or not update:
             return []
-        missing = settings.needs - tools.threat.granted
-        if missing:
-            return [NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")]
+        if refused := not_granted(settings, seen):
+            return [refused]
         found = settings.run(update, seen.network, shape)
         result = recovery(
             found.inputs.reshape(1, *shape),

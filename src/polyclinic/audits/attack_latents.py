@@ -13,7 +13,7 @@ from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.verdicts import count_of
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
 from polyclinic.models import split
 
@@ -43,10 +43,8 @@ def invert(seen: Seen, truth: Truth, latents: Tensor) -> list[Finding | NotTried
     front, _ = split(seen.network, cut)
     if seen.kind == "activations" and _mixes(front):
         settings = settings.model_copy(update={"batch_norm": "train"})
-    missing = settings.needs - seen.tools.threat.granted
-    if missing:
-        why = f"the threat model does not grant {', '.join(sorted(missing))}"
-        return [NotTried(settings.name, why), *_blind(seen, truth)]
+    if refused := not_granted(settings, seen):
+        return [refused, *_blind(seen, truth)]
     rows = rows_to_attack(seen, latents, settings.batch_norm == "train")
     shape, tools = seen.tools.image_shape, seen.tools
     try:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability
+from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
 from polyclinic.attacks.membership.attacks import NearestSynthetic
 from polyclinic.attacks.projection import Projection
@@ -16,7 +16,7 @@ from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_coded_latents import NO_IMAGES, invert_codes, shape_of_latents
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, GeneratorModel
@@ -63,7 +63,7 @@ def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
     shape = seen.tools.image_shape
     sent = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == shape]
     if not sent:
-        return [NotTried("copies", "the parcel holds no images of the study's size")]
+        return [NotTried("copies", "the parcel holds no images of the study's size", "copies")]
     images = torch.cat(sent)
     return attack_images(seen, truth, images if images.dtype == torch.uint8 else to_uint8(images))
 
@@ -74,7 +74,7 @@ def attack_generator(seen: Seen, truth: Truth) -> Results:
     if isinstance(model, NotTried):
         return [model]
     if seen.tools.assembly.study.in_latents:
-        return [NotTried("copies", NO_IMAGES)]
+        return [NotTried("copies", NO_IMAGES, "copies")]
     return [*attack_samples(seen, truth, model), attack_by_projection(seen, truth, model)]
 
 
@@ -86,7 +86,7 @@ def attack_codes(seen: Seen, truth: Truth) -> Results:
     if isinstance(model, NotTried) or not isinstance(model, CodedModel) or labels is None:
         return [model if isinstance(model, NotTried) else NotTried("decoding", "no decoder of these codes is known")]
     if Capability.GENERATOR not in seen.tools.threat.granted:
-        return [NotTried("decoding", "the threat model does not grant generator")]
+        return [NotTried("decoding", "the threat model does not grant generator", excluded=True)]
     share = from_groups({"codes": seen.parcel.tensors, "labels": labels.tensors}, model).get(seen.site)
     if share is None:
         return [NotTried("decoding", "the codes are of other sites' images")]
@@ -117,7 +117,7 @@ def attack_samples(seen: Seen, truth: Truth, model: GeneratorModel) -> Results:
     try:
         made = model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
     except BadInput:
-        return [NotTried("copies", "the generator was sent without what draws samples")]
+        return [NotTried("copies", "the generator was sent without what draws samples", "copies")]
     return attack_images(seen, truth, made)
 
 
@@ -127,7 +127,7 @@ def attack_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
     members, others = truth.members(count)[0], truth.held_out(count)[0]
     if min(len(members), len(others)) < FEWEST:
         why = f"{len(members)} training and {len(others)} held-out images are fewer than {FEWEST}"
-        return [NotTried("copies", why), NotTried("nearest-synthetic", why)]
+        return [NotTried("copies", why, "copies"), NotTried("nearest-synthetic", why, "membership")]
     made = made[torch.randperm(len(made), generator=torch_rng(seen.tools.seed, "audit", "made"))[:count]]
     return [
         search_copies(seen, made, members, others, CopySearch(), distance),
@@ -148,7 +148,7 @@ def search_copies(
     pairs = closest_pairs(made, members, found)
     title = "Copies: made images that lie nearer to a training image than the limit"
     draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs, title=title)
-    return Finding(search.name, str(search), found.verdict(), draw=draw)
+    return Finding(search.name, str(search), found.verdict(), draw=draw, question="copies")
 
 
 def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) -> Pairs:
@@ -166,7 +166,7 @@ def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) 
 def nearest_membership(
     seen: Seen, made: Tensor, members: Tensor, others: Tensor, attack: NearestSynthetic, distance: Distance
 ) -> Finding | NotTried:
-    if refused := not_granted(attack, seen):
+    if refused := not_granted(attack, seen, "membership"):
         return refused
     found = attack.run(made, members, others, distance, device=seen.tools.device)
     draw = histograms(
@@ -174,7 +174,7 @@ def nearest_membership(
         {"training images": -found.members, "held-out images": -found.others},
         title="Membership: are made images nearer to training images than to others?",
     )
-    return Finding(attack.name, found.threat_model, found.verdict(), draw=draw)
+    return Finding(attack.name, found.threat_model, found.verdict(), draw=draw, question="membership")
 
 
 def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
@@ -186,13 +186,13 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
         iterations=effort.projection_steps, conditional=conditional, guessed=not known, at_once=effort.projected
     )
     if space is None:
-        return NotTried(attack.name, "this generator names no space to search in")
-    if refused := not_granted(attack, seen):
+        return NotTried(attack.name, "this generator names no space to search in", "membership")
+    if refused := not_granted(attack, seen, "membership"):
         return refused
     members, labels = truth.members(effort.projected)
     others, other_labels = truth.held_out(effort.projected)
     if min(len(members), len(others)) < 2:
-        return NotTried(attack.name, "the site has no held-out images to compare with")
+        return NotTried(attack.name, "the site has no held-out images to compare with", "membership")
     found = attack.compare(
         space,
         members,
@@ -209,7 +209,7 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
         {"training images": found.members.distances, "held-out images": found.held_out.distances},
         title="Projection: how near the generator comes to training images, and to others",
     )
-    return Finding(attack.name, found.threat_model, found.verdict(), draw=draw)
+    return Finding(attack.name, found.threat_model, found.verdict(), draw=draw, question="membership")
 
 
 # --- building blocks ----------------------------------------------------------------------------------
@@ -226,8 +226,3 @@ def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | 
     except BadInput as error:
         return NotTried("projection", f"the state cannot be loaded: {error}")
     return model
-
-
-def not_granted(attack: AttackSettings, seen: Seen) -> NotTried | None:
-    missing = attack.needs - seen.tools.threat.granted
-    return NotTried(attack.name, f"the threat model does not grant {', '.join(sorted(missing))}") if missing else None

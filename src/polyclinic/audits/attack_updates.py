@@ -19,7 +19,7 @@ from polyclinic.audits.attack_split_weights import invert_front, is_front
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
 from polyclinic.models import Backbone
 
 
@@ -169,14 +169,13 @@ def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
     model = seen.network
     unsent = set(dict(model.named_parameters())) - set(seen.parcel.tensors)
     if unsent:
-        return NotTried(settings.name, "only a part of the network was sent")
-    missing = settings.needs - seen.tools.threat.granted
-    if missing:
-        return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
+        return NotTried(settings.name, "only a part of the network was sent", "membership")
+    if refused := not_granted(settings, seen, "membership"):
+        return refused
     count, what = seen.tools.effort.candidates, seen.tools.what
     (members, labels), (others, other_labels) = truth.members(count, what), truth.held_out(count, what)
     if min(len(members), len(others)) < 2:
-        return NotTried(settings.name, "the site has no held-out images to compare with")
+        return NotTried(settings.name, "the site has no held-out images to compare with", "membership")
     scorer = _losses(seen, model)
     result = settings.run(scorer, members, others, member_labels=labels, other_labels=other_labels)
     return Finding(
@@ -188,6 +187,7 @@ def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
             {"training images": result.members, "held-out images": result.others},
             title="Membership: the further apart, the better an attacker tells who was trained on",
         ),
+        question="membership",
     )
 
 

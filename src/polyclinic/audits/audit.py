@@ -6,6 +6,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from polyclinic.audits import ATTACKS, Attack
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
+from polyclinic.audits.power import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Tools, Truth
 from polyclinic.data.own_images import only_site_plugins
@@ -57,12 +60,15 @@ def audit(
     with only_site_plugins(folder):
         assembly, lines = open_run(folder, study=study, plugins=plugins, cache=cache)
         wanted = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
-        tools = build_tools(assembly, budget, features, device, trajectory)
+        tools = replace(
+            build_tools(assembly, budget, features, device, trajectory), level=FALSE_ALARMS / count_tests(wanted)
+        )
+        clock = Clock(tools.effort.minutes)
         report = _empty_report(assembly.study, tools, budget, lines)
         for done, audited in enumerate(wanted):
             if progress:
                 progress(audited.name, done, len(wanted))
-            report["parcels"].append(audit_parcel(tools, audited, folder))
+            report["parcels"].append(audit_parcel(tools, audited, folder, clock))
             report["verdicts"] = verdicts(report["parcels"], lines)
             report["complete"] = done + 1 == len(wanted)
             _write_report(folder, report)
@@ -92,16 +98,34 @@ def _find_device(device: str) -> str:
         ) from None
 
 
-def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path) -> dict[str, Any]:
+class Clock:
+    """The time that a budget has; 0 minutes: as long as it takes."""
+
+    def __init__(self, minutes: float = 0) -> None:
+        self.minutes, self._begun = minutes, time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.minutes) and time.monotonic() - self._begun > 60 * self.minutes
+
+
+def count_tests(wanted: Sequence[AuditedParcel]) -> int:
+    """Attacks on parcels that the audit is about to make: among so many, one may alarm by chance."""
+    kinds = [kind for attack in ATTACKS.working().values() for kind in attack.kinds]
+    return max(1, sum(kinds.count(audited.parcel.kind) for audited in wanted))
+
+
+def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Clock | None = None) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release, parcel = audited.release, audited.parcel
-    results = _attack(parcel.kind, audited.seen(tools), audited.truth(tools))
+    results = _attack(parcel.kind, audited.seen(tools), audited.truth(tools), clock or Clock())
     findings = []
-    for found in (result for result in results if isinstance(result, Finding)):
+    for tested in (result for result in results if isinstance(result, CheckedFinding)):
+        found = tested.finding
         path = folder / "sites" / audited.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
         shown = found.draw is not None and _draw_plot(found.draw, path)
-        written = _finding_json(found, str(path.relative_to(folder)) if shown else None)
+        written = _finding_json(tested, str(path.relative_to(folder)) if shown else None)
         if found.search is not None:
             path = path.with_name(f"{path.stem}-steps.png")
             shown = found.search.draw is not None and _draw_plot(found.search.draw, path)
@@ -114,23 +138,30 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path) -> dict[str
         "kind": parcel.kind,
         "digests": [part.parcels[audited.number].digest for part in audited.parts.values()],
         "findings": findings,
-        "not_tried": [{"attack": r.attack, "why": r.why} for r in results if isinstance(r, NotTried)],
+        "not_tried": [asdict(result) for result in results if isinstance(result, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
-def _attack(kind: str, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    """What all attacks that fit the kind found; those of plug-ins come last."""
+def _attack(kind: str, seen: Seen, truth: Truth, clock: Clock) -> list[CheckedFinding | NotTried]:
+    """What all attacks that fit the kind found, with their power checks; those of plug-ins come last."""
     fitting = {name: attack for name, attack in ATTACKS.working().items() if kind in attack.kinds}
     if not fitting:
         return [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
-    return [found for name, attack in fitting.items() for found in _run_attack(name, attack, seen, truth)]
+    return [found for name, attack in fitting.items() for found in _in_time(name, attack(), seen, truth, clock)]
 
 
-def _run_attack(name: str, attack: type[Attack], seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+def _in_time(name: str, attack: Attack, seen: Seen, truth: Truth, clock: Clock) -> list[CheckedFinding | NotTried]:
+    """One attack with its power check, while the budget has time."""
+    if clock.is_over:
+        return [NotTried(name, f"the budget's {clock.minutes:g} minutes were used up; use a larger budget")]
+    return run_with_power(attack, seen, truth, partial(_run_attack, name, attack))
+
+
+def _run_attack(name: str, attack: Attack, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     """What one attack found; an audit goes on with the others where one is too much for the device."""
     try:
-        return _checked(name, attack().attack(seen, truth))
+        return _checked(name, attack.attack(seen, truth))
     except torch.OutOfMemoryError:
         return [NotTried(name, f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU")]
     except (BadInput, WorkFailed):
@@ -161,16 +192,29 @@ def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
 
 
-def _finding_json(found: Finding, picture: str | None) -> dict[str, Any]:
+def _finding_json(tested: CheckedFinding, picture: str | None) -> dict[str, Any]:
+    found = tested.finding
     return {
         "attack": found.attack,
-        "leak": found.verdict.leak,
+        "question": found.question,
+        "verdict": tested.word,
         "words": str(found.verdict),
-        "evidence": {name: _json_number(value) for name, value in found.verdict.evidence.items()},
+        "evidence": _figures(found.verdict.evidence),
+        "power": [_check_json(check) for check in tested.power],
+        "doubt": found.doubt,
+        "seconds": round(tested.seconds, 1),
         "threat_model": found.threat_model,
         "assumed": found.assumed,
         "picture": picture,
     }
+
+
+def _check_json(check: PowerCheck) -> dict[str, Any]:
+    return {**vars(check), "evidence": _figures(check.evidence), "seconds": round(check.seconds, 1)}
+
+
+def _figures(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _json_number(value) for name, value in evidence.items()}
 
 
 def _search_json(search: SearchSteps, picture: str | None) -> dict[str, Any]:
@@ -192,8 +236,10 @@ def _empty_report(study: Study, tools: Tools, budget: str, lines: LedgerLines) -
         "seed": study.seed,
         "threat_model": str(tools.threat),
         "threat_model_in_brief": tools.threat.brief(),
+        "threat_table": tools.threat.table(),
         "granted": sorted(tools.threat.granted),
         "budget": budget,
+        "level": tools.level,
         "features": tools.distance.name,
         "complete": False,
         "verdicts": verdicts([], lines),

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from polyclinic.audits.audit import audit, write_file
 from polyclinic.audits.open_run import read_study
+from polyclinic.audits.verdicts import gravest
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.plots import FAINT, INK
 from polyclinic.errors import BadInput
@@ -22,7 +23,8 @@ from polyclinic.study.audit_settings import Audit
 #: (what is being done, variations done, variations in all)
 Progress = Callable[[str, int, int], None]
 
-LEAKS, HOLDS = "#c0392b", "#4c8fbd"
+#: colours of the verdicts
+COLOURS = {"leaks": "#c0392b", "withstood": "#59a58b", "not tested": "#d9a441"}
 CLOSE = 0.02  # of a picture's side: points that cover each other
 
 #: settings of each variation of a defence that sites apply to their updates
@@ -140,7 +142,8 @@ def grid_point(name: str, metric: str, result: Mapping[str, Any], report: Mappin
         "images": sum(one["images"] for one in images),
         "membership_auc": _mean(areas),
         "epsilon": (result.get("privacy") or {}).get("epsilon"),
-        "leaks": sorted({f["attack"] for f in findings if f["leak"]}),
+        "leaks": sorted({f["attack"] for f in findings if f["verdict"] == "leaks"}),
+        "verdict": gravest([one["verdict"] for one in report["verdicts"].values() if one.get("attacked")]),
     }
 
 
@@ -183,8 +186,8 @@ def draw_grid(report: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     for number, x, y, one in drawn:
-        colour = LEAKS if one["leaks"] else HOLDS
-        axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=f"{number}  {one['defence']}")
+        colour, label = COLOURS[one["verdict"]], f"{number}  {one['defence']}"
+        axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=label)
     for text, x, y in merge_overlapping([(x, y) for _, x, y, _ in drawn], [number for number, *_ in drawn]):
         axes.text(x, y, text, color="white", fontsize=9 if len(text) < 3 else 6, ha="center", va="center", zorder=4)
     axes.axvline(0, color=FAINT, linestyle="--", linewidth=1)
@@ -194,7 +197,7 @@ def draw_grid(report: Mapping[str, Any], path: Path) -> None:
     axes.set_xlabel("leakage: PSNR of reconstructions above the best guess without the parcel, in dB", color=INK)
     better = "" if report["better"] == "higher" else " (lower is better)"
     axes.set_ylabel(f"utility: {report['metric']} on test images{better}", color=INK)
-    words = f"{len(drawn)} defences; red: the audit found a leak, blue: it found none"
+    words = f"{len(drawn)} defences; red: leaks, green: withstood, amber: not tested"
     axes.set_title(words, fontsize=10, color=INK, loc="left")
     figure.legend(loc="outside right center", frameon=False, handlelength=1, markerscale=0.5)
     figure.savefig(path, dpi=130)

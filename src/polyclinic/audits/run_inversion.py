@@ -10,7 +10,7 @@ from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge
 from polyclinic.attacks.trajectory_plots import draw_images
 from polyclinic.audits.recovery import Recovery, recovery
-from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth
+from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
 
 
@@ -25,9 +25,8 @@ def invert_and_score(
 ) -> Finding | NotTried:
     """Run the attack if the threat model grants what it needs; `has`: what the attacker has made itself."""
     tools = seen.tools
-    missing = settings.needs - tools.threat.granted - set(has)
-    if missing:
-        return NotTried(settings.name, f"the threat model does not grant {', '.join(sorted(missing))}")
+    if refused := not_granted(settings, seen, has=has):
+        return refused
     if tools.trajectory:  # else what the study's [audit.gradient_inversion] asks for
         steps = steps_within(tools.trajectory, settings.iterations)
         settings = settings.model_copy(update={"trajectory": steps})

@@ -1,76 +1,129 @@
-"""Verdicts for each kind of parcel, in words: what attacks found, what the ledger alone shows, what was not tried."""
+"""Verdicts for each kind of parcel: *leaks*, *withstood* (with the power shown) or *not tested*, and why.
+
+A kind is asked several questions: do images come back, can one tell who was trained on, ... Each question gets a
+verdict of its own, and a kind the gravest of them: one leak is a leak, and one question without an answer leaves it not
+tested.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from polyclinic.attacks.verdict import GRAVEST, LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.json_types import JsonMapping, JsonObject
 
-#: kinds that need no attack to be read, or get none: whether they leak (None: nobody looked), and what left
-NOT_ATTACKED: dict[str, tuple[bool | None, str]] = {
-    "real-images": (True, "real images left the site as they are"),
-    "labels": (True, "labels of single images left the site as they are"),
-    "masks": (True, "masks of single images left the site as they are"),
-    "statistics": (None, "sums and counts left the site"),
-    "metrics": (None, "sums of scores left the site"),
-    "keys": (False, "public keys, which hold nothing of images"),
+#: kinds that need no attack to be read, or get none: the verdict, and what left
+NOT_ATTACKED: dict[str, tuple[Word, str]] = {
+    "real-images": (LEAKS, "real images left the site as they are"),
+    "labels": (LEAKS, "labels of single images left the site as they are"),
+    "masks": (LEAKS, "masks of single images left the site as they are"),
+    "statistics": (NOT_TESTED, "sums and counts left the site"),
+    "metrics": (NOT_TESTED, "sums of scores left the site"),
+    "keys": (NOT_TESTED, "public keys left the site; they are drawn at random and not made of images"),
 }
 #: figures that grow with a leak, the weightiest first
 STRENGTH = ("recovered", "copies", "auc", "told", "psnr")
-#: what no attack of this house tries, by kind
-NEVER_TRIED = {
-    "weights": [
-        "attacks that join several rounds",
-        "a coordinator that changes the weights it sends",
-        "shadow models (LiRA), each a training of its own",
-    ],
-    "gradients": [
-        "attacks that join several rounds",
-        "a coordinator that changes the weights it sends",
-        "membership inference from gradients",
-    ],
-    "activations": ["a decoder trained on images of the attacker's own", "membership inference from activations"],
-    "latents": ["a decoder trained on images of the attacker's own", "membership inference from latents"],
-    "generator": ["shadow generators", "the discriminator, which was not sent"],
-    "codes": [],
-    "synthetic-images": ["shadow generators"],
-}
 
 
 def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMapping]]) -> JsonObject:
-    """By kind that left any site: whether it leaks, in a sentence, with the evidence of the strongest finding."""
+    """By kind that left any site: its verdict, in a sentence, with the evidence of the strongest finding."""
     left = Counter(line["kind"] for of_site in lines.values() for line in of_site)
     found: JsonObject = {}
     for kind, count in sorted(left.items()):
-        if kind in NOT_ATTACKED:
-            leak, words = NOT_ATTACKED[kind]
-            found[kind] = {"left": count, "leak": leak, "words": f"{words} ({_times(count)})", "not_tried": []}
+        of_kind = [parcel for parcel in parcels if parcel["kind"] == kind]
+        if kind in NOT_ATTACKED and not of_kind:
+            word, words = NOT_ATTACKED[kind]
+            said = {"verdict": word, "words": f"{words} ({_times(count)})", "not_tried": []}
+            found[kind] = {"left": count, **said}
         else:
-            found[kind] = {"left": count, **_verdict_of_attacks(kind, count, [p for p in parcels if p["kind"] == kind])}
+            found[kind] = {"left": count, **_verdict_of_attacks(count, of_kind)}
     return found
 
 
-def _verdict_of_attacks(kind: str, left: int, parcels: Sequence[JsonMapping]) -> JsonObject:
+def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject:
     findings = [f for parcel in parcels for f in parcel["findings"]]
-    untried = {f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]}
+    untried = sorted({f"{n['attack']}: {n['why']}" for parcel in parcels for n in parcel["not_tried"]})
     others = left - sum(len(parcel["digests"]) for parcel in parcels)
-    untouched = [f"{others} of {left} parcels that left"] if others > 0 and parcels else []
-    rest = [*sorted(untried), *untouched, *NEVER_TRIED.get(kind, [])]
+    rest = [*untried, *([f"{others} of {left} parcels that left"] if others > 0 and parcels else [])]
     if not findings:
-        reasons = f" ({'; '.join(sorted(untried))})" if untried else ""
+        reasons = f" ({'; '.join(untried)})" if untried else ""
         why = f"no attack could be run on it{reasons}" if parcels else "no parcel of this kind was attacked"
-        return {"leak": None, "attacked": len(parcels), "words": why, "not_tried": rest}
-    leaks = [f for f in findings if f["leak"]]
-    shown = _strongest_of_each(leaks or findings)
+        return {"verdict": NOT_TESTED, "attacked": len(parcels), "words": why, "not_tried": rest}
+    questions = {name: question_verdict(name, parcels) for name in _questions(parcels)}
+    word = gravest([one["verdict"] for one in questions.values()])
+    shown = _strongest_of_each([f for f in findings if f["verdict"] == LEAKS] or findings)
     return {
-        "leak": bool(leaks),
+        "verdict": word,
         "attacked": len(parcels),
+        "questions": questions,
         "words": " ".join(f"{f['attack']}{_in_how_many(f, findings)}: {f['words']}" for f in shown),
+        "power": [check for f in shown for check in f["power"]],
         "evidence": {f["attack"]: f["evidence"] for f in shown},
         "pictures": [path for f in shown for path in _pictures(f)],
         "not_tried": rest,
     }
+
+
+# --- one question ---------------------------------------------------------------------------------------
+
+
+def question_verdict(question: str, parcels: Sequence[JsonMapping]) -> JsonObject:
+    """The gravest verdict over all parcels, the attacks behind it, what they cost, and why it is not better."""
+    answers = [answer for parcel in parcels if (answer := _answer_of_parcel(question, parcel))]
+    word = gravest([word for word, _ in answers])
+    asked = [f for parcel in parcels for f in parcel["findings"] if f["question"] == question]
+    return {
+        "verdict": word,
+        "attacks": sorted({f["attack"] for f in asked}),
+        "seconds": round(sum(f["seconds"] for f in asked), 1),
+        "leaking": sum(answer == LEAKS for answer, _ in answers),
+        "parcels": len(answers),
+        "why": next(why for answer, why in answers if answer == word),
+    }
+
+
+def _answer_of_parcel(question: str, parcel: JsonMapping) -> tuple[Word, str] | None:
+    """The verdict of one question about one parcel, and why; None where nothing asked it."""
+    findings = [f for f in parcel["findings"] if f["question"] == question]
+    gaps = [n for n in parcel["not_tried"] if n["question"] == question and not n["excluded"]]
+    leaks = [f for f in findings if f["verdict"] == LEAKS]
+    if leaks:
+        return LEAKS, leaks[0]["words"]
+    if not findings:
+        return (NOT_TESTED, gaps[0]["why"]) if gaps else None
+    doubts = [f["doubt"] for f in findings if f["doubt"]]
+    if doubts:
+        return NOT_TESTED, doubts[0]
+    return _power_of([check for f in findings for check in f["power"]])
+
+
+def _power_of(checks: Sequence[JsonMapping]) -> tuple[Word, str]:
+    """Withstood if every planted leak was found by one attack at least."""
+    if not checks:
+        return NOT_TESTED, "no leak could be planted to see whether these attacks would find one"
+    by_leak: dict[str, list[JsonMapping]] = {}
+    for check in checks:
+        by_leak.setdefault(check["leak"], []).append(check)
+    missed = [of_leak[0]["words"] for of_leak in by_leak.values() if not any(check["found"] for check in of_leak)]
+    if missed:
+        return NOT_TESTED, f"this budget does not find a planted leak either ({missed[0]}); try a larger one"
+    planted = "; ".join(of_leak[0]["words"] for of_leak in by_leak.values())
+    return WITHSTOOD, f"nothing was found, and the same attacks find a planted leak ({planted})"
+
+
+def gravest(words: Sequence[Word]) -> Word:
+    """One leak is a leak; one question without an answer leaves the rest not tested."""
+    return next((word for word in GRAVEST if word in words), NOT_TESTED)
+
+
+def _questions(parcels: Sequence[JsonMapping]) -> list[str]:
+    found = [f["question"] for parcel in parcels for f in parcel["findings"]]
+    gaps = [n["question"] for parcel in parcels for n in parcel["not_tried"] if not n["excluded"]]
+    return list(dict.fromkeys([*found, *gaps]))
+
+
+# --- the strongest evidence -----------------------------------------------------------------------------
 
 
 def _pictures(finding: JsonMapping) -> list[str]:
@@ -95,7 +148,7 @@ def _strength(finding: JsonMapping) -> tuple[float, ...]:
 
 def _in_how_many(finding: JsonMapping, findings: Sequence[JsonMapping]) -> str:
     """In how many of several parcels the same attack found a leak; the words are those of one parcel."""
-    same = [f["leak"] for f in findings if f["attack"] == finding["attack"]]
+    same = [f["verdict"] == LEAKS for f in findings if f["attack"] == finding["attack"]]
     return f" (leaks in {sum(same)} of {len(same)} parcels; the strongest)" if len(same) > 1 else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.data.parts import SiteData, open_site
 from polyclinic.federation.leaving.archive import Release
@@ -38,6 +38,7 @@ class Tools:
     seed: int
     device: str
     trajectory: tuple[int, ...] = ()  #: steps of a search at which images and losses are kept
+    level: float = 0.001  #: p at or below which a test counts: the audit's 1 %, divided by its number of tests
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -158,7 +159,11 @@ class SearchSteps:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack found in one parcel. `draw(path)` makes its picture, which stays at the site."""
+    """What one attack found in one parcel. `draw(path)` makes its picture, which stays at the site.
+
+    `question`: what the attack asks, such as "images" (do they come back?) or "membership" (who was trained on?).
+    `doubt`: why a longer search might win, where one might; such a finding never counts as withstood.
+    """
 
     attack: str
     threat_model: str
@@ -166,11 +171,38 @@ class Finding:
     assumed: list[str] = field(default_factory=list)
     draw: Callable[[Path], None] | None = None
     search: SearchSteps | None = None  #: where the audit was asked to keep steps
+    question: str = "images"
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
 class NotTried:
-    """An attack that could not be run on a parcel, and why."""
+    """An attack that could not be run on a parcel, and why. `excluded`: the threat model does not grant what it needs,
+    so that it is no gap in the audit of its question."""
 
     attack: str
     why: str
+    question: str = "images"
+    excluded: bool = False
+
+
+def not_granted(
+    settings: AttackSettings, seen: Seen, question: str = "images", has: Iterable[Capability] = ()
+) -> NotTried | None:
+    """Why an attack is outside the threat model, if it is; `has`: what the attacker has made itself."""
+    missing = settings.needs - seen.tools.threat.granted - set(has)
+    why = f"the threat model does not grant {', '.join(sorted(missing))}"
+    return NotTried(settings.name, why, question, excluded=True) if missing else None
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A weak leak in the setting of a parcel: what its receiver would have (`seen`), and what is then true (`truth`).
+
+    `leak` is its name, the same for all attacks that look for the same leak; `words` say what was planted.
+    """
+
+    leak: str
+    words: str
+    seen: Seen
+    truth: Truth

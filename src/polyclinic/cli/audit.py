@@ -14,7 +14,10 @@ import typer
 from polyclinic.cli.run import PLUGIN
 from polyclinic.errors import BadInput
 
-BUDGET = typer.Option("quick", help="How much is tried: quick (some minutes on two cores), standard or thorough.")
+BUDGET = typer.Option(
+    "quick",
+    help="How much is tried: quick (10 minutes at most), standard (2 hours at most) or thorough (as long as it takes).",
+)
 FEATURES = typer.Option(
     "pixels", help="What images are compared by: pixels, efficientnet-lite0, lpips-alex or lpips-vgg."
 )
@@ -37,6 +40,7 @@ def audit(
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
     """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel."""
+    from polyclinic.cli.audit_table import show_verdicts
     from polyclinic.study.audit_settings import EFFORTS
 
     if budget not in EFFORTS:
@@ -55,7 +59,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps(report))
     elif not quiet:
-        show_grid(report, run) if grid else show(report, run)
+        show_grid(report, run) if grid else show_verdicts(report, run)
 
 
 def _report(run: Path, grid: bool, options: dict[str, Any], display: AuditProgress | None) -> dict[str, Any]:
@@ -122,43 +126,18 @@ class AuditProgress:
             self.bars.stop()
 
 
-def show(report: dict[str, Any], run: Path) -> None:
-    """A verdict for each kind of parcel, and where the pictures lie."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{report['method']}: what the parcels give away", show_lines=True)
-    for column in ("kind", "verdict", "attacked", "what was found"):
-        table.add_column(column, overflow="fold")
-    words = {True: "leaks", False: "withstood", None: "not tested"}
-    for kind, verdict in report["verdicts"].items():
-        attacked = f"{verdict['attacked']} of {verdict['left']}" if "attacked" in verdict else "-"
-        table.add_row(kind, words[verdict["leak"]], attacked, verdict["words"])
-    console = Console()
-    console.print(table)
-    for sentence in report["threat_model_in_brief"]:
-        console.print(sentence, highlight=False, soft_wrap=True)
-    for kind, verdict in report["verdicts"].items():
-        if verdict["not_tried"]:
-            typer.echo(f"{kind}, not tried: {'; '.join(verdict['not_tried'])}")
-    for kind, verdict in report["verdicts"].items():
-        for picture in verdict.get("pictures", []):
-            typer.echo(f"{kind}: {run / picture}")
-    typer.echo(f"all evidence: {run / 'audit.json'}")
-
-
 def show_grid(report: dict[str, Any], run: Path) -> None:
     """Utility and leakage of each defence."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title="what defences cost and what they help against")
-    for column in ("defence", report["metric"], "PSNR", "guess", "recovered", "told", "leaks"):
-        table.add_column(column, justify="left" if column in ("defence", "leaks") else "right", overflow="fold")
+    for column in ("defence", report["metric"], "PSNR", "guess", "recovered", "told", "verdict"):
+        table.add_column(column, justify="left" if column in ("defence", "verdict") else "right", overflow="fold")
     for one in report["points"]:
         figures = [_figure(one[name], digits) for name, digits in (("utility", 3), ("psnr", 1), ("psnr_of_guess", 1))]
         counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
-        table.add_row(one["defence"], *figures, *counts, "leaks" if one["leaks"] else "withstood")
+        table.add_row(one["defence"], *figures, *counts, one["verdict"])
     Console().print(table)
     drawn = f"drawn in {run / 'grid.png'}, " if (run / "grid.png").exists() else ""
     typer.echo(f"{drawn}figures in {run / 'grid.json'}")

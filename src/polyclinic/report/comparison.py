@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, verdict_word
 from polyclinic.messages import human_bytes
 from polyclinic.report.blocks import Report, number
 from polyclinic.report.comparison_evidence import ComparisonEvidence, share_recovered
@@ -77,8 +78,11 @@ def _verdicts(found: ComparisonEvidence) -> str:
     audits = [run.audit for runs in found.runs.values() for run in runs if run.audit is not None]
     if not audits:
         return "No run was attacked: `polyclinic audit` on a run says what an attacker could recover from what left."
-    leaks = sorted({kind for audit in audits for kind, one in audit.get("verdicts", {}).items() if one.get("leak")})
-    said = f"leaks in {listed(leaks)}" if leaks else "no leak was found"
+    every = [(kind, verdict_word(one)) for audit in audits for kind, one in audit.get("verdicts", {}).items()]
+    leaks = sorted({kind for kind, word in every if word == LEAKS})
+    untested = sorted({kind for kind, word in every if word == NOT_TESTED} - {*leaks})
+    said = f"leaks in {listed(leaks)}" if leaks else "nothing was shown to leak"
+    said += f"; {listed(untested)}: not tested" if untested else ""
     return f"No attack that rebuilds images was run; the reports of the runs have the verdicts: {said}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.json_types import JsonMapping
 from polyclinic.messages import human_bytes
 from polyclinic.report.evidence import RunEvidence
@@ -125,16 +126,16 @@ def attacked(run: RunEvidence) -> str:
     if run.audit is None:
         return "What left was not attacked: `polyclinic audit` on this run says what an attacker could recover."
     verdicts = run.audit.get("verdicts", {})
-    leaks = [kind for kind, one in verdicts.items() if one.get("leak")]
-    held = [kind for kind, one in verdicts.items() if one.get("leak") is False]
-    untested = [kind for kind, one in verdicts.items() if one.get("leak") is None]
+    leaks, held, untested = (
+        [kind for kind, one in verdicts.items() if verdict_word(one) == word] for word in (LEAKS, WITHSTOOD, NOT_TESTED)
+    )
     said = []
     if leaks:
         said.append(f"leaks were found in {listed(leaks)} ({recovered_words(run.audit)})")
     if held:
-        said.append(f"no leak was found in {listed(held)}")
+        said.append(f"{listed(held)} withstood attacks that find a planted leak")
     if untested:
-        said.append(f"{listed(untested)} got no attack")
+        said.append(f"{listed(untested)}: not tested")
     return f"What left was attacked with the budget '{run.audit.get('budget')}': {'; '.join(said) or 'nothing left'}."
 
 

@@ -63,18 +63,21 @@ class Effort:
     projected: int
     projection_steps: int
     candidates: int
+    references: int = 4  #: reference models of membership inference, each a training of its own
+    minutes: float = 0  #: attacks that would begin later are not tried; 0: as long as it takes
 
 
 EFFORTS = {
     "quick": Effort(
         sites=1,
-        releases=1,
+        releases=2,
         images=8,
         update_steps=200,
         latent_steps=300,
         projected=24,
         projection_steps=60,
         candidates=150,
+        minutes=10,
     ),
     "standard": Effort(
         sites=0,
@@ -85,6 +88,8 @@ EFFORTS = {
         projected=64,
         projection_steps=200,
         candidates=500,
+        references=8,
+        minutes=120,
     ),
     "thorough": Effort(
         sites=0,
@@ -95,5 +100,6 @@ EFFORTS = {
         projected=200,
         projection_steps=1000,
         candidates=2000,
+        references=16,
     ),
 }

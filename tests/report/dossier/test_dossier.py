@@ -32,9 +32,9 @@ def run_folder(tiny, undisturbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "odd name; 'ü' & <b>"
     shutil.copytree(undisturbed(tiny("fedavg")).folder, folder)
     verdicts = {
-        "weights": {"left": 9, "leak": True, "words": "3 of 4 images come back", "not_tried": []},
-        HOSTILE: {"left": 1, "leak": None, "words": HOSTILE, "not_tried": []},
-        "a/b~c": {"left": 2, "leak": False, "words": "nothing found", "not_tried": []},
+        "weights": {"left": 9, "verdict": "leaks", "words": "3 of 4 images come back", "not_tried": []},
+        HOSTILE: {"left": 1, "verdict": "not tested", "words": HOSTILE, "not_tried": []},
+        "a/b~c": {"left": 2, "verdict": "withstood", "words": "nothing found", "not_tried": []},
     }
     (folder / "audit.json").write_text(
         json.dumps({"verdicts": verdicts, "threat_model": "labels known", "budget": "quick"})

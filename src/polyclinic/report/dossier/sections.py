@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyclinic.attacks.verdict import verdict_word
 from polyclinic.report.dossier.figures import Evidence, NoFigure, pointer
 from polyclinic.report.dossier.parts import Bullets, Part, Section, Table, cells, say
 from polyclinic.runner.model_card import EACH_ITS_OWN, LIMITS
@@ -221,15 +222,15 @@ def _audit(evidence: Evidence) -> list[Part]:
         ),
         Table(["kind of parcel", "parcels", "verdict", "in words"], rows),
         say(
-            "An attack that finds nothing is weak evidence: a better attack may come. Pictures of what was recovered "
+            "Withstood: the attacks found nothing, and with the same effort they find a weak leak that was planted. A "
+            "better attack may come. Pictures of what was recovered "
             "are not copied into the dossier, because they may show patients."
         ),
     ]
 
 
 def _verdict(of_kind: Any) -> str:
-    leak = of_kind.get("leak") if isinstance(of_kind, Mapping) else None
-    return "not tested" if leak is None else "leaks" if leak else "withstood"
+    return verdict_word(of_kind if isinstance(of_kind, Mapping) else {})
 
 
 def _privacy(evidence: Evidence) -> list[Part]:

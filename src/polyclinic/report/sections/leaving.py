@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.attacks.verdict import LEAKS, verdict_word
 from polyclinic.json_types import JsonMapping
 from polyclinic.messages import human_bytes
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
@@ -121,11 +122,6 @@ def audit_section(run: RunEvidence) -> Section:
     return Section("audit", "What an attacker recovered", blocks)
 
 
-def verdict_word(one: JsonMapping) -> str:
-    """leaks, withstood, or not tested."""
-    return {True: "leaks", False: "withstood"}.get(one.get("leak"), "not tested")  # type: ignore[arg-type]
-
-
 def _verdicts(audit: JsonMapping) -> Table:
     rows: list[list[Cell]] = []
     for kind, one in audit.get("verdicts", {}).items():
@@ -156,7 +152,7 @@ def _pictures(run: RunEvidence, audit: JsonMapping) -> list[Block]:
         if found.get("picture")
     ]
     blocks: list[Block] = []
-    for parcel, found in sorted(paths, key=lambda pair: not pair[1].get("leak"))[:MOST_PICTURES]:
+    for parcel, found in sorted(paths, key=lambda pair: verdict_word(pair[1]) != LEAKS)[:MOST_PICTURES]:
         if content := drawn_picture(run.folder, found["picture"]):
             words = f"{parcel.get('site')}, round {parcel.get('round')}, {parcel.get('kind')}: {found.get('attack')}."
             blocks.append(Picture(f"audit-{len(blocks)}", content, words))

@@ -1,0 +1,84 @@
+"""Power checks: an attack that found nothing must find a weak leak that is planted in the same setting.
+
+"Withstood" is earned. Of each attack that finds nothing, the audit plants the weakest leaks that the verdict would
+exclude, and runs the very same attack with the very same budget on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.audits.attack import Attack
+from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
+
+#: the chance that an audit of a run without leaks says "leaks" anywhere, over all its tests
+FALSE_ALARMS = 0.01
+
+#: how an attack is run on a parcel: the audit's own, which survives too little memory
+Run = Callable[[Seen, Truth], list[Finding | NotTried]]
+
+
+@dataclass(frozen=True)
+class PowerCheck:
+    """Whether an attack found a planted leak, with what figures, in how many seconds."""
+
+    attack: str
+    leak: str
+    words: str
+    found: bool
+    evidence: dict[str, float | int | str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CheckedFinding:
+    """A finding with its power checks. Where it is a leak, there is nothing to check."""
+
+    finding: Finding
+    power: tuple[PowerCheck, ...]
+    seconds: float
+
+    @property
+    def word(self) -> Word:
+        if self.finding.verdict.leak:
+            return LEAKS
+        earned = self.power and all(check.found for check in self.power) and not self.finding.doubt
+        return WITHSTOOD if earned else NOT_TESTED
+
+
+def run_with_power(attack: Attack, seen: Seen, truth: Truth, run: Run) -> list[CheckedFinding | NotTried]:
+    """Run an attack on a parcel, and where one of its findings is no leak, on what it plants."""
+    begin = time.perf_counter()
+    results = run(seen, truth)
+    took = time.perf_counter() - begin
+    silent = [one for one in results if isinstance(one, Finding) and not one.verdict.leak and not one.doubt]
+    checks = [check for planted in attack.planted(seen, truth) for check in _check(planted, run)] if silent else []
+    return [
+        one if isinstance(one, NotTried) else CheckedFinding(one, _of_attack(one.attack, checks), took)
+        for one in results
+    ]
+
+
+def _check(planted: Planted, run: Run) -> list[PowerCheck]:
+    """What each attack found of a planted leak. One that is not tried on it found nothing."""
+    begin = time.perf_counter()
+    results = run(planted.seen, planted.truth)
+    took = time.perf_counter() - begin
+    return [
+        PowerCheck(
+            one.attack,
+            planted.leak,
+            planted.words,
+            isinstance(one, Finding) and one.verdict.leak,
+            one.verdict.evidence if isinstance(one, Finding) else {},
+            took,
+        )
+        for one in results
+    ]
+
+
+def _of_attack(name: str, checks: Sequence[PowerCheck]) -> tuple[PowerCheck, ...]:
+    return tuple(check for check in checks if check.attack == name)
