@@ -1,0 +1,238 @@
+"""Near copies: single synthetic images that are training images, shifted, mirrored, turned, brighter, blurred or noisy.
+
+Each made image is compared with every training image and every held-out image by normalised correlation, which does
+not see brightness and contrast, over shifts and orientations, in several *views*: as it is, against blurred references
+(for blurred copies), with both smoothed (for noisy ones), and one quarter at a time (for a patch of a training image in
+another one).
+
+Had the generator never seen the training images, they could be exchanged with the held-out ones: the *gap* between the
+best training image and the best held-out one would be as often below zero as above. The best of many is distributed
+like a Gumbel variable, so the gap of two is logistic. Its scale comes from held-out images, each asked in the same way.
+A copy has a gap that chance gives with a probability of `level` in the whole search, all made images and views counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.errors import BadInput
+from polyclinic.metrics.image_sets import ORIENTATIONS, Images, as_unit, orientations_of, same_shape, turned
+from polyclinic.progress import tell
+
+LEVEL = 0.001
+FEWEST = 20  #: training and held-out images, each
+SIDE = 32  #: px; larger images are averaged down
+REACH = 8  #: shifts of up to a so many-th of the side
+CLOSEST = 0.9995  #: correlations above it are rounding
+
+Quarter = tuple[int, int] | None  #: (0 upper or 1 lower, 0 left or 1 right); None is the whole image
+
+
+@dataclass(frozen=True)
+class View:
+    """`before` and `after`: smoothing of the made image and of the references, in px of a side of 32."""
+
+    before: float = 0.0
+    after: float = 0.0
+    quarter: Quarter = None
+
+    @property
+    def blur(self) -> float:
+        """What makes an image as blurred as the references, in px."""
+        return math.sqrt(max(0.0, self.after**2 - self.before**2))
+
+
+VIEWS = (
+    *(View(*pair) for pair in ((0.0, 0.0), (0.0, 1.0), (0.0, 1.5), (1.0, 1.0), (2.0, 2.0))),
+    *(View(quarter=place) for place in ((0, 0), (0, 1), (1, 0), (1, 1))),
+)
+# of |x| where x is logistic with scale 1
+MEDIAN, NINTH_DECILE = math.log(3), math.log(19)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Of each of Q images, [Q] each: its best correlation with any training image, in Fisher's form (artanh), which one
+    it is and in which orientation; and `gap`: by how much it is above the best one with a held-out image."""
+
+    best: Tensor
+    index: Tensor
+    orientation: Tensor
+    gap: Tensor
+
+
+@dataclass(frozen=True)
+class NearCopies:
+    """What was found among M made images. `strength` [M]: the gap as a share of the limit, of the view in which it is
+    largest: above 1 the image is a copy of the training image `index` [M], laid down in `orientation` [M]."""
+
+    strength: Tensor
+    index: Tensor
+    orientation: Tensor
+    level: float
+    limits: tuple[float, ...]  #: of each view, in Fisher's form of a correlation
+
+    @cached_property
+    def is_copy(self) -> Tensor:
+        return self.strength > 1
+
+    def verdict(self) -> Verdict:
+        """In words, with the figures."""
+        count, total = int(self.is_copy.sum()), len(self.strength)
+        best = int(self.strength.argmax())
+        figures: dict[str, float | int | str] = {
+            "made": total,
+            "copies": count,
+            "strongest": float(self.strength[best]),
+            "level": self.level,
+            "views": len(self.limits),
+        }
+        if not count:
+            words = (
+                f"none of {total} made images is a near copy (the nearest has {self.strength[best]:.0%} of the limit)"
+            )
+            return Verdict(False, words, figures)
+        turn = int(self.orientation[best])
+        how = f"{ORIENTATIONS[turn]} " if turn else ""
+        words = (
+            f"near copies of training images among {total} made ones: {count}, for instance number {best}, which "
+            f"{how}is training image {int(self.index[best])} or a part of it, up to shift, brightness, blur and noise"
+        )
+        return Verdict(True, words, figures)
+
+
+class CopyIndex:
+    """Training and held-out images that many sets of images can be searched for in."""
+
+    def __init__(self, training: Images, held_out: Images, *, device: str | torch.device = "cpu") -> None:
+        first, second = as_unit(training, "training images"), as_unit(held_out, "held-out images")
+        same_shape(first, second, "held-out images")
+        if min(len(first), len(second)) < FEWEST:
+            raise BadInput(f"copies: {len(first)} training and {len(second)} held-out images; give {FEWEST} of each")
+        self.device = torch.device(device)
+        self.training, self.held_out = first, second
+        small = torch.cat([_shrink(first), _shrink(second)]).to(self.device)
+        self._references = [smooth(small, view.after) for view in VIEWS]
+
+    @cached_property
+    def scales(self) -> tuple[tuple[float, float, float], ...]:
+        """Of each view: the scale of an honest gap, where its middle lies, and the largest of the held-out images'.
+
+        They are asked as they are, and as blurred as the view's references: generators blur.
+        """
+        return tuple(self._gaps_of_held_out(view) for view in range(len(VIEWS)))
+
+    def _gaps_of_held_out(self, view: int) -> tuple[float, float, float]:
+        small = _shrink(self.held_out)
+        blurs = sorted({0.0, VIEWS[view].blur})
+        gaps = [self._match(smooth(small, blur), view, held_out=True).gap for blur in blurs]
+        middles = [float(gap.median()) for gap in gaps]
+        found = [_scale(gap - middle) for gap, middle in zip(gaps, middles, strict=True)]
+        return max(found), max(middles), max(float(gap.max()) for gap in gaps)
+
+    def limits(self, made: int, level: float = LEVEL) -> tuple[float, ...]:
+        """Gaps that so many made images of an honest generator exceed with probability `level`; never below the largest
+        gap of a held-out image, which is no copy."""
+        tests = made * len(VIEWS)
+        return tuple(max(middle + scale * math.log(tests / level), largest) for scale, middle, largest in self.scales)
+
+    def search(self, made: Images, *, among: int | None = None, level: float = LEVEL) -> NearCopies:
+        """Search for made images [M, C, H, W]. `among`: how many are searched in all, where these are some of them."""
+        images = as_unit(made, "made images")
+        same_shape(self.training, images, "made images")
+        limits = self.limits(among or len(images), level)
+        small = _shrink(images)
+        found = [self._match(small, view) for view in range(len(VIEWS))]
+        strengths = torch.stack([match.gap / limit for match, limit in zip(found, limits, strict=True)])
+        view = strengths.argmax(0)
+        rows = torch.arange(len(images))
+        index = torch.stack([match.index for match in found])[view, rows]
+        orientation = torch.stack([match.orientation for match in found])[view, rows]
+        return NearCopies(strengths.amax(0), index, orientation, level, limits)
+
+    def _match(self, small: Tensor, view: int, *, held_out: bool = False) -> Match:
+        """`held_out`: the images are the held-out ones themselves, which may not be matched with themselves."""
+        queries = smooth(small.to(self.device), VIEWS[view].before)
+        best, orientation = correlations(queries, self._references[view], VIEWS[view].quarter)
+        tell("search for near copies", view + 1, len(VIEWS))
+        count = len(self.training)
+        if held_out:
+            best[:, count:].fill_diagonal_(-1)
+        fisher = torch.atanh(best.clamp(-CLOSEST, CLOSEST)).cpu()
+        values, index = fisher[:, :count].max(1)
+        turn = orientation.cpu()[torch.arange(len(index)), index].long()
+        return Match(values, index, turn, values - fisher[:, count:].amax(1))
+
+
+def _scale(centred: Tensor) -> float:
+    """The scale of a logistic variable from its absolute values: the larger of two estimates."""
+    sizes = centred.abs()
+    found = max(float(sizes.median()) / MEDIAN, float(sizes.quantile(0.9)) / NINTH_DECILE)
+    return max(found, 1e-3)
+
+
+def correlations(queries: Tensor, references: Tensor, quarter: Quarter = None) -> tuple[Tensor, Tensor]:
+    """The best correlation [Q, R] over shifts and orientations of images [Q, C, h, w] with others, and the orientation
+    of the query (int8) in which it is found. `quarter`: only that one of the turned query is looked at."""
+    reach = [max(1, side // REACH) for side in queries.shape[-2:]]
+    best = torch.full((len(queries), len(references)), -1.0, device=queries.device)
+    which = torch.zeros(best.shape, dtype=torch.int8, device=queries.device)
+    middles = {turn: _unit(_window(turned(queries, turn), reach, (0, 0), quarter)) for turn in orientations_of(queries)}
+    for shift in _shifts(reach):
+        windows = _unit(_window(references, reach, shift, quarter)).T
+        for turn, middle in middles.items():
+            found = middle @ windows
+            better = found > best
+            best = torch.where(better, found, best)
+            which.masked_fill_(better, turn)
+    return best, which
+
+
+def _shifts(reach: list[int]) -> Iterator[tuple[int, int]]:
+    for down in range(-reach[0], reach[0] + 1):
+        for right in range(-reach[1], reach[1] + 1):
+            yield down, right
+
+
+def _window(images: Tensor, reach: list[int], shift: tuple[int, int], quarter: Quarter) -> Tensor:
+    """What is left of images when `reach` is cut off on all sides, from a place shifted by `shift`; or a quarter."""
+    sides = [side - 2 * cut for side, cut in zip(images.shape[-2:], reach, strict=True)]
+    corner = [cut + moved for cut, moved in zip(reach, shift, strict=True)]
+    if quarter is not None:
+        corner = [start + part * (side - side // 2) for start, part, side in zip(corner, quarter, sides, strict=True)]
+        sides = [side // 2 for side in sides]
+    return images[..., corner[0] : corner[0] + sides[0], corner[1] : corner[1] + sides[1]]
+
+
+def _unit(images: Tensor) -> Tensor:
+    """Vectors [N, D] of mean 0 and length 1; an image without contrast becomes 0."""
+    rows = images.flatten(1)
+    return F.normalize(rows - rows.mean(1, keepdim=True), dim=1, eps=1e-4)
+
+
+def _shrink(images: Tensor) -> Tensor:
+    """Averaged down so that the shorter side has at most 32 px."""
+    factor = SIDE / min(images.shape[-2:])
+    if factor >= 1:
+        return images
+    return F.adaptive_avg_pool2d(images, tuple(round(side * factor) for side in images.shape[-2:]))
+
+
+def smooth(images: Tensor, deviation: float) -> Tensor:
+    """Blurred by a Gaussian of so many px; edges are repeated."""
+    if deviation <= 0:
+        return images
+    radius = min(max(1, math.ceil(3 * deviation)), min(images.shape[-2:]) - 1)
+    kernel = torch.exp(-torch.arange(-radius, radius + 1.0, device=images.device).square() / (2 * deviation**2))
+    kernel, channels = kernel / kernel.sum(), images.shape[1]
+    padded = F.pad(images, (radius,) * 4, mode="replicate")
+    rows = F.conv2d(padded, kernel.view(1, 1, 1, -1).expand(channels, -1, -1, -1), groups=channels)
+    return F.conv2d(rows, kernel.view(1, 1, -1, 1).expand(channels, -1, -1, -1), groups=channels)
