@@ -28,6 +28,7 @@ from polyclinic.federation.observer import Observer
 from polyclinic.federation.payload import sort_payload
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.federation.state import SitePosition, SiteState, read_state
+from polyclinic.federation.summing.coordinator_sums import CoordinatorSums
 from polyclinic.federation.traffic import Traffic
 from polyclinic.randomness import torch_rng
 
@@ -68,6 +69,8 @@ class Federation:
         self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=spec.durable)
         self._expected = spec.expected
         self._replies = ReplyCheck(spec.method)
+        named = spec.method.operation_named if spec.method else lambda _: None
+        self.sums = CoordinatorSums(spec.federated, spec.run_name, named)
         self.image_shape = spec.image_shape
         self._faults = spec.faults
         self._every = spec.checkpoint_every
@@ -124,11 +127,16 @@ class Federation:
         """As `ask_all`, for replies that need not lie in memory all at once, such as the models of many sites.
 
         The sites work while their replies are taken, and only then; take them all before you ask again. WorkFailed
-        comes after the last reply: before that, nobody knows how many sites are left.
+        comes after the last reply: before that, nobody knows how many sites are left. Where the study adds the answers
+        up (`federation.sum`), one reply of all sites together comes.
         """
         asked = [site for site in (self.chosen if sites is None else sites) if site not in self._out]
-        answers = self._answers(asked, operation, payload, COORDINATOR, counted, by_site)
-        return (answer for answer in answers if isinstance(answer, Reply))
+
+        def ask(some: Sequence[str]) -> Iterator[Reply]:
+            answers = self._answers(list(some), operation, payload, COORDINATOR, counted, by_site)
+            return (answer for answer in answers if isinstance(answer, Reply))
+
+        return self.sums.collect(self, operation, asked, payload, ask) if self.sums.covers(operation) else ask(asked)
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
         """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between.
@@ -195,8 +203,11 @@ class Federation:
         if answer.site != call.site:
             return Failure(call.site, call.operation, f"answered in the name of site '{answer.site}'")
         try:
-            answer.check(self._expected)
-            self._replies.check(self, call, answer)
+            if self.sums.covers(call.operation):
+                self.sums.check(call, answer)
+            else:
+                answer.check(self._expected)
+                self._replies.check(self, call, answer)
             self.heads.receive(call, answer)
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))

@@ -12,6 +12,7 @@ from torch import Tensor
 from polyclinic.federation.arriving.replies import ChecksReplies
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected
+from polyclinic.federation.summing.settings import Federated
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,5 +59,8 @@ class FederationSpec:
     keys: KeyRing | None = None
     #: where the coordinator's weights lie
     device: str = "cpu"
+    #: how what the sites send is added up, and the name of the run in secure sums
+    federated: Federated = Federated()
+    run_name: str = ""
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False

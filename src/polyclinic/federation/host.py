@@ -37,9 +37,11 @@ from polyclinic.federation.release_checks import (
     coarse_scores,
     count_patients,
     without_loss,
+    without_samples,
 )
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition
+from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.federation.turn import Turn, undone_on_error
 from polyclinic.randomness import seeded, torch_rng
 
@@ -61,6 +63,7 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
+        self.sums = SiteSums(spec.federated, spec.run_name, spec.policy.min_sites)
         self.inspection = Inspection(
             spec.policy.incoming,
             spec.first_weights,
@@ -137,7 +140,7 @@ class SiteHost:
         if self.spec.policy.deployed:
             asked = "" if declared.repeats else digest_of_call(site, call)
             self._check_course(site, call, declared, asked)
-            kinds, size, private = declared.releases, model_bytes(site.trainer), site.trainer.privacy is not None
+            kinds, size, private = self.sums.kinds(declared), model_bytes(site.trainer), site.trainer.privacy is not None
             gate = self.sites.gates[call.site]
             held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
         site.round = call.round
@@ -260,8 +263,8 @@ class SiteHost:
         return found
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
-        """An operation of the method, or of the key exchange that every site takes part in, and what it declares."""
-        for owner in (self.spec.method, self.keys):
+        """An operation of the method, or of the key exchange and the sums of every site, and what it declares."""
+        for owner in (self.spec.method, self.keys, self.sums):
             found: Any = getattr(owner, name, None)
             if hasattr(found, "operation"):
                 return found, found.operation
@@ -277,7 +280,7 @@ class SiteHost:
             put_back = call.site in self.sites.put_back
             check_scores(call, parcels, self.sites.gates[call.site].ledger, self.course, put_back=put_back)
         leaving = self.sites.gates[call.site].release(
-            parcels,
+            self._summed(turn, declared, parcels),
             round=call.round,
             operation=call.operation,
             to=call.to,
@@ -295,6 +298,14 @@ class SiteHost:
         if self.spec.archive:
             self.spec.archive.released(site, call, parcels, turn.used, declared.address)
         return leaving
+
+    def _summed(self, turn: Turn, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        """The parcels as they leave: as they are, or as whole numbers of a sum."""
+        weighting = getattr(self.spec.method, "weighting", "samples")
+        if self.sums.covers(declared):
+            gate = self.sites.gates[turn.call.site]
+            return self.sums.outgoing(turn.site, turn.call, gate, declared, parcels, weighting)
+        return without_samples(self.spec.policy, declared, parcels, weighting)
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""

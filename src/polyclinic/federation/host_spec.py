@@ -14,6 +14,7 @@ from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.summing.settings import Federated
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class HostSpec:
     anchors: Path | None = None
     #: where a deployed site's studies are stopped until a person there has looked
     suspensions: Suspensions | None = None
+    #: how what the sites send is added up, and the name of the run in secure sums
+    federated: Federated = Federated()
+    run_name: str = ""
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do

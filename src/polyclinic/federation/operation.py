@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Operation(NamedTuple):
@@ -23,6 +23,7 @@ class Operation(NamedTuple):
     together: str | None
     takes: Mapping[str, str]
     front: bool
+    summed: str = ""
 
     def kind_of(self, argument: str) -> str:
         """The kind of parcel that the operation takes as this argument."""
@@ -53,6 +54,7 @@ def operation(
     together: str | None = None,
     takes: Mapping[str, str] | None = None,
     front: bool = False,
+    summed: Literal["", "mean", "sum"] = "",
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -70,7 +72,9 @@ def operation(
     the same work at several simulated sites at once, up to rounding; it is like a `grouped` one, and is called where
     the method's `may_stack` says so. `takes`: the kinds of parcel that it takes, by argument, where an argument is not
     named like its kind; a deployed site refuses any other kind. `front`: the weights that it is given are those of the
-    network up to the study's cut, and not of all of it.
+    network up to the study's cut, and not of all of it. `summed`: the coordinator needs nothing of the sites' releases
+    but their mean (weighted as `method.weighting` says) or their sum, so that they can be added up in whole numbers, or
+    in secret (`federation.sum`); the method then gets one reply of all sites together.
     """
 
     def mark(function: Callable) -> Callable:
@@ -88,6 +92,7 @@ def operation(
             together,
             dict(takes or {}),
             front,
+            summed,
         )
         return function
 

@@ -22,6 +22,7 @@ from polyclinic.federation.leaving.cohort import (
 from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.operation import Operation
 from polyclinic.federation.privacy_coverage import PUBLIC
 from polyclinic.federation.site import Site
 from polyclinic.federation.turn import Turn
@@ -56,6 +57,20 @@ def without_loss(parcel: Parcel) -> Parcel:
     """The parcel without its training loss, an exact score of training images that no method needs."""
     told = {name: value for name, value in parcel.metadata.items() if name != "loss"}
     return parcel if len(told) == len(parcel.metadata) else replace(parcel, metadata=told)
+
+
+def without_samples(
+    policy: Policy, declared: Operation, parcels: tuple[Parcel, ...], weighting: str
+) -> tuple[Parcel, ...]:
+    """The parcels without the number of images, where the policy hides it; GateRefused where the method needs it."""
+    if policy.samples == "tell" or not any("samples" in parcel.metadata for parcel in parcels):
+        return parcels
+    if weighting == "samples" or declared.summed != "mean":
+        raise GateRefused(
+            f"'{declared.address}' tells how many images it is of, and the site's policy hides that (samples); set "
+            "federation.sum = 'secure', or method.weighting = 'uniform'"
+        )
+    return tuple(replace(p, metadata={n: v for n, v in p.metadata.items() if n != "samples"}) for p in parcels)
 
 
 def coarse_scores(policy: Policy, turn: Turn, splits: tuple[str, ...], parcel: Parcel) -> Parcel:

@@ -26,7 +26,7 @@ class Ditto(PersonalFedAvg):
 
     summary: ClassVar[str] = "FedAvg, and beside it a model of each site's own, held near the common one"
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         parcel = self.train_common(site, weights)
         common = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}

@@ -37,7 +37,7 @@ class FedAvg(LocalWork, Method):
     )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
-    traits: ClassVar[Traits] = Traits(takes_replay=True, takes_frozen_features=True, weights_stay=True)
+    traits: ClassVar[Traits] = Traits(takes_replay=True, takes_frozen_features=True, weights_stay=True, sums=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
@@ -46,6 +46,14 @@ class FedAvg(LocalWork, Method):
             state.weights = self.combine(federation, state, replies)
             federation.evaluate(state.weights)
         return state.weights
+
+    def sum_obstacle(self) -> str | None:
+        if self.aggregation != "mean":
+            return (
+                f"method.aggregation: '{self.aggregation}' compares the sites' weights, and a sum shows none of them; "
+                "set method.aggregation = 'mean', or federation.sum = 'float'"
+            )
+        return super().sum_obstacle()
 
     def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
         """The next round's weights."""
@@ -65,7 +73,7 @@ class FedAvg(LocalWork, Method):
             if self.weighting == "samples":
                 reply_checks.check_samples(reply)
 
-    @operation("weights", begins_round=True, together="train_together")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         return local_training.train(site, weights, steps=self.steps_at(site), replayed=self.replayed(site))
 

@@ -59,7 +59,7 @@ class FedAvgShare(FedAvg):
     def take_shared(self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None) -> None:
         site.state.put("shared", {**real_images, **labels, **(masks or {})})
 
-    @operation("weights")
+    @operation("weights", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         part, replayed = self._union(site), self.replayed(site)
         return local_training.train(site, weights, steps=self.steps_at(site, part), part=part, replayed=replayed)

@@ -21,7 +21,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared import averaging, local_training
 from polyclinic.methods.shared.local_training import Correct
 from polyclinic.methods.shared.traits import Traits
 
@@ -41,11 +41,11 @@ class FedDyn(FedAvg):
             return mean
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
         before = getattr(state, "h", None) or {name: torch.zeros_like(mean[name]) for name in learned}
-        share = len(answers) / len(federation.sites)
+        share = averaging.count_sites(answers) / len(federation.sites)
         state.h = {n: before[n] - self.alpha * share * (mean[n] - state.weights[n]) for n in learned}
         return mean | {name: mean[name] - state.h[name] / self.alpha for name in learned}
 
-    @operation("weights", begins_round=True, together="train_together")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         regularise = self._regularise(site, weights, site.state.group("linear"))
         parcel = local_training.train(

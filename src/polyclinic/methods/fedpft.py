@@ -7,6 +7,7 @@ parameters once. The coordinator draws as many features as the sites have images
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple
 
@@ -63,7 +64,7 @@ class FedPFT(OneRound):
     passes: int = Field(30, ge=1, description="passes of the coordinator over the drawn features")
 
     summary: ClassVar[str] = "one round: sites send mixtures of Gaussians of each class's features, which are sampled"
-    traits: ClassVar[Traits] = ENCODER_TRAITS
+    traits: ClassVar[Traits] = replace(ENCODER_TRAITS, sums=False)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

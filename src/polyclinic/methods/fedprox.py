@@ -22,7 +22,7 @@ class FedProx(FedAvg):
 
     summary: ClassVar[str] = "FedAvg that holds each site near the round's common weights"
 
-    @operation("weights", begins_round=True, together="train_together")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         pull_back, replayed = self._pull_back(site, weights), self.replayed(site)
         return local_training.train(site, weights, steps=self.steps_at(site), correct=pull_back, replayed=replayed)

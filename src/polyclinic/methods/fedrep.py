@@ -25,7 +25,7 @@ class FedRep(FedPer):
 
     summary: ClassVar[str] = "FedPer that trains the head first and the common layers after it"
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         head, replayed = self.head_names(site.trainer.model), self.replayed(site)
         start = local_training.assemble(site, weights)

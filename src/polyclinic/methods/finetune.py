@@ -29,7 +29,7 @@ class FineTune(PersonalFedAvg):
         federation.ask_all("tune", weights=last if best is None else best)
         return last
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         return self.train_common(site, weights)
 

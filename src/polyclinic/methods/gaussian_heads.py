@@ -84,7 +84,7 @@ class GaussianHeads(OneRound):
         warn_of_small_sites(federation, counts, width)
         return total["counts"], total["first"], total["second"]
 
-    @operation("statistics")
+    @operation("statistics", summed="sum")
     def give_class_sums(self, site: Site) -> Parcel:
         """Counts, sums and second moments of the features of each class."""
         check_classes(site)

@@ -51,7 +51,7 @@ class Moon(FedAvg):
             "scaffold or fedavg under differential privacy"
         )
 
-    @operation("weights", begins_round=True)
+    @operation("weights", begins_round=True, summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         trainer = site.trainer
         common = local_training.assemble(site, weights)

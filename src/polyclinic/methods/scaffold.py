@@ -23,7 +23,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.averaging import WeightedMean
+from polyclinic.methods.shared.averaging import WeightedMean, count_sites
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
 
@@ -51,6 +51,14 @@ class Scaffold(FedAvg):
             "set method.option = 'II' under differential privacy"
         )
 
+    def sum_obstacle(self) -> str | None:
+        if self.weighting == "samples":
+            return (
+                "method.weighting: scaffold counts sites alike in its control variates, and a sum of whole numbers has "
+                "one weight for all; set method.weighting = 'uniform', or federation.sum = 'float'"
+            )
+        return super().sum_obstacle()
+
     def run(self, federation: Federation) -> Weights:
         weights = federation.initial_weights()
         learned = dict(federation.trainer.model.named_parameters())
@@ -62,7 +70,7 @@ class Scaffold(FedAvg):
             changes = WeightedMean()
             for reply in replies:
                 changes.add(reply.gradients, 1)
-            share = len(replies) / len(federation.sites)
+            share = count_sites(replies) / len(federation.sites)
             state.control = {name: state.control[name] + share * c for name, c in changes.tensors().items()}
             state.weights = mean | {name: self._step(state.weights[name], mean[name]) for name in learned}
             federation.evaluate(state.weights)
@@ -77,7 +85,7 @@ class Scaffold(FedAvg):
         if call.operation == "train":
             reply_checks.check_like(reply, "gradients", dict(federation.trainer.model.named_parameters()))
 
-    @operation("weights", "gradients", begins_round=True, together="train_together")
+    @operation("weights", "gradients", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights, gradients: Weights) -> tuple[Parcel, Parcel]:
         """Trained weights, and how much the site's control variate has changed."""
         own = _control(site, gradients)

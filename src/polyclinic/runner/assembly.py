@@ -222,7 +222,8 @@ class Assembly:
         the method takes weights from there; else on the CPU, from where they can go on as bytes."""
         engine = self.study.engine
         one_process = engine.name == "in-process" and engine.workers in (1, "auto") and engine.deadline is None
-        simulated = self.policy is None and self.open_data is None and self.study.defence is None
+        open_sum = self.study.federation.sum == "float"
+        simulated = open_sum and self.policy is None and self.open_data is None and self.study.defence is None
         stay = one_process and simulated and self.study.method.traits.weights_stay
         return device_of(engine.device) if stay else "cpu"
 
@@ -264,7 +265,13 @@ class Assembly:
             generator=study.generator,
             replay_settings=study.replay,
             keys=self.keys,
+            federated=study.federation,
+            run_name=self._run_name(deployed=self.keys is not None),
         )
+
+    def _run_name(self, *, deployed: bool) -> str:
+        """What secure sums call the run: the masks of a simulated one follow from the seed, wherever it lies."""
+        return self.folder.name if deployed else f"seed {self.study.seed}"
 
     def open_images(self, site: str) -> SiteData:
         """A site's images; without those for testing where the study is not to be tested."""
@@ -299,6 +306,8 @@ class Assembly:
             trainers=trainers,
             result_settings_json=self.result_settings_json,
             durable=self.study.engine.durable,
+            federated=self.study.federation,
+            run_name=self._run_name(deployed=self.policy is not None and self.policy.deployed),
         )
 
     def _simulated_policy(self) -> Policy:

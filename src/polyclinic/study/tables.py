@@ -18,6 +18,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
+from polyclinic.federation.summing.settings import Federated
 from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning
@@ -43,6 +44,7 @@ from polyclinic.study.checks import (
     check_tuning,
 )
 from polyclinic.study.plugged import check_attacks, check_kinds
+from polyclinic.study.sum_checks import check_sums
 from polyclinic.study.variants import VARIANTS, default_generator, fit_to_variants
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
@@ -235,6 +237,7 @@ class Study(Settings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
+    federation: Federated = Field(default_factory=Federated)
     logging: Logging | None = None
 
     @model_validator(mode="before")
@@ -270,6 +273,7 @@ class Study(Settings):
         check_generator(self)
         check_sites(self)
         check_privacy(self)
+        check_sums(self)
         check_kinds(self)
         return self
 
@@ -287,6 +291,8 @@ class Study(Settings):
                 del table[name]
         if self.model.weights == RANDOM:
             del tables["model"]["weights"]
+        if self.federation == Federated():
+            del tables["federation"]
         if self.policy.shares == "equal":
             del tables["policy"]["shares"]
         return tables
@@ -319,6 +325,7 @@ PLAIN: dict[str, type[Settings]] = {
     "evaluation": Evaluation,
     "engine": EngineSettings,
     "policy": PolicySettings,
+    "federation": Federated,
     "logging": Logging,
 }
 

@@ -148,6 +148,7 @@ class Gate:
             to=to,
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
             salted=self.policy.deployed and to != COORDINATOR,
+            sum=_sum_of(parcel),
         )
 
     def _may_write_soon(self, parcels: Sequence[Parcel]) -> bool:
@@ -165,6 +166,7 @@ class Gate:
             bytes=parcel.size,
             to=to,
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
+            sum=_sum_of(parcel),
         )
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
@@ -177,6 +179,12 @@ class Gate:
             where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"
             raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed}); add it to {where}")
 
+    def check_summand(self, parcel: Parcel) -> None:
+        """GateRefused for a parcel whose numbers may not leave, before they become whole numbers of a sum, in which
+        nobody could see it."""
+        check_finite(parcel)
+        self._check_raw(parcel)
+
     def _check_cohort(self, cohort: int | None) -> None:
         if cohort is not None and cohort < self.policy.min_cohort:
             wanted = self.policy.min_cohort
@@ -188,6 +196,11 @@ class Gate:
         for name, tensor in parcel.tensors.items():
             if self.raw_images.found_in(tensor):
                 raise GateRefusedData(f"tensor '{name}' holds images of the site itself")
+
+
+def _sum_of(parcel: Parcel) -> Any:
+    """The secure sum that a parcel belongs to, which the site itself has written on it; None for any other."""
+    return parcel.metadata.get("sum") if parcel.kind in ("masked", "shares") else None
 
 
 def check_finite(parcel: Parcel) -> None:

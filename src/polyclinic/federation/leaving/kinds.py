@@ -66,6 +66,14 @@ class Keys(Kind):
     """Public keys with which sites encrypt what they send each other."""
 
 
+class Masked(Kind):
+    """Whole numbers under masks of a secure sum; only the sum of all sites can be read."""
+
+
+class Shares(Kind):
+    """Shares of the secrets behind the masks of a secure sum, sealed for single sites or told at its end."""
+
+
 #: a further kind is one class and one line here, or a plug-in
 KINDS: Registry[type[Kind]] = Registry(
     "polyclinic.kinds",
@@ -83,6 +91,8 @@ KINDS: Registry[type[Kind]] = Registry(
         "masks": Masks,
         "real-images": RealImages,
         "keys": Keys,
+        "masked": Masked,
+        "shares": Shares,
     },
     base=Kind,
 )

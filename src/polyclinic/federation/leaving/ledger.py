@@ -116,14 +116,17 @@ class Ledger:
         to: str,
         privacy: JsonObject | None = None,
         salted: bool = False,
+        sum: JsonObject | None = None,
     ) -> None:
-        """Write down one release. `round` 0 is what happens before the first round.
+        """Write down one release. `round` 0 is what happens before the first round. `sum`: the secure sum that it
+        belongs to, by its id and its number of sites.
 
         `salted`: what left is a secret of site and receiver. The coordinator gets the ledger's head, by which it could
         else confirm a guess of the content.
         """
         self.settle()
         about = {"round": round, "operation": operation, "kind": kind, "bytes": bytes, "to": to, "privacy": privacy}
+        about |= {"sum": sum} if sum else {}
         self._append(digest, about, salted)
 
     def append_soon(self, digest: Future[str], **about: Any) -> None:
@@ -155,6 +158,8 @@ class Ledger:
             "to": about["to"],
             "privacy": about["privacy"],
         }
+        if about.get("sum"):
+            line["sum"] = about["sum"]
         self.last_round = max(self.last_round, about["round"])
         if self._on_record[_identity(line)] > 0:
             self._on_record[_identity(line)] -= 1

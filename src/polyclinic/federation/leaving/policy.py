@@ -65,6 +65,15 @@ class Policy(Settings):
         "than features, of which the features of single images follow: refuse, or allow",
     )
 
+    min_sites: int = Field(
+        3, ge=3, description="fewest sites of a secure sum that this site takes part in (federation.sum = 'secure')"
+    )
+    samples: Literal["tell", "hide"] = Field(
+        "tell",
+        description="whether the site tells how many images its answers are of: hide wants a secure sum, in which the "
+        "number is added up too, or method.weighting = 'uniform'",
+    )
+
     def delta_for(self, images: int) -> float:
         """The delta at which a site with so many training images counts epsilon."""
         return self.max_delta if self.max_delta is not None else 1 / max(images, 2)

@@ -34,12 +34,21 @@ def public_key(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def seal(plain: bytes, about: JsonMapping, *, sender: X25519PrivateKey, recipient: bytes) -> bytearray:
+def seal(
+    plain: bytes,
+    about: JsonMapping,
+    *,
+    sender: X25519PrivateKey,
+    recipient: bytes,
+    drawn: X25519PrivateKey | None = None,
+) -> bytearray:
     """A box for the owner of the public key `recipient`; `about` (plain JSON values) is bound to it, not in it.
+
+    `drawn` is the pair for this one box, where it must follow from a seed; never give the same one twice.
 
     Models have tens of megabytes, so they are sealed into the box and opened out of it without a copy in between.
     """
-    drawn = X25519PrivateKey.generate()
+    drawn = drawn or X25519PrivateKey.generate()
     theirs = X25519PublicKey.from_public_bytes(recipient)
     names = public_key(drawn) + public_key(sender) + recipient
     key = _key(drawn.exchange(theirs) + sender.exchange(theirs), names)

@@ -32,6 +32,11 @@ def weight_of(reply: Reply, weighting: str) -> int:
     return reply.metadata["samples"] if weighting == "samples" else 1
 
 
+def count_sites(replies: Iterable[Reply]) -> int:
+    """How many sites replied; a reply of all sites together (`federation.sum`) says of how many it is."""
+    return sum(int(reply.metadata.get("sites", 1)) for reply in replies)
+
+
 class WeightedMean:
     """The mean of sets of tensors that come one after the other.
 

@@ -96,6 +96,16 @@ class Method(Settings):
         """Why the method, as it is set, cannot go with differential privacy: a sentence with the cure, or None."""
         return None
 
+    def sum_obstacle(self) -> str | None:
+        """Why the sites' answers, as the method is set, cannot be added up (`federation.sum`): a sentence with the
+        cure, or None."""
+        if self.traits.sums:
+            return None
+        return (
+            f"method.name: the coordinator of '{self.name}' needs each site's answer by itself; choose fedavg, fedsgd "
+            "or analytic, or set federation.sum = 'float'"
+        )
+
     @classmethod
     def operation_named(cls, name: str) -> Operation | None:
         """What the method declares of an operation; None for those of the federation itself."""

@@ -39,6 +39,7 @@ ENCODER_TRAITS = Traits(
     samples_sites=False,
     needs_encoder=True,
     has_course=False,
+    sums=True,
 )
 
 
@@ -90,7 +91,7 @@ class OneRound(Method):
             "private steps"
         )
 
-    @operation("statistics")
+    @operation("statistics", summed="sum")
     def give_sums(self, site: Site) -> Parcel:
         check_classes(site)
         features = self.features(site)

@@ -45,5 +45,8 @@ class Traits:
     #: its weights come nearer step by step, by training at the sites, and are not solved for or averaged at the end, so
     #: that the incoming check can compare them with those before
     has_course: bool = True
+    #: its coordinator needs the mean or the sum of the sites' answers only, so that it can be secret
+    #: (`federation.sum = "secure"`)
+    sums: bool = False
     #: is for studies with a table [privacy] only
     needs_privacy: bool = False

@@ -1,0 +1,48 @@
+"""Fixed point: floating-point numbers as whole numbers of 64 bits, which add up modulo 2^64 in any order.
+
+A number x with weight w becomes round(w x 2^bits). It must lie within 2^53, so that float64 holds it exactly and the
+sum of 1,024 sites cannot overflow. The mean over weights W in all is then exact up to 2^-bits / W for each site.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: largest whole number that one site may add
+LARGEST = 2**53
+
+
+class TooLarge(Exception):  # noqa: N818
+    """A number that does not fit; says the largest one that does."""
+
+
+def to_whole(values: Tensor, weight: int, bits: int) -> np.ndarray:
+    """Numbers times a weight as whole numbers of 2^-bits, uint64 [n]; whole ones keep a resolution of 1."""
+    if values.dtype.is_floating_point:
+        wide = (values.detach().double() * (weight * 2.0**bits)).round()
+        _check(float(wide.abs().max()) if wide.numel() else 0.0, weight, bits)
+        whole = wide.long()
+    else:
+        whole = values.detach().long() * weight
+        _check(float(values.double().abs().max()) * weight if values.numel() and weight != 1 else 0.0, weight, 0)
+    return whole.cpu().contiguous().flatten().numpy().view(np.uint64)
+
+
+def _check(largest: float, weight: int, bits: int) -> None:
+    if not largest <= LARGEST:
+        raise TooLarge(f"{largest / weight / 2.0**bits:.4g}, and with {weight} as weight ±{limit(weight, bits):.4g} fit")
+
+
+def limit(weight: int, bits: int) -> float:
+    """The largest number that fits with this weight."""
+    return LARGEST / weight / 2.0**bits
+
+
+def from_whole(total: np.ndarray, weight: int, bits: int, dtype: torch.dtype) -> Tensor:
+    """The mean that a sum of whole numbers uint64 [n] stands for, where the weights add up to `weight`."""
+    signed = torch.from_numpy(total.view(np.int64).copy())
+    if dtype.is_floating_point:
+        return (signed.double() / (weight * 2.0**bits)).to(dtype)
+    return signed.to(dtype) if weight == 1 else (signed.double() / weight).round().to(dtype)

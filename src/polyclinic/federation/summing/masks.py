@@ -1,0 +1,72 @@
+"""Masks of a secure sum (Bonawitz et al. 2017): one of each pair of sites, which cancels, and one of each site's own.
+
+A mask is the key stream of ChaCha20, read as whole numbers of 64 bits. Its key comes by HKDF from a secret (that of two
+sites by X25519, or the site's own) and from the context: the run, the round, the operation, the mask keys of all sites,
+the sites that take part, and a digest of what the site was asked. Sites with another context have other masks, and
+these do not cancel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+#: whole numbers that are made at a time: bounds the memory, and stays in the processor's cache
+PIECE = 2**17
+_ZEROS = bytes(8 * PIECE)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Which sum masks are for."""
+
+    run: str
+    round: int
+    operation: str
+    #: the mask keys of all that gave one, by site
+    keys: Mapping[str, bytes]
+    #: those of them that take part
+    members: Sequence[str]
+
+    @property
+    def sum_id(self) -> str:
+        """A digest of all that was agreed on before anybody was asked."""
+        keys = {site: key.hex() for site, key in sorted(self.keys.items())}
+        text = json.dumps([self.run, self.round, self.operation, keys, sorted(self.members)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def info(self, question: str) -> bytes:
+        """What a mask's key depends on besides the secret; `question` is the digest of what a site was asked."""
+        return f"polyclinic mask 1 {self.sum_id} {question}".encode()
+
+
+def pair_secret(mine: X25519PrivateKey, theirs: bytes) -> bytes:
+    """What two sites have in common; ValueError for a public key that is none."""
+    return mine.exchange(X25519PublicKey.from_public_bytes(theirs))
+
+
+def add_mask(numbers: np.ndarray, secret: bytes, info: bytes, *, sign: int) -> None:
+    """Add (sign 1) or subtract (-1) a mask to whole numbers uint64 [n], modulo 2^64, in place."""
+    key = HKDF(SHA256(), length=32, salt=None, info=info).derive(secret)
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    buffer = bytearray(len(_ZEROS))
+    for start in range(0, len(numbers), PIECE):
+        piece = numbers[start : start + PIECE]
+        stream.update_into(memoryview(_ZEROS)[: 8 * len(piece)], buffer)
+        mask = np.frombuffer(buffer, "<u8", len(piece))
+        (np.add if sign > 0 else np.subtract)(piece, mask, out=piece)
+
+
+def sign_of(site: str, other: str, keys: Mapping[str, bytes]) -> int:
+    """Whether a site adds or subtracts the mask that it has with another one: they do the opposite."""
+    order = sorted(keys)
+    return 1 if order.index(site) < order.index(other) else -1

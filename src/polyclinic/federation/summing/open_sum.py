@@ -1,0 +1,81 @@
+"""The sum that a site takes part in: what it has to remember from one step to the next, in its own state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.summing.masks import Context
+from polyclinic.settings import Settings
+
+if TYPE_CHECKING:
+    from polyclinic.federation.site import Site
+
+#: where a site's state keeps it
+STATE = "sum"
+Step = Literal["keys", "shares", "ready", "added", "opened"]
+
+
+class OpenSum(Settings):
+    """A sum at a site. Bytes are hex digits. What is secret is gone once the sum is opened."""
+
+    run: str
+    round: int
+    operation: str
+    step: Step
+    #: the private mask key, and the seed of the site's own mask
+    mask_key: str = ""
+    own_seed: str = ""
+    #: public mask keys by site, and those of them that take part
+    keys: dict[str, str] = {}
+    members: tuple[str, ...] = ()
+    #: how many sites must be left
+    threshold: int = 0
+    #: of each member: the share of its mask key, and that of its own seed
+    held: dict[str, tuple[str, str]] = {}
+    question: str = ""
+
+    @property
+    def private_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(self.mask_key))
+
+    def context(self, *, of_all: bool = False) -> Context:
+        """What the masks are for; before it is known who takes part, `of_all` that gave a key."""
+        keys = {site: bytes.fromhex(key) for site, key in self.keys.items()}
+        return Context(self.run, self.round, self.operation, keys, tuple(keys) if of_all else self.members)
+
+    def place(self, site: str) -> int:
+        """Where a site's shares lie, from 1."""
+        return sorted(self.keys).index(site) + 1
+
+
+def keep(site: Site, found: OpenSum) -> None:
+    text = json.dumps(found.model_dump(mode="json")).encode()
+    site.state[STATE] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
+
+
+def known(site: Site) -> OpenSum | None:
+    """The sum that the site remembers; None if there was none."""
+    if STATE not in site.state:
+        return None
+    return OpenSum.model_validate_json(site.state[STATE].numpy().tobytes())
+
+
+def at_step(site: Site, operation: str, *steps: Step) -> OpenSum:
+    """The sum of this round and operation; ParcelRejected unless it stands at one of these steps."""
+    found = known(site)
+    if found is None or (found.round, found.operation) != (site.round, operation):
+        raise ParcelRejected(f"no sum of '{operation}' has begun in round {site.round}")
+    if found.step not in steps:
+        raise ParcelRejected(f"the sum of '{operation}' in round {site.round} is past this step ({found.step})")
+    return found
+
+
+def changed(found: OpenSum, changes: Mapping[str, object]) -> OpenSum:
+    return OpenSum(**{**found.model_dump(), **changes})

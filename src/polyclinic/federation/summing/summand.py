@@ -1,0 +1,91 @@
+"""A summand: the parcels that an operation released, as one row of whole numbers, and back from the sum of such rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.summing import fixed_point
+from polyclinic.federation.summing.fixed_point import TooLarge
+
+#: in a mean in which all sites count alike, a site has this weight, so that small gradients are not rounded away
+UNIFORM = 1024
+#: whole numbers at the end of a row: the weight, the number of images that `expected` says, and 1 for the site itself
+TAIL = 3
+#: kind, name, dtype and shape of each tensor in a row
+Layout = list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Summand:
+    """`numbers`: uint64 [n]; `layout`: what they are."""
+
+    numbers: np.ndarray
+    layout: Layout
+
+
+def summand_of(parcels: Sequence[Parcel], *, mean: bool, weighting: str, bits: int) -> Summand:
+    """The row of what a site releases; `mean`: the sites' weighted mean is wanted, else their sum. TooLarge names the
+    tensor with a number that does not fit."""
+    metadata = {name: value for parcel in parcels for name, value in parcel.metadata.items()}
+    weight = 1 if not mean else int(metadata["samples"]) if weighting == "samples" else UNIFORM
+    rows, layout = [], []
+    for parcel in parcels:
+        for name, tensor in parcel.tensors.items():
+            try:
+                rows.append(fixed_point.to_whole(tensor, weight, bits))
+            except TooLarge as error:
+                raise TooLarge(f"{parcel.kind} '{name}' holds {error}") from None
+            layout.append([parcel.kind, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+    expected = round(float(metadata.get("expected", 0.0)) * 2**bits)
+    rows.append(np.array([weight, expected, 1], np.uint64))
+    return Summand(np.concatenate(rows), layout)
+
+
+def parcels_of(
+    total: np.ndarray, layout: Layout, kinds: Sequence[str], *, mean: bool, bits: int, sites: int
+) -> tuple[Parcel, ...]:
+    """What the sum of `sites` rows says: the mean or the sum of each tensor, by kind. ParcelRejected where the row
+    cannot be the sum of so many."""
+    weight, expected, counted = (int(number) for number in total[-TAIL:].view(np.int64))
+    if counted != sites or weight < 1:
+        raise ParcelRejected("the sum is not that of the sites: their masks do not cancel, or a site lied about its own")
+    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    start = 0
+    for kind, name, dtype, shape in layout:
+        end = start + int(np.prod(shape, dtype=np.int64))
+        of_tensor = fixed_point.from_whole(total[start:end], weight if mean else 1, bits, getattr(torch, dtype))
+        found[kind][name] = of_tensor.reshape(shape)
+        start = end
+    metadata = {"samples": weight, "expected": expected / 2**bits, "sites": sites}
+    return tuple(Parcel(kind, tensors, metadata) for kind, tensors in found.items())
+
+
+def check_layout(layout: Any, numbers: Tensor, kinds: Sequence[str]) -> None:
+    """ParcelRejected unless a row that came has the form that its layout says."""
+    if not isinstance(layout, list) or not all(_is_entry(entry, kinds) for entry in layout):
+        raise ParcelRejected("a summand's layout is no list of kinds, names, dtypes and shapes")
+    length = sum(int(np.prod(entry[3], dtype=object)) for entry in layout) + TAIL
+    if numbers.dtype != torch.int64 or tuple(numbers.shape) != (length,):
+        raise ParcelRejected(f"a summand of {length} whole numbers was expected, and {tuple(numbers.shape)} came")
+
+
+def _is_entry(entry: Any, kinds: Sequence[str]) -> bool:
+    if not isinstance(entry, list) or len(entry) != 4 or entry[0] not in kinds or not isinstance(entry[1], str):
+        return False
+    is_dtype = isinstance(entry[2], str) and isinstance(getattr(torch, entry[2], None), torch.dtype)
+    return is_dtype and isinstance(entry[3], list) and all(type(side) is int and side >= 0 for side in entry[3])
+
+
+def digest_of_question(parcels: Mapping[str, Parcel], arguments: Mapping[str, Any]) -> str:
+    """A digest of what a site was asked: sites that were asked something else have other masks."""
+    digests = {name: parcel.digest for name, parcel in sorted(parcels.items())}
+    return hashlib.sha256(json.dumps([digests, dict(arguments)], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,52 @@
+"""Sums of the sites' answers (`[federation]`) that cannot work, each with the cure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polyclinic.errors import BadInput
+from polyclinic.federation.summing.settings import MOST_SITES, Federated
+
+if TYPE_CHECKING:
+    from polyclinic.study.tables import Study
+
+#: fewest sites of a secure sum, whatever a site's policy says
+FEWEST = 3
+
+
+def check_sums(study: Study) -> None:
+    """BadInput if the study's method, sites or defence do not go with the way its answers are added up."""
+    settings = study.federation
+    _check_unused(settings)
+    if settings.sum == "float":
+        return
+    if obstacle := study.method.sum_obstacle():
+        raise BadInput(obstacle)
+    count = len(study.sites.site_names() or ())
+    if count > MOST_SITES:
+        raise BadInput(f"federation.sum: whole numbers take up to {MOST_SITES:,} sites; set federation.sum = 'float'")
+    if settings.sum == "secure":
+        _check_secure(study, count)
+
+
+def _check_unused(settings: Federated) -> None:
+    usual = Federated()
+    if settings.sum != "secure" and settings.threshold != usual.threshold:
+        raise BadInput("federation.threshold: is of secure sums; set federation.sum = 'secure', or leave it out")
+    if settings.sum != "secure" and settings.liars != usual.liars:
+        raise BadInput("federation.liars: is of secure sums; set federation.sum = 'secure', or leave it out")
+
+
+def _check_secure(study: Study, count: int) -> None:
+    settings, fraction = study.federation, study.method.fraction
+    asked = max(1, round(fraction * count)) if count else 0
+    if count and asked < FEWEST:
+        raise BadInput(
+            f"federation.sum: a secure sum of {asked} sites would show what a single one sent; take {FEWEST} sites or "
+            "more in each round, or set federation.sum = 'integer'"
+        )
+    if asked and settings.liars >= settings.fewest_of(asked):
+        raise BadInput(
+            f"federation.liars: {settings.liars} of the {settings.fewest_of(asked)} sites that open a sum may not all "
+            "lie; take fewer, or a higher federation.threshold"
+        )
