@@ -135,7 +135,7 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
         "site": audited.who,
         "round": release.round,
         "operation": release.operation,
-        "kind": parcel.kind,
+        "kind": audited.kind_that_left,
         "digests": [part.parcels[audited.number].digest for part in audited.parts.values()],
         "findings": findings,
         "not_tried": [asdict(result) for result in results if isinstance(result, NotTried)],

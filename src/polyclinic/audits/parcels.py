@@ -51,6 +51,11 @@ class AuditedParcel:
         return self.release.parcels[self.number]
 
     @property
+    def kind_that_left(self) -> str:
+        """The kind under which it left: in a secure sum that is another one."""
+        return str(self.release.left[0][0]) if len(self.release.left) == 1 else self.parcel.kind
+
+    @property
     def who(self) -> str:
         return self.site if len(self.parts) == 1 else f"sum of {len(self.parts)} sites"
 
@@ -116,7 +121,7 @@ def parcels_to_audit(
     _check_names("--sites", sites, list(kept))
     _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *(kind for kind in KINDS if kind not in KINDS.builtin)])
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
-    summed = study.audit is not None and study.audit.secure_sum
+    summed = (study.audit is not None and study.audit.secure_sum) or study.federation.sum == "secure"
     groups = group_for_sums(wanted, budget) if summed else choose_releases(wanted, budget, every_site=bool(sites))
     found = []
     for group in groups:
@@ -207,7 +212,12 @@ def check_against_ledger(site: str, release: Release, lines: list[JsonObject]) -
     numbers = [int(file.name.split("-")[0]) for file in release.files]
     if not numbers or numbers != list(range(len(numbers))):
         raise WorkFailed(f"site '{site}': {release.folder} lacks a parcel that was kept; it was changed since")
-    for file, kind, digest in zip(release.files, release.kinds, release.digests, strict=True):
+    for kind, digest in release.left:
+        if (release.round, release.operation, kind, digest) not in left:
+            raise WorkFailed(f"site '{site}': {release.folder} says of {kind} what its ledger does not; it was changed")
+    for file, kind, digest in (
+        zip(release.files, release.kinds, release.digests, strict=True) if not release.left else ()
+    ):
         if (release.round, release.operation, kind, digest) not in left:
             raise WorkFailed(f"site '{site}': {file} is not what its ledger says left; it was changed since")
     try:

@@ -21,6 +21,7 @@ NOT_ATTACKED: dict[str, tuple[Word, str]] = {
     "statistics": (NOT_TESTED, "sums and counts left the site"),
     "metrics": (NOT_TESTED, "sums of scores left the site"),
     "keys": (NOT_TESTED, "public keys left the site; they are drawn at random and not made of images"),
+    "shares": (NOT_TESTED, "shares of the secrets behind masks left the site; they are drawn at random, too"),
 }
 #: figures that grow with a leak, the weightiest first
 STRENGTH = ("recovered", "copies", "auc", "told", "psnr")

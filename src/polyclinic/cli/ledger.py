@@ -101,6 +101,8 @@ def show_lines(ledgers: Mapping[str, Checked]) -> None:
     for line in every:
         columns = "  ".join(f"{line[name]:<{wide[name]}}" for name in ("operation", "kind"))
         about = f"round {line['round']:>3}  {columns}  {line['bytes']:>10} B  to {line['to']}  {line['digest'][:16]}"
+        if of_sum := line.get("sum"):
+            about += f"  in sum {of_sum['id']} of {of_sum['sites']} sites"
         typer.echo(f"{line['site']:<{wide['site']}}  {about}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from polyclinic.data.names import COORDINATOR
 from polyclinic.data.own_images import find_kit
 from polyclinic.federation.leaving.budget import Spent
+from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.json_types import JsonObject
 from polyclinic.messages import human_bytes
 from polyclinic.noted_files import read_result
@@ -24,6 +25,8 @@ WORDS = {
     "statistics": "statistics",
     "metrics": "scores",
     "keys": "public keys",
+    "masked": "numbers under masks, of which only the sum over all sites can be read",
+    "shares": "shares of the secrets behind these masks",
     "labels": "labels of real images",
     "masks": "masks of real images",
     "real-images": "REAL IMAGES",
@@ -78,7 +81,7 @@ def _times(group: Sequence[JsonObject]) -> str:
 
 def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
     records = [line["privacy"] for line in lines if line["privacy"]]
-    bare = dict.fromkeys(line["kind"] for line in lines if line["privacy"] is None and line["kind"] != "keys")
+    bare = dict.fromkeys(line["kind"] for line in lines if line["privacy"] is None and line["kind"] not in OF_NO_IMAGE)
     if not records:
         yield "Differential privacy covers nothing of this: no epsilon limits what it tells about a patient."
         return

@@ -14,14 +14,17 @@ from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.key_exchange import KeyExchange
+from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import Operation
+from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
 from polyclinic.runner.assembly import Assembly, trusted_file
 from polyclinic.study import Study
+from polyclinic.study.sum_checks import FEWEST
 
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
 COVERED = {
@@ -32,7 +35,7 @@ COVERED = {
     "prior": ("generator", "synthetic-images"),
 }
 #: kinds whose size is that of the model
-AS_LARGE_AS_THE_MODEL = ("weights", "gradients")
+AS_LARGE_AS_THE_MODEL = ("weights", "gradients", "masked")
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class Asked:
 
     def _uncovered(self) -> str:
         assert self.study.privacy is not None
-        covered = {kind for part in self.study.privacy.on for kind in COVERED[part]} | {"keys"}
+        covered = {kind for part in self.study.privacy.on for kind in COVERED[part]} | OF_NO_IMAGE
         kinds = sorted({kind for _, one, _ in operations_of(self.study) for kind in one.releases} - covered)
         open_kinds = [kind for kind in kinds if kind != SCORES]
         words = ["scores of validation and test images" if SCORES in kinds else "", *open_kinds]
@@ -193,12 +196,15 @@ class Asked:
 def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     """The operations that a study's coordinator may ask for: name, what each declares, what it is for."""
     found = []
-    exchange = [KeyExchange()] if _goes_between_sites(study) else []
+    sums = SiteSums(study.federation, "", FEWEST)
+    exchange: list[object] = [KeyExchange()] if _goes_between_sites(study) else []
+    exchange += [sums] if study.federation.sum == "secure" else []
     for owner in (study.method, *exchange):
         for name in sorted(dir(type(owner))):
             function = getattr(type(owner), name, None)
             if isinstance(declared := getattr(function, "operation", None), Operation):
-                found.append((name, declared, (function.__doc__ or "").split("\n")[0].rstrip(".")))
+                leaves = declared._replace(releases=sums.kinds(declared))
+                found.append((name, leaves, (function.__doc__ or "").split("\n")[0].rstrip(".")))
     return found
 
 

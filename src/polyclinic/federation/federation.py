@@ -28,7 +28,7 @@ from polyclinic.federation.observer import Observer
 from polyclinic.federation.payload import sort_payload
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.federation.state import SitePosition, SiteState, read_state
-from polyclinic.federation.summing.coordinator_sums import CoordinatorSums
+from polyclinic.federation.summing.coordinator_sums import Ask, CoordinatorSums
 from polyclinic.federation.traffic import Traffic
 from polyclinic.randomness import torch_rng
 
@@ -136,7 +136,17 @@ class Federation:
             answers = self._answers(list(some), operation, payload, COORDINATOR, counted, by_site)
             return (answer for answer in answers if isinstance(answer, Reply))
 
-        return self.sums.collect(self, operation, asked, payload, ask) if self.sums.covers(operation) else ask(asked)
+        return self._summed(operation, asked, payload, ask) if self.sums.covers(operation) else ask(asked)
+
+    def _summed(self, operation: str, asked: Sequence[str], payload: dict[str, Any], ask: Ask) -> Iterator[Reply]:
+        """The one reply of all sites together, checked like that of one."""
+        parcels, arguments = sort_payload(payload)
+        for reply in self.sums.collect(self, operation, asked, parcels, arguments, ask):
+            try:
+                self._replies.check_sum(self, Call(reply.site, operation, self.round, parcels, arguments), reply)
+            except ParcelRejected as error:
+                raise WorkFailed(f"the sum of '{operation}' in round {self.round} cannot be used: {error}") from None
+            yield reply
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
         """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between.

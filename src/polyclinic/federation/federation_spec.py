@@ -60,7 +60,7 @@ class FederationSpec:
     #: where the coordinator's weights lie
     device: str = "cpu"
     #: how what the sites send is added up, and the name of the run in secure sums
-    federated: Federated = Federated()
+    federated: Federated = field(default_factory=Federated)
     run_name: str = ""
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False

@@ -140,7 +140,11 @@ class SiteHost:
         if self.spec.policy.deployed:
             asked = "" if declared.repeats else digest_of_call(site, call)
             self._check_course(site, call, declared, asked)
-            kinds, size, private = self.sums.kinds(declared), model_bytes(site.trainer), site.trainer.privacy is not None
+            kinds, size, private = (
+                self.sums.kinds(declared),
+                model_bytes(site.trainer),
+                site.trainer.privacy is not None,
+            )
             gate = self.sites.gates[call.site]
             held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
         site.round = call.round
@@ -279,8 +283,9 @@ class SiteHost:
             check_drawn_patients(policy, turn)
             put_back = call.site in self.sites.put_back
             check_scores(call, parcels, self.sites.gates[call.site].ledger, self.course, put_back=put_back)
+        outgoing = self._summed(turn, declared, parcels)
         leaving = self.sites.gates[call.site].release(
-            self._summed(turn, declared, parcels),
+            outgoing,
             round=call.round,
             operation=call.operation,
             to=call.to,
@@ -296,8 +301,13 @@ class SiteHost:
         if policy.deployed and any(parcel.kind == SCORES for parcel in parcels):
             ScoredWeights(site.folder / SCORED).note(call)
         if self.spec.archive:
-            self.spec.archive.released(site, call, parcels, turn.used, declared.address)
+            self.spec.archive.released(
+                site, call, parcels, turn.used, declared.address, self._left_as(declared, outgoing)
+            )
         return leaving
+
+    def _left_as(self, declared: Operation, outgoing: tuple[Parcel, ...]) -> tuple[Parcel, ...] | None:
+        return outgoing if self.sums.covers(declared) else None
 
     def _summed(self, turn: Turn, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
         """The parcels as they leave: as they are, or as whole numbers of a sum."""

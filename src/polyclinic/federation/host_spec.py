@@ -64,7 +64,7 @@ class HostSpec:
     #: where a deployed site's studies are stopped until a person there has looked
     suspensions: Suspensions | None = None
     #: how what the sites send is added up, and the name of the run in secure sums
-    federated: Federated = Federated()
+    federated: Federated = field(default_factory=Federated)
     run_name: str = ""
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.json_types import JsonMapping, JsonObject
 
@@ -32,7 +33,7 @@ class Coverage:
         """A site released this parcel."""
         if parcel.privacy is not None and _is_record(parcel.privacy):
             self.add(site, parcel.privacy)
-        elif parcel.content != "keys" and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
+        elif parcel.content not in OF_NO_IMAGE and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
             self.uncovered.add(parcel.content)
 
 

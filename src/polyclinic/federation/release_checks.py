@@ -49,7 +49,7 @@ def check_all_covered(operation: str, released: Iterable[Parcel]) -> None:
     """GateRefused if a parcel is not covered by differential privacy, or holds scores, where the study wants all
     covered."""
     for parcel in released:
-        if parcel.kind == SCORES or (parcel.privacy is None and parcel.kind != "keys" and tells_something(parcel)):
+        if parcel.kind == SCORES or (parcel.privacy is None and tells_something(parcel)):
             raise GateRefused(f"'{operation}' releases {parcel.kind} that nothing covers, and privacy.cover is 'all'")
 
 

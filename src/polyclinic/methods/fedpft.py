@@ -7,8 +7,8 @@ parameters once. The coordinator draws as many features as the sites have images
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np

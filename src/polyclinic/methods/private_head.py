@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
+from polyclinic.federation.summing.open_sum import honest_sites
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 BASIS, VECTORS = "basis", "private head vectors"
 SHARED = "a coordinator that sees what single sites send: the noise is shared among them, and protects their sum only"
 
+IN_SUM = "a coordinator that opens the secure sum with fewer than {honest} honest sites, whose noise it is"
+
 
 class PrivateHead(Method):
     name: Literal["private-head"] = "private-head"
@@ -48,7 +52,7 @@ class PrivateHead(Method):
     noise: Literal["each-site", "shared"] = Field(
         "each-site",
         description="every site's sum is private by itself; or the sites share the noise of one sum, which needs a "
-        "coordinator that sees the sum only (simulation)",
+        "coordinator that sees the sum only (federation.sum = 'secure', or simulation)",
     )
     numbers: int = Field(1500, ge=1, description="numbers of an image after projection on a public basis")
     whitening: float = Field(
@@ -71,6 +75,7 @@ class PrivateHead(Method):
         needs_encoder=True,
         has_course=False,
         needs_privacy=True,
+        sums=True,
     )
 
     # --- the coordinator --------------------------------------------------------------------------
@@ -83,7 +88,9 @@ class PrivateHead(Method):
         weights = self.weights(basis, zero)
         assert federation.trainer.privacy is not None, "the study's checks want the table [privacy]"
         clip = federation.trainer.privacy.clip
-        operation = "give_shared_gradient" if self.noise == "shared" else "give_gradient"
+        in_secret = federation.sums.settings.sum == "secure"
+        shared = "give_share_of_sum" if in_secret else "give_shared_gradient"
+        operation = shared if self.noise == "shared" else "give_gradient"
         for number in federation.rounds(self.rounds, state):
             replies = federation.ask_all(operation, statistics={"head": state.step["head"]})
             images = sum(reply.metadata["expected"] for reply in replies)
@@ -113,7 +120,7 @@ class PrivateHead(Method):
         return {"fc.weight": slopes, "fc.bias": self.bias * head[:, -1] - slopes @ basis["mean"]}
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
-        if call.operation in ("give_gradient", "give_shared_gradient"):
+        if call.operation in ("give_gradient", "give_shared_gradient", "give_share_of_sum"):
             reply_checks.check_like(reply, "gradients", call.parcels["statistics"].tensors)
             if "expected" not in reply.metadata:
                 raise ParcelRejected("the reply does not say how many images it is of ('expected')")
@@ -133,7 +140,7 @@ class PrivateHead(Method):
         encoder = _encoded(site.trainer.model).features.encoder(site.trainer.device)
         return public_basis(encoder, self.numbers, whitening=self.whitening, each=self.phantoms)
 
-    @operation("gradients")
+    @operation("gradients", summed="sum")
     def give_gradient(self, site: Site, statistics: Weights) -> Parcel:
         """The noisy sum of clipped gradients of the head."""
         return self._noisy_gradient(site, statistics["head"], share=1.0)
@@ -142,9 +149,17 @@ class PrivateHead(Method):
     def give_shared_gradient(self, site: Site, statistics: Weights) -> Parcel:
         """The same with a share of the noise, so that the sum of all sites has all of it."""
         sites = int(site.state.group(BASIS)["sites"])
-        return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(sites))
+        return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(sites), limits=[SHARED])
 
-    def _noisy_gradient(self, site: Site, head: Tensor, share: float) -> Parcel:
+    @operation("gradients", summed="sum")
+    def give_share_of_sum(self, site: Site, statistics: Weights) -> Parcel:
+        """The same in a secure sum: the noise of the fewest sites that can open it, without those that may lie, is
+        enough, so that the sum is covered even if others drop out or add none."""
+        honest = honest_sites(site)
+        limits = [IN_SUM.format(honest=honest)]
+        return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(honest), limits=limits)
+
+    def _noisy_gradient(self, site: Site, head: Tensor, share: float, limits: Sequence[str] = ()) -> Parcel:
         vectors, trainer = self.vectors(site), site.trainer
         targets = trainer.task.targets(torch.from_numpy(np.array(site.data.train.labels)))
         clip = private.clipping_norm(site)
@@ -157,7 +172,6 @@ class PrivateHead(Method):
 
         size = None if self.batch == "full" else trainer.optimizer.batch_size
         noisy, expected = private.release_sum(site, total, size, share=share)
-        limits = [SHARED] if share < 1 else []
         record = private.record_of(site, "classifier", limits=limits)
         return Parcel("gradients", {"head": noisy}, {"samples": len(site.data.train), "expected": expected}, record)
 

@@ -78,6 +78,16 @@ class ReplyCheck:
         except WorkFailed as error:  # what the method would have stopped for is the failure of one site
             raise ParcelRejected(str(error)) from None
 
+    def check_sum(self, federation: Federation, call: Call, reply: Reply) -> None:
+        """ParcelRejected for the mean or sum of all sites that cannot be one: masks that do not cancel, for example."""
+        for parcel in reply.parcels:
+            _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
+        if self._method:
+            try:
+                self._method.check_reply(federation, call, reply)
+            except WorkFailed as error:
+                raise ParcelRejected(str(error)) from None
+
     def _check_counts(self, call: Call, parcel: Parcel) -> None:
         for name, most in COUNTS.items():
             if name in parcel.metadata:

@@ -51,14 +51,25 @@ class ParcelArchive:
         self.random, self.seed = random, seed
         self._received: dict[str, dict[str, Parcel]] = {}
         self._steps: dict[tuple[str, str], tuple[int, int]] = {}
+        self._left: list[list[str]] = []
 
     def begins(self, site: Site, received: Mapping[str, Parcel]) -> None:
         """Tell before an operation what the site has received for it."""
         self._received.setdefault(site.name, {}).update(received)
 
-    def released(self, site: Site, call: Call, parcels: Sequence[Parcel], used: Sequence[Tensor], address: str) -> None:
+    def released(
+        self,
+        site: Site,
+        call: Call,
+        parcels: Sequence[Parcel],
+        used: Sequence[Tensor],
+        address: str,
+        left: Sequence[Parcel] | None = None,
+    ) -> None:
         """Tell after the gate has let these parcels out. `used`: indices of the site's images in every batch that it
-        took; `address`: what the operation's draws are addressed by."""
+        took; `address`: what the operation's draws are addressed by; `left`: what they left as, in a sum of whole
+        numbers."""
+        self._left = [[parcel.kind, parcel.digest] for parcel in left] if left else []
         if any(is_attackable(parcel.kind) for parcel in parcels):
             step = self._step(call)
             wanted = [p for p in parcels if is_attackable(p.kind) or p.kind in COMPANION_KINDS]
@@ -80,6 +91,7 @@ class ParcelArchive:
         priority = seed_of(self.seed, site.name, "keep", address, call.round, step)
         name = f"{call.round:05d}-{step:05d}-{call.operation}-{parcels[0].digest[:12]}"
         note = {"operation": call.operation, "round": call.round, "step": step, "to": call.to, "priority": priority}
+        note |= {"left": self._left} if self._left else {}
         kept = {old.name: old for old in releases(folder) if old.operation == call.operation}
         chosen = self._chosen([*((old.name, old.note) for old in kept.values() if old.name != name), (name, note)])
         if name in chosen and name not in kept:
@@ -118,6 +130,11 @@ class Release:
     def step(self) -> int:
         """How many releases of the operation the site had in this round before."""
         return int(self.note["step"])
+
+    @property
+    def left(self) -> list[list[str]]:
+        """Kind and digest of what the parcels left as, in a sum of whole numbers; empty where they left as they are."""
+        return list(self.note.get("left", []))
 
     @property
     def files(self) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polyclinic.federation.leaving.anchor_file import AnchorFile
+from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
@@ -266,4 +267,4 @@ def size_tells_something(parcel: Parcel) -> bool:
 
 def tells_something(parcel: Parcel) -> bool:
     """Whether a parcel holds more than sizes, which count as public."""
-    return bool(parcel.tensors or parcel.metadata.keys() - PUBLIC)
+    return parcel.kind not in OF_NO_IMAGE and bool(parcel.tensors or parcel.metadata.keys() - PUBLIC)

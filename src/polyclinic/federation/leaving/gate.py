@@ -18,6 +18,7 @@ from torch.nn.utils import get_total_norm
 from polyclinic.data.names import COORDINATOR
 from polyclinic.federation.leaving.background import PAYS_FROM
 from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, OverBytes, size_tells_something
+from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
@@ -127,7 +128,7 @@ class Gate:
                 if kinds and not repeats:
                     self.budget.check_bytes(size)
                 wanted = Reserved(size, int(SCORES in kinds))
-                spends = private and not repeats and not set(kinds) <= {SCORES, "keys"}
+                spends = private and not repeats and not set(kinds) <= {SCORES, *OF_NO_IMAGE}
                 held.enter_context(self.budget.reserved(wanted, private=spends))
             except (GateRefused, OverBudget) as refusal:
                 raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None

@@ -98,6 +98,10 @@ KINDS: Registry[type[Kind]] = Registry(
 )
 
 
+#: kinds that hold nothing of images: they need no privacy, and no cohort
+OF_NO_IMAGE = frozenset({"keys", "shares"})
+
+
 def check_kind(name: str) -> str:
     """The same name; ValueError if it is no kind of parcel."""
     if name not in KINDS:

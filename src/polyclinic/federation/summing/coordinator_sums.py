@@ -22,7 +22,6 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.payload import sort_payload
 from polyclinic.federation.summing import shamir
 from polyclinic.federation.summing.masks import Context, add_mask, pair_secret, sign_of
 from polyclinic.federation.summing.settings import MOST_SITES, Federated
@@ -64,13 +63,19 @@ class CoordinatorSums:
             check_layout(parcel.metadata.get("layout"), parcel.tensors["numbers"], allowed)
 
     def collect(
-        self, federation: Federation, operation: str, sites: Sequence[str], payload: Mapping[str, Any], ask: Ask
+        self,
+        federation: Federation,
+        operation: str,
+        sites: Sequence[str],
+        parcels: Mapping[str, Parcel],
+        arguments: Mapping[str, Any],
+        ask: Ask,
     ) -> Iterator[Reply]:
         """One reply of all sites together; WorkFailed where their sum cannot be opened."""
         if len(sites) > MOST_SITES:
             raise WorkFailed(f"a sum of whole numbers takes up to {MOST_SITES:,} sites, and there are {len(sites):,}")
         if self.settings.sum == "secure":
-            found = self._secure(federation, operation, sites, payload, ask)
+            found = self._secure(federation, operation, sites, digest_of_question(parcels, arguments), ask)
         else:
             found = Total()
             for reply in ask(sites):
@@ -96,9 +101,7 @@ class CoordinatorSums:
 
     # --- a secure sum, step by step ------------------------------------------------------------------
 
-    def _secure(
-        self, federation: Federation, operation: str, sites: Sequence[str], payload: Mapping[str, Any], ask: Ask
-    ) -> Total:
+    def _secure(self, federation: Federation, operation: str, sites: Sequence[str], question: str, ask: Ask) -> Total:
         keys = self._keys(federation, operation, sites)
         given = federation.ask_all("give_shares", sites=list(keys), keys=keys, sum_of=operation)
         boxes = {reply.site: _checked_boxes(reply, len(keys)) for reply in given}
@@ -112,8 +115,7 @@ class CoordinatorSums:
         self._require(len(shares), len(keys), operation)
         public = {site: key.numpy().tobytes() for site, key in keys.items()}
         context = Context(self.run, federation.round, operation, public, sorted(boxes))
-        parcels, arguments = sort_payload(payload)
-        opened = Unmasking(context, context.info(digest_of_question(parcels, arguments)), answered)
+        opened = Unmasking(context, context.info(question), answered)
         commitments = {site: parcel.tensors["commitment"].numpy().tobytes() for site, parcel in boxes.items()}
         opened.open(found, {reply.site: reply.parcel(SHARES) for reply in shares}, commitments)
         return found
@@ -186,7 +188,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Unmasking:
-    """Takes the masks out of a sum: the own ones of those who answered, and what others share with those who did not."""
+    """Takes the masks out of a sum: those of who answered, and what they share with those who did not."""
 
     context: Context
     info: bytes
@@ -198,7 +200,9 @@ class Unmasking:
             secret = self._secret(place, given)
             if member in self.answered:
                 if secret is None or hashlib.sha256(secret).digest() != commitments[member]:
-                    raise WorkFailed(f"the shares of the own mask of site '{member}' do not fit; a site lied about them")
+                    raise WorkFailed(
+                        f"the shares of the own mask of site '{member}' do not fit; a site lied about them"
+                    )
                 add_mask(total.row, secret, self.info, sign=-1)
             else:
                 self._remove_pairs(total, member, secret)

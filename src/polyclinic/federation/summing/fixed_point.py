@@ -32,7 +32,9 @@ def to_whole(values: Tensor, weight: int, bits: int) -> np.ndarray:
 
 def _check(largest: float, weight: int, bits: int) -> None:
     if not largest <= LARGEST:
-        raise TooLarge(f"{largest / weight / 2.0**bits:.4g}, and with {weight} as weight ±{limit(weight, bits):.4g} fit")
+        raise TooLarge(
+            f"{largest / weight / 2.0**bits:.4g}, and with {weight} as weight ±{limit(weight, bits):.4g} fit"
+        )
 
 
 def limit(weight: int, bits: int) -> float:

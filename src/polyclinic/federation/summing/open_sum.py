@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from pydantic import Field
 
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.summing.masks import Context
@@ -33,13 +34,15 @@ class OpenSum(Settings):
     mask_key: str = ""
     own_seed: str = ""
     #: public mask keys by site, and those of them that take part
-    keys: dict[str, str] = {}
+    keys: dict[str, str] = Field(default_factory=dict)
     members: tuple[str, ...] = ()
     #: how many sites must be left
     threshold: int = 0
     #: of each member: the share of its mask key, and that of its own seed
-    held: dict[str, tuple[str, str]] = {}
+    held: dict[str, tuple[str, str]] = Field(default_factory=dict)
     question: str = ""
+    #: members that answer and do not lie, at least
+    honest: int = 0
 
     @property
     def private_key(self) -> X25519PrivateKey:
@@ -75,6 +78,15 @@ def at_step(site: Site, operation: str, *steps: Step) -> OpenSum:
     if found.step not in steps:
         raise ParcelRejected(f"the sum of '{operation}' in round {site.round} is past this step ({found.step})")
     return found
+
+
+def honest_sites(site: Site) -> int:
+    """How many honest sites are in the secure sum that the site takes part in, at least; ParcelRejected where there is
+    none, as then nothing but the site's own noise protects its answer."""
+    found = known(site)
+    if found is None or found.round != site.round or found.step != "ready":
+        raise ParcelRejected("noise is shared in a secure sum only, and none has begun; set federation.sum = 'secure'")
+    return found.honest
 
 
 def changed(found: OpenSum, changes: Mapping[str, object]) -> OpenSum:

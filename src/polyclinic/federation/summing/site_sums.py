@@ -82,6 +82,7 @@ class SiteSums:
                 "step": "shares",
                 "keys": {name: key.hex() for name, key in public.items()},
                 "threshold": max(self.settings.fewest_of(count), self.min_sites),
+                "honest": max(1, max(self.settings.fewest_of(count), self.min_sites) - self.settings.liars),
             },
         )
         of_key = self._split(site, found, "mask key", found.mask_key)
@@ -231,8 +232,8 @@ class SiteSums:
         now = hashlib.sha256(json.dumps([sorted(found.members), sorted(answered), found.question]).encode()).hexdigest()
         if opened.setdefault(key, now) != now:
             raise GateRefused(
-                f"the sum of '{found.operation}' in round {found.round} was opened before, of other sites or for another "
-                "question; submit the study as a new run"
+                f"the sum of '{found.operation}' in round {found.round} was opened before, of other sites or for "
+                "another question; submit the study as a new run"
             )
         atomic_write(path, json.dumps(opened), private=True, durable=True)
 

@@ -1,4 +1,4 @@
-"""A summand: the parcels that an operation released, as one row of whole numbers, and back from the sum of such rows."""
+"""A summand: the parcels of an operation as one row of whole numbers, and back from the sum of such rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parcels_of(
     cannot be the sum of so many."""
     weight, expected, counted = (int(number) for number in total[-TAIL:].view(np.int64))
     if counted != sites or weight < 1:
-        raise ParcelRejected("the sum is not that of the sites: their masks do not cancel, or a site lied about its own")
+        raise ParcelRejected("the sum is not that of the sites: their masks do not cancel, or a site lied")
     found: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
     start = 0
     for kind, name, dtype, shape in layout:
