@@ -1,0 +1,297 @@
+"""Secure sums: the coordinator learns the sum and nothing else, whoever drops out and whatever it asks."""
+
+import hashlib
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from company import Company
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.summing import shamir
+from polyclinic.federation.summing.open_sum import known
+from polyclinic.federation.summing.settings import Federated
+
+NAMES = ("ann", "bo", "cleo", "di", "emil")
+SECURE, INTEGER = Federated(sum="secure"), Federated(sum="integer")
+STEPS = ("give_mask_key", "give_shares", "take_shares", "answer", "unmask")
+
+
+def answers(names=NAMES):
+    return {name: torch.tensor(0.3 * place - 0.5) for place, name in enumerate(names)}
+
+
+@pytest.fixture
+def company(tmp_path):
+    def make(names=NAMES, settings=SECURE, **more):
+        return Company(tmp_path, answers(names), settings, **more)
+
+    return make
+
+
+def mean(names=NAMES, of=NAMES):
+    known_answers = answers(of)
+    weights = {name: 10 + len(name) for name in names}
+    return sum(float(known_answers[name]) * w for name, w in weights.items()) / sum(weights.values())
+
+
+def until_answered(company, names=NAMES):
+    """Sites that have answered, and wait to be asked for their shares; what each one sent."""
+    company.broken = {(name, "unmask") for name in names}
+    with pytest.raises(WorkFailed):
+        company.total()
+    company.broken = set()
+    return {call.site: reply for call, reply in company.replies if call.operation == "answer" and reply}
+
+
+def unmask(company, site, answered):
+    return company.work(Call(site, "unmask", 1, arguments={"answered": list(answered), "sum_of": "answer"}))
+
+
+# --- the sum -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [NAMES[:3], NAMES[:4], NAMES])
+def test_masks_cancel_and_the_sum_is_that_of_open_integers(company, names):
+    secure, integer = company(names).total(), company(names, INTEGER).total()
+    assert torch.equal(secure, integer)
+    assert float(secure[0]) == pytest.approx(mean(names, names), abs=1e-6)
+
+
+def test_what_one_site_sends_is_uniform(company):
+    """Chi-square of the bytes of 20,000 masked numbers that are all the same: 255 on average, with deviation 23."""
+    some = company(settings=SECURE)
+    some.total(size=20_000)
+    [sent] = [
+        reply.masked["numbers"] for call, reply in some.replies if (call.site, call.operation) == ("bo", "answer")
+    ]
+    bytes_ = sent.numpy().view(np.uint8).reshape(-1, 8)[:20_000]
+    for column in bytes_.T:
+        counts = np.bincount(column, minlength=256)
+        chi_square = float(((counts - len(column) / 256) ** 2 / (len(column) / 256)).sum())
+        assert 120 < chi_square < 420
+    assert len(np.unique(sent.numpy())) == len(sent)
+
+
+def test_masks_of_another_round_are_others(company):
+    some = company()
+    federation = some.federation()
+    rows = []
+    for federation.round in (1, 2):
+        list(federation.ask_each("answer", weights={"w": torch.ones(500)}))
+        rows.append(some.replies[-1 - len(NAMES)][1].masked["numbers"].numpy().view(np.uint64))
+    assert not (rows[0] == rows[1]).any()
+
+
+def test_no_reply_says_how_many_images_a_site_has(company):
+    some = company()
+    some.total()
+    for _, reply in some.replies:
+        assert "samples" not in reply.metadata
+
+
+# --- sites that drop out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("gone", ["ann", "cleo", "emil"])
+def test_a_site_may_drop_out_at_every_step(company, step, gone):
+    some = company()
+    some.broken = {(gone, step)}
+    left = NAMES if step == "unmask" else [name for name in NAMES if name != gone]
+    assert float(some.total()[0]) == pytest.approx(mean(left), abs=1e-6)
+
+
+def test_two_sites_may_drop_out_at_different_steps(tmp_path):
+    names = (*NAMES, "fay", "gus")
+    some = Company(tmp_path, answers(names), SECURE)
+    some.broken = {("bo", "take_shares"), ("gus", "answer")}
+    left = [name for name in names if name not in ("bo", "gus")]
+    assert float(some.total()[0]) == pytest.approx(mean(left, names), abs=1e-6)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_below_the_threshold_nothing_is_opened(company, step):
+    some = company(settings=Federated(sum="secure", threshold=0.75))  # four of five
+    some.broken = {(name, step) for name in NAMES[:3]}
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert not [call for call, reply in some.replies if call.operation == "unmask" and reply and step != "unmask"]
+
+
+# --- coordinators that lie -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("names", "min_sites"), [(NAMES[:2], 3), (NAMES[:1], 3), (NAMES[:4], 5)])
+def test_a_sum_of_too_few_sites_is_refused(company, names, min_sites):
+    some = company(names, min_sites=min_sites)
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert any(f"wants {min_sites} or more (min_sites)" in reason for reason in some.refusals())
+
+
+def test_there_is_one_sum_of_a_rounds_answers(company):
+    """Two sums of the same answers, one without a site, would give that site's answer away by their difference."""
+    some = company()
+    some.total()
+    with pytest.raises(ParcelRejected, match="has begun in round 1; there is one of each"):
+        some.work(Call("ann", "give_mask_key", 1, arguments={"sum_of": "answer"}))
+    # nor can the answer be had again under the masks of before
+    with pytest.raises(ParcelRejected, match="past this step"):
+        some.work(Call("ann", "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(50)})}))
+
+
+def test_two_sums_at_once_do_not_mix(company):
+    """A second sum that begins before the first is opened ends the first: its shares are gone."""
+    some = company()
+    until_answered(some)
+    for name in NAMES:
+        some.work(Call(name, "give_mask_key", 1, arguments={"sum_of": "another"}))
+    with pytest.raises(ParcelRejected, match="no sum of 'answer' has begun"):
+        unmask(some, "bo", NAMES)
+
+
+def test_a_site_answers_one_unmasking_request(company):
+    some = company()
+    until_answered(some)
+    unmask(some, "bo", NAMES)
+    for again in (NAMES, NAMES[:4]):
+        with pytest.raises(ParcelRejected, match="past this step"):
+            unmask(some, "bo", again)
+    kept = known(some.sites["bo"])
+    assert not kept.mask_key + kept.own_seed
+    assert not kept.held
+
+
+@pytest.mark.parametrize(
+    "said", [["ann"], ["ann", "bo", "cleo"], ["ann", "cleo", "di", "emil"], ["bo"] * 5, [*NAMES, "zoe"]]
+)
+def test_lies_about_who_answered_are_refused(company, said):
+    some = company()
+    until_answered(some)
+    with pytest.raises((ParcelRejected, GateRefused)):
+        unmask(some, "bo", said)
+
+
+@pytest.mark.parametrize("told", [told for n in range(1, 5) for told in itertools.combinations(NAMES, n)], ids="".join)
+def test_nobody_gets_both_secrets_of_a_site(company, told):
+    """Some sites hear that 'cleo' answered, the others that it dropped out: one of the secrets stays secret."""
+    some = company()
+    until_answered(some)
+    secrets = known(some.sites["cleo"])
+    of_seed, of_key = {}, {}
+    for place, name in enumerate(NAMES, 1):
+        answered = NAMES if name in told else [one for one in NAMES if one != "cleo"]
+        try:
+            share = unmask(some, name, answered).tensors["shares"][NAMES.index("cleo")].numpy().tobytes()
+        except ParcelRejected:
+            assert name == "cleo"  # it knows that it answered
+            continue
+        (of_seed if name in told else of_key)[place] = share
+    seed, key = shamir.combine(of_seed), shamir.combine(of_key)
+    assert seed != bytes.fromhex(secrets.own_seed) or key != bytes.fromhex(secrets.mask_key)
+
+
+def test_a_site_that_is_said_to_have_dropped_out_stays_masked(company):
+    """The coordinator takes out 'cleo', whose answer it has: what is left of that answer is its own mask."""
+    some = company()
+    sent = until_answered(some)
+    before = known(some.sites["cleo"])
+    others = [name for name in NAMES if name != "cleo"]
+    shares = {NAMES.index(name) + 1: unmask(some, name, others).tensors["shares"] for name in others}
+    row = NAMES.index("cleo")
+    found = shamir.combine({place: some_shares[row].numpy().tobytes() for place, some_shares in shares.items()})
+    assert found == bytes.fromhex(before.mask_key)  # the coordinator has it now, and all masks with the others
+    with pytest.raises(ParcelRejected, match="or not this site"):
+        unmask(some, "cleo", others)
+    commitment = hashlib.sha256(bytes.fromhex(before.own_seed)).digest()
+    assert hashlib.sha256(found).digest() != commitment
+    assert sent["cleo"]
+
+
+def test_unequal_questions_cannot_be_summed(company):
+    some = company()
+
+    def other_weights(call):
+        if (call.site, call.operation) != ("bo", "answer"):
+            return call
+        return replace(call, parcels={"weights": Parcel("weights", {"w": torch.full((50,), 1.000001)})})
+
+    some.lie = other_weights
+    with pytest.raises(WorkFailed, match="masks do not cancel"):
+        some.total()
+
+
+def test_unequal_arguments_cannot_be_summed(company):
+    some = company()
+    federation = some.federation()
+    honest = some.work
+    some.work = lambda call: honest(replace(call, arguments={}) if call.operation == "answer" else call)
+    with pytest.raises(WorkFailed, match="masks do not cancel"):
+        list(federation.ask_each("answer", weights={"w": torch.ones(5)}, lr=1))
+
+
+def test_unequal_members_cannot_be_summed(company):
+    """The boxes of 'emil' reach only some sites, which so have masks with it, and the others have none."""
+    some = company()
+
+    def withhold(call):
+        if call.operation != "take_shares" or call.site not in ("ann", "bo"):
+            return call
+        boxes = {name: box for name, box in call.parcels["shares"].tensors.items() if name != "emil"}
+        return replace(call, parcels={"shares": Parcel("shares", boxes)})
+
+    some.lie = withhold
+    with pytest.raises(WorkFailed):
+        some.total()
+
+
+def test_a_mask_key_that_the_coordinator_made_is_found_out(company):
+    """It would know the masks with this site; but the site's shares are sealed for a sum of other keys."""
+    some = company()
+
+    def swap(call):
+        if call.operation != "give_shares" or call.site == "emil":
+            return call
+        keys = {**call.parcels["keys"].tensors, "emil": torch.arange(32, dtype=torch.uint8)}
+        return replace(call, parcels={"keys": Parcel("keys", keys)})
+
+    some.lie = swap
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert any("does not open" in reason for reason in some.refusals())
+
+
+def test_a_weak_mask_key_is_refused(company):
+    some = company()
+
+    def weak(call):
+        if call.operation != "give_shares":
+            return call
+        keys = {**call.parcels["keys"].tensors, "emil": torch.zeros(32, dtype=torch.uint8)}
+        return replace(call, parcels={"keys": Parcel("keys", keys)})
+
+    some.lie = weak
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert any("is none that two sites could share" in reason for reason in some.refusals())
+
+
+def test_a_site_that_lies_about_shares_is_noticed(company):
+    some = company()
+    honest = some.work
+
+    def work(call):
+        parcel = honest(call)
+        if (call.site, call.operation) == ("di", "unmask"):
+            return Parcel("shares", {"shares": parcel.tensors["shares"] ^ 1}, parcel.metadata)
+        return parcel
+
+    some.work = work
+    with pytest.raises(WorkFailed, match="do not fit; a site lied"):
+        some.total()

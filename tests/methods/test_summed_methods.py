@@ -1,0 +1,96 @@
+"""Methods whose sites' answers are added up in whole numbers: open and secret sums end in the same bits."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.methods import METHODS
+
+#: a round of each way to answer: weights, weights with control variates, gradients and statistics, whole sums
+SUMMED = [
+    {"name": "fedavg", "local_steps": 2},
+    {"name": "scaffold", "local_steps": 2},
+    {"name": "feddyn", "local_steps": 2},
+    {"name": "fedsgd", "batch": "mini"},
+    {"name": "analytic", "numbers": 8},
+]
+
+
+def weights_of(result):
+    return load_file(result.folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("method", SUMMED, ids=lambda method: method["name"])
+def test_secure_sums_end_in_the_bits_of_open_integers(tiny_run, method):
+    found = {
+        sum_: weights_of(tiny_run({"rounds": 1, **method}, federation={"sum": sum_}))
+        for sum_ in ("float", "integer", "secure")
+    }
+    for name, tensor in found["secure"].items():
+        assert torch.equal(tensor, found["integer"][name])
+        assert torch.allclose(tensor.double(), found["float"][name].double(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_ledger_says_in_which_sum_a_parcel_left(tiny_run):
+    folder = tiny_run({"rounds": 1, **SUMMED[0]}, federation={"sum": "secure"}).folder
+    sums = set()
+    for file in sorted((folder / "ledger").glob("*.jsonl")):
+        lines = verify(file)
+        assert "weights" not in {line["kind"] for line in lines}
+        [masked] = [line for line in lines if line["kind"] == "masked"]
+        assert (masked["operation"], masked["to"], masked["sum"]["sites"]) == ("train", "coordinator", 3)
+        sums.add(masked["sum"]["id"])
+    assert len(sums) == 1
+    by_kind = json.loads((folder / "result.json").read_text())["communication"]["by_kind"]
+    assert {"masked", "shares", "keys"} <= set(by_kind)
+
+
+def test_every_method_that_sums_has_an_operation_that_is_added_up():
+    for name, method in METHODS.working().items():
+        declared = [getattr(getattr(method, one, None), "operation", None) for one in dir(method)]
+        assert not method.traits.sums or any(one is not None and one.summed for one in declared), name
+
+
+@pytest.mark.parametrize(
+    ("method", "tables", "sentence"),
+    [
+        ({"name": "cwt"}, {}, "method.name: the coordinator of 'cwt' needs each site's answer by itself"),
+        ({"name": "fedpft"}, {}, "method.name: the coordinator of 'fedpft' needs each site's answer by itself"),
+        ({"name": "fedavg", "aggregation": "median"}, {}, "method.aggregation: 'median' compares the sites' weights"),
+        ({"name": "scaffold", "weighting": "samples"}, {}, "method.weighting: scaffold counts sites alike"),
+        ({"name": "fedavg"}, {"sites": {"partition": "iid", "count": 2}}, "would show what a single one sent"),
+        ({"name": "fedavg", "fraction": 0.4}, {}, "would show what a single one sent"),
+        ({"name": "fedavg"}, {"federation": {"sum": "secure", "liars": 3}}, "may not all lie"),
+        (
+            {"name": "fedavg"},
+            {"federation": {"sum": "integer", "threshold": 0.9}},
+            "threshold: is of secure",
+        ),
+    ],
+    ids=lambda one: one.get("name", "")[:12] if isinstance(one, dict) else "",
+)
+def test_what_cannot_be_summed_in_secret_is_refused_with_the_cure(study_of, method, tables, sentence):
+    with pytest.raises(BadInput) as refusal:
+        study_of(method, **{"federation": {"sum": "secure"}, **tables})
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert any(word in str(refusal.value) for word in ("set ", "choose ", "take ", "leave "))
+
+
+def test_a_study_without_the_table_is_written_as_before(study_of):
+    assert "federation" not in study_of({"name": "fedavg"}).as_tables()
+    again = study_of({"name": "fedavg"}, federation={"sum": "secure"}).as_tables()
+    assert again["federation"]["sum"] == "secure"
+
+
+def test_numbers_that_do_not_fit_are_refused_with_the_cure(tiny_run):
+    with pytest.raises(WorkFailed, match=r"lower federation\.bits"):
+        tiny_run(
+            {"rounds": 1, "name": "fedavg", "local_steps": 1},
+            federation={"sum": "integer", "bits": 40},
+            optimizer={"lr": 1e4},
+        )
