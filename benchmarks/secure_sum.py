@@ -1,7 +1,7 @@
 """What a secure sum costs: bytes and seconds of a round with 4, 8 and 32 sites, beside an open one.
 
 Bytes are those of the encoded parcels that go to and come from one site in a round: weights and answer, and in a secure
-sum also keys and shares. Seconds are those of one site (its masks), of the coordinator (taking the masks out) and of one
+sum also keys and shares. Seconds are those of one site (its masks), of the coordinator (taking them out) and of one
 local epoch of 1,000 images, which is timed over a few mini-batches. Sites work at the same time on machines of their
 own, so a round takes an epoch, one site's masks and the coordinator's work. `time_ratio` is that over the epoch alone.
 Nothing is sent. CKKS (TenSEAL) is timed for the same numbers where it is installed.
