@@ -55,11 +55,11 @@ class FedAvgShare(FedAvg):
         chosen = torch.randperm(len(site.data.train), generator=site.rng("share"))[:count]
         return pooling.release(site.data.train, chosen.sort().values.numpy())
 
-    @operation()
+    @operation(simulation_only=True)
     def take_shared(self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None) -> None:
         site.state.put("shared", {**real_images, **labels, **(masks or {})})
 
-    @operation("weights", summed="mean")
+    @operation("weights", simulation_only=True, summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         part, replayed = self._union(site), self.replayed(site)
         return local_training.train(site, weights, steps=self.steps_at(site, part), part=part, replayed=replayed)
