@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-#: a unit of a dense layer learns from a batch if more images than this have a gradient in it; in a small batch, more
-#: than this part of it
+#: a unit of a dense layer, or a channel of a convolution, learns from a batch if more images than this have a gradient
+#: in it; in a small batch, more than this part of it
 FEW, PART = 3, 4
 #: and if no image has more than this share of the gradient. A unit in which all images have one, as those of the last
 #: layer, learns all the same: late in training few images are left to learn from
@@ -29,8 +29,9 @@ def draw_shares(count: int, rng: torch.Generator) -> Tensor:
 
 @contextlib.contextmanager
 def hold_rows_of_few(model: nn.Module) -> Iterator[None]:
-    """A while in which no unit of a dense layer learns from few images of a batch alone."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    """A while in which no unit of a dense layer and no channel of a convolution learns from few images of a batch
+    alone."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     hooks = [layer.register_forward_hook(_hold_when_it_learns) for layer in layers]
     try:
         yield
@@ -40,13 +41,15 @@ def hold_rows_of_few(model: nn.Module) -> Iterator[None]:
 
 
 def _hold_when_it_learns(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    if output.requires_grad and output.dim() == 2:
+    if output.requires_grad and output.dim() in (2, 4):
         output.register_hook(_held)
 
 
 def _held(gradient: Tensor) -> Tensor:
-    """The gradient [N, U] of a layer's output without the units in which only a few images have one."""
-    size = gradient.abs()
+    """The gradient of a layer's output, [N, U] or [N, U, H, W], without the units in which only a few images have one:
+    at any place, where there are places."""
+    size = gradient.abs() if gradient.dim() == 2 else gradient.abs().sum((2, 3))
     images = (size > 0).sum(0)
     alone = (size.amax(0) > MOST * size.sum(0)) & (images < len(gradient))
-    return gradient * ((images > min(FEW, len(gradient) // PART)) & ~alone)
+    learns = (images > min(FEW, len(gradient) // PART)) & ~alone
+    return gradient * learns.view(-1, *[1] * (gradient.dim() - 2))
