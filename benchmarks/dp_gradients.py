@@ -160,13 +160,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the small backbones only, and two repeats")
     parser.add_argument("--also", nargs="*", default=[], help="with --quick: further backbones")
+    parser.add_argument("--steps-only", action="store_true", help="time steps, and check no gradients")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
     precisions = ("fp32", "bf16") if DEVICE.type == "cuda" else ("fp32",)
     names: list[str] = ["small-cnn", "lenet5", *options.also] if options.quick else list(BACKBONES.builtin)
     checks = []
-    for name in names:
+    for name in () if options.steps_only else names:
         for precision in precisions:
             checks.append(check(name, precision, 64))
             print(checks[-1], flush=True)

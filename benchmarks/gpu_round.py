@@ -65,6 +65,7 @@ class Case:
     batch_size: int = 32
     block: int = 3
     turns: int = 4
+    tuned: bool = False  #: the bare loop's steps are recorded as a CUDA graph, too
 
     @property
     def images_per_site(self) -> int:
@@ -75,6 +76,7 @@ CASES = (
     Case("ResNet-18, 64 px, 4 sites x 15 steps", "resnet18", 64, sites=4, steps=15),
     Case("ResNet-18, 224 px, 4 sites x 4 steps", "resnet18", 224, sites=4, steps=4),
     Case("small CNN, 32 px, 64 sites x 4 steps", "small-cnn", 32, sites=64, steps=4),
+    Case("ResNet-34, 256 px, 4 sites x 15 steps, tuned loop", "resnet34", 256, sites=4, steps=15, block=2, tuned=True),
 )
 QUICK = (
     Case("ResNet-18, 32 px, 2 sites x 1 step", "resnet18", 32, sites=2, steps=1, batch_size=4, block=1, turns=2),
@@ -113,15 +115,20 @@ def bare_round(case: Case) -> Callable[[], None]:
     images, labels = images.to(DEVICE), torch.arange(case.images_per_site, device=DEVICE) % 2
     autocast = torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU)
 
+    def learn(batch: Tensor, targets: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        batch = batch.permute(0, 3, 1, 2).float().div_(255)
+        optimizer.zero_grad(set_to_none=True)
+        with autocast:
+            output = model(batch)
+        functional.cross_entropy(output.float(), targets).backward()
+        optimizer.step()
+
+    step = RecordedStep(case, model, learn) if case.tuned and GPU else None
+
     def train(own: Tensor) -> list[Tensor]:
-        optimizer = torch.optim.Adam(model.parameters(), LR, fused=GPU)
+        optimizer = step.restart() if step else torch.optim.Adam(model.parameters(), LR, fused=GPU)
         for index in torch.randperm(len(own)).to(DEVICE).split(case.batch_size):
-            batch = own[index].permute(0, 3, 1, 2).float().div_(255)
-            optimizer.zero_grad(set_to_none=True)
-            with autocast:
-                output = model(batch)
-            functional.cross_entropy(output.float(), labels[index]).backward()
-            optimizer.step()
+            (step or learn)(own[index], labels[index], optimizer)
         return [tensor.clone() for tensor in model.state_dict().values()]
 
     def one_round() -> None:
@@ -136,6 +143,36 @@ def bare_round(case: Case) -> Callable[[], None]:
             tensor.copy_(total / case.sites)
 
     return one_round
+
+
+class RecordedStep:
+    """A training step of plain PyTorch as one CUDA graph, optimiser included."""
+
+    def __init__(self, case: Case, model: torch.nn.Module, learn: Callable[..., None]) -> None:
+        self.optimizer = torch.optim.Adam(model.parameters(), LR, fused=True, capturable=True)
+        shape = (case.batch_size, case.size, case.size, 3)
+        self.images = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        self.targets = torch.zeros(case.batch_size, dtype=torch.int64, device=DEVICE)
+        stream, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                learn(self.images, self.targets, self.optimizer)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self.graph, stream=stream):
+            learn(self.images, self.targets, self.optimizer)
+
+    def restart(self) -> torch.optim.Optimizer:
+        """A fresh Adam: its state is zero again."""
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+        return self.optimizer
+
+    def __call__(self, images: Tensor, targets: Tensor, _: torch.optim.Optimizer) -> None:
+        self.images.copy_(images)
+        self.targets.copy_(targets)
+        self.graph.replay()
 
 
 # --- ours ---------------------------------------------------------------------------------------------

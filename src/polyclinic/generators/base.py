@@ -22,6 +22,7 @@ from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
+from polyclinic.training.device_images import SHARE
 from polyclinic.training.fitting import LearnPrivately
 
 #: told after each epoch: what is being fitted, epochs done, epochs in all, mean loss of the epoch
@@ -180,6 +181,13 @@ class GeneratorModel(ABC):
     def to_unit(self, images: Tensor) -> Tensor:
         """uint8 images as float32 in [0, 1] on the device."""
         return self.on_device(images).float().div_(255)
+
+    def near(self, images: Tensor) -> Tensor:
+        """Images uint8 where batches are best taken from: on a GPU, up to a quarter of its memory."""
+        if self.device.type != "cuda":
+            return images
+        room = SHARE * torch.cuda.get_device_properties(self.device).total_memory
+        return self.on_device(images) if images.nbytes <= room else images
 
     def on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)

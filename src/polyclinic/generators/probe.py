@@ -110,11 +110,14 @@ def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generato
     steps_in_pass = max(1, len(images) // BATCH)
     schedule = Schedule(epochs=-(-STEPS // steps_in_pass), batch_size=BATCH, lr=3e-3)
 
-    def loss_of(index: Tensor) -> Tensor:
+    def batch_of(index: Tensor) -> tuple[Tensor, Tensor]:
         index = index.to(images.device)
-        return F.cross_entropy(net(images[index].float().div(255)), labels[index])
+        return images[index], labels[index]
 
-    descend(net.parameters(), loss_of, len(images), schedule, rng, lambda *_: None)
+    def loss_of(some: Tensor, theirs: Tensor) -> tuple[Tensor, None]:
+        return F.cross_entropy(net(some.float().div(255)), theirs), None
+
+    descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, lambda *_: None)
     return net.eval()
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.randomness import seeded
+from polyclinic.training.graphs import GraphedFunction
 
 
 @dataclass(frozen=True)
@@ -44,30 +46,64 @@ LearnPrivately = Callable[[nn.Module, Callable[..., Tensor], Callable[[Tensor, T
 
 def descend(
     parameters: Iterable[nn.Parameter],
-    loss_of: Callable[[Tensor], Tensor],
+    batch_of: Callable[[Tensor], Rows],
+    loss_of: Callable[..., tuple[Tensor, Any]],
     images: int,
     schedule: Schedule,
     rng: torch.Generator,
     report: Callable[[int, int, float], None],
+    after: Callable[[Any], None] = lambda _: None,
 ) -> float:
-    """Lower `loss_of(index)`, the mean loss of a batch given as indices, with Adam; the last epoch's mean loss.
+    """Lower the mean loss of batches with Adam; the last epoch's mean loss.
 
+    `batch_of(index)` gives the rows of a batch, and `loss_of(*rows)` its loss with whatever `after` wants to see once
+    the step is taken. On a GPU a step is recorded as a CUDA graph, so `loss_of` must ask it for no number there.
     `report(epochs done, epochs in all, mean loss)` is called after every epoch.
     """
-    optimizer = torch.optim.Adam([one for one in parameters if one.requires_grad], schedule.lr)
+    learned = [one for one in parameters if one.requires_grad]
+    optimizer, recorded = adam(learned, schedule.lr), steps_are_recorded(learned)
+
+    def step(*rows: Tensor) -> tuple[Tensor, Any]:
+        optimizer.zero_grad(set_to_none=True)
+        loss, more = loss_of(*rows)
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), more
+
+    take = GraphedFunction(step, "a step of a generator") if recorded else step
     mean = float("nan")
     for epoch in range(schedule.epochs):
-        optimizer.param_groups[0]["lr"] = schedule.lr_in(epoch)
+        set_rate(optimizer, schedule.lr_in(epoch))
         losses = []
         for index in schedule.batches(images, rng):
-            optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(index)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
+            loss, more = take(*batch_of(index))
+            after(more)
+            losses.append(loss.clone())  # the next replay writes into the same tensor
         mean = float(torch.stack(losses).mean())
         report(epoch + 1, schedule.epochs, mean)
     return mean
+
+
+def steps_are_recorded(parameters: Sequence[Tensor]) -> bool:
+    """On a GPU, unless `engine.reproducible` forbids what rounds differently."""
+    on_gpu = bool(parameters) and all(one.is_cuda for one in parameters)
+    return on_gpu and not torch.are_deterministic_algorithms_enabled()
+
+
+def adam(parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Adam:
+    """Adam; where steps are recorded, with a rate that lies on the GPU and can change between them."""
+    if not steps_are_recorded(parameters):
+        return torch.optim.Adam(parameters, lr)
+    rate = torch.tensor(lr, device=parameters[0].device)
+    return torch.optim.Adam(parameters, rate, fused=True, capturable=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    group = optimizer.param_groups[0]
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 @contextmanager

@@ -7,13 +7,14 @@ convolutions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Quantised
+from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Moved, Quantised
 
 
 class Residual(nn.Module):
@@ -143,8 +144,19 @@ class Autoencoder(nn.Module):
 
     def learn_codebooks(self, passed: Pass, rng: torch.Generator) -> None:
         """One step of codebooks that learn by moving averages."""
-        self.top_codebook.learn(passed.top_latents, passed.top.codes, rng)
-        self.bottom_codebook.learn(passed.bottom_latents, passed.bottom.codes, rng)
+        self.revive_codes(self.move_codebooks(passed), rng)
+
+    def move_codebooks(self, passed: Pass) -> list[Moved]:
+        """The part of that step which a GPU can record; nothing for codebooks that learn by gradient."""
+        if self.top_codebook.learning == "gradient":
+            return []
+        top = self.top_codebook.move(passed.top_latents, passed.top.codes)
+        return [top, self.bottom_codebook.move(passed.bottom_latents, passed.bottom.codes)]
+
+    def revive_codes(self, moved: Sequence[Moved], rng: torch.Generator) -> None:
+        """The rest of it: new places for dead codes."""
+        for book, one in zip((self.top_codebook, self.bottom_codebook), moved, strict=False):
+            book.revive(one, rng)
 
     def _quantised(self, images: Tensor) -> tuple[Tensor, Quantised, Tensor, Quantised]:
         """Latents and what stands for them: of the top level, then of the bottom level, which sees the top's codes."""

@@ -24,6 +24,16 @@ class Quantised(NamedTuple):
     commitment: Tensor
 
 
+class Moved(NamedTuple):
+    """A step of the moving averages: latents [n, D] and the codes [n] that they chose, the vectors [K, D] before it,
+    and which codes [K] are dead after it."""
+
+    rows: Tensor
+    codes: Tensor
+    before: Tensor
+    dead: Tensor
+
+
 class Codebook(nn.Module):
     """K vectors of D numbers. With `learning="gradient"` the codebook loss moves them (the paper's loss; an
     `nn.Embedding`, for which Opacus has per-sample gradients); with "ema" they are running means of the latents
@@ -84,25 +94,31 @@ class Codebook(nn.Module):
     @torch.no_grad()
     def learn(self, latents: Tensor, codes: Tensor, rng: torch.Generator) -> None:
         """One step of the moving averages, and new places for dead codes; nothing for a gradient codebook."""
-        if self.learning == "gradient":
-            return
+        if self.learning == "ema":
+            self.revive(self.move(latents, codes), rng)
+
+    @torch.no_grad()
+    def move(self, latents: Tensor, codes: Tensor) -> Moved:
+        """One step of the moving averages; asks a GPU for no number, so that it can be recorded."""
         rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
         # a product with one-hot rows: unlike scattered additions, the same every time on a GPU
         chosen = (codes.flatten()[:, None] == torch.arange(self.size, device=rows.device)).to(rows.dtype)
         self.counts.lerp_(chosen.sum(0), 1 - DECAY)
         self.sums.lerp_(chosen.T @ rows, 1 - DECAY)
-        self._revive(rows, codes.flatten(), rng)
+        before = self.vectors.weight.detach().clone()
         self.vectors.weight.copy_(self.sums / self.counts[:, None])
+        return Moved(rows, codes.flatten(), before, self.counts < DEAD * len(rows) / self.size)
 
-    def _revive(self, rows: Tensor, codes: Tensor, rng: torch.Generator) -> None:
-        """Move dead codes to latents [n, D], the likelier the farther those lie from the code they have now."""
-        even = len(rows) / self.size
-        dead = (self.counts < DEAD * even).nonzero().flatten()
+    @torch.no_grad()
+    def revive(self, moved: Moved, rng: torch.Generator) -> None:
+        """Put dead codes to latents, the likelier the farther those lie from the code that they had chosen."""
+        dead, rows, even = moved.dead.nonzero().flatten(), moved.rows, len(moved.rows) / self.size
         if len(dead):
-            away = (rows - self.vectors.weight[codes]).square().sum(1).double().cpu() + 1e-12
+            away = (rows - moved.before[moved.codes]).square().sum(1).double().cpu() + 1e-12
             places = torch.multinomial(away, len(dead), replacement=len(dead) > len(rows), generator=rng)
             self.counts[dead] = REVIVED * even
             self.sums[dead] = REVIVED * even * rows[places.to(rows.device)]
+            self.vectors.weight.copy_(self.sums / self.counts[:, None])
 
 
 def draw_vectors(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:

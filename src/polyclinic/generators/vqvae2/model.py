@@ -29,7 +29,7 @@ from polyclinic.generators.base import (
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.latent_space import CodeSpace
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
-from polyclinic.generators.vqvae2.codebook import Learning, used_share
+from polyclinic.generators.vqvae2.codebook import Learning, Moved, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import seed_of, torch_rng
@@ -162,36 +162,44 @@ class VQVAE2Model(CodedModel):
         progress: Progress | None = None,
         private: Mapping[str, LearnPrivately] | None = None,
     ) -> float:
-        images, net, settings = self.accept_images(images), self.autoencoder.train(), self.settings
+        images, net, settings = self.near(self.accept_images(images)), self.autoencoder.train(), self.settings
         if not net.top_codebook.started:
             first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
-            net.start(self.to_unit(images[first]), rng)
+            net.start(self.to_unit(images[first.to(images.device)]), rng)
 
         def batch_of(index: Tensor, seeds: Tensor | None = None) -> Rows:
-            batch = self.to_unit(images[index])
+            batch = self.to_unit(images[index.to(images.device)])
             if replayed is not None:
                 batch = torch.cat([batch, self.on_device(next(replayed)[0])])
             return (batch,)
 
-        def losses_of(batch: Tensor) -> Tensor:
+        def passed(batch: Tensor) -> tuple[Tensor, list[Moved]]:
             with self._autocast():
-                passed = net(batch)
-            net.learn_codebooks(passed, rng)
-            return losses(batch, passed, settings.commitment)
+                made = net(batch)
+            return losses(batch, made, settings.commitment), net.move_codebooks(made)
+
+        def losses_of(batch: Tensor) -> Tensor:
+            found, moved = passed(batch)
+            net.revive_codes(moved, rng)
+            return found
 
         schedule = Schedule(settings.epochs, settings.batch_size, settings.lr, settings.decay, settings.decay_every)
         if private and "generator" in private:
             private["generator"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
             return float("nan")
 
-        def loss_of(index: Tensor) -> Tensor:
-            (batch,) = batch_of(index)
+        def loss_of(batch: Tensor) -> tuple[Tensor, list[Moved]]:
             if self.device.type == "cuda":
                 # faster there; never for private learning, since Opacus computes wrong gradients from this layout
                 batch = batch.contiguous(memory_format=torch.channels_last)
-            return losses_of(batch).mean()
+            found, moved = passed(batch)
+            return found.mean(), moved
 
-        return descend(net.parameters(), loss_of, len(images), schedule, rng, _told(progress, "autoencoder"))
+        def after(moved: list[Moved]) -> None:
+            net.revive_codes(moved, rng)
+
+        told = _told(progress, "autoencoder")
+        return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after)
 
     def fit_prior(
         self,
@@ -226,14 +234,14 @@ class VQVAE2Model(CodedModel):
 
         schedule = Schedule(settings.prior_epochs, settings.prior_batch_size, settings.prior_lr, fade=True)
 
-        def loss_of(index: Tensor) -> Tensor:
-            return losses_of(*batch_of(index)).mean()
+        def loss_of(*rows: Tensor) -> tuple[Tensor, None]:
+            return losses_of(*rows).mean(), None
 
         with own_dropout(self.device, rng):
             if private and "prior" in private:
                 private["prior"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
                 return float("nan")
-            return descend(net.parameters(), loss_of, count(codes), schedule, rng, _told(progress, "prior"))
+            return descend(net.parameters(), batch_of, loss_of, count(codes), schedule, rng, _told(progress, "prior"))
 
     # --- making images ----------------------------------------------------------------------------
 
