@@ -6,14 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from processes import ForkedWorker
+from processes import ForkedWorker, run_script
 from run_folders import assert_same_run, result
 from test_registry import install
 
@@ -370,10 +369,14 @@ def test_from_the_command_line_in_processes_of_their_own(package, tmp_path):
 
 def test_the_tests_of_the_new_package_pass(tmp_path):
     write_plugin(tmp_path / "my-plugin")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    done = subprocess.run(command, cwd=tmp_path / "my-plugin", env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    script = tmp_path / "run_pytest.py"
+    script.write_text(
+        "import os, sys, pytest\n"
+        f"os.chdir({str(tmp_path / 'my-plugin')!r})\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist']))\n"
+    )
+    done = run_script(script)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
 
 

@@ -3,7 +3,7 @@
 import pytest
 from attacked_site import KINDS, ask
 
-TINY = {"name": "vqvae2", "epochs": 1, "batch_size": 16}
+TINY = {"name": "vqvae2", "epochs": 1, "batch_size": 16, "width": 8, "blocks": 1, "top_codes": 8, "bottom_codes": 8}
 
 
 @pytest.mark.parametrize("scores", ["fine", "coarse"])

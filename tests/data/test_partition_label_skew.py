@@ -72,7 +72,7 @@ def reachable(data, count, seed=0):
     return tuple(ends)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @example(n=250, count=4, balance=[0.875, 0.5, 0.25, 1.0, 0.875], where=0.0, seed=10)  # 1 is in reach and 0 is not
 @given(
     n=st.integers(250, 1500),
@@ -92,7 +92,7 @@ def test_any_target_in_reach_is_reached_for_classes(n, count, balance, where, se
     assert sorted(np.concatenate([part["train"] for part in parts.values()])) == list(range(n))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(250, 1500),
     count=st.integers(2, 8),

@@ -235,6 +235,7 @@ def test_asynchronous_sites_of_equal_speed_take_as_many_turns(go):
     assert turns[0] < min(turns[1:])
 
 
+@pytest.mark.slow
 def test_asynchronous_sites_of_equal_speed_reach_the_synchronous_metric(tmp_path, cache):
     """Bone age, months; whoever guesses is off by 37. Buffers are left out: two steps make no generator."""
     tables = study_of().as_tables() | {

@@ -11,16 +11,17 @@ from polyclinic.methods.fedreplay import _pooled
 from polyclinic.models import public_weights
 
 PUBLIC = {"backbone": "efficientnet-lite0", "weights": "public", "input_size": 32}
+FEW = {"data": {"samples": 40}, "sites": {"partition": "iid", "count": 2}}
 
 
 def test_a_public_front_stays_as_it_is_and_the_rest_learns(tiny_run):
     method = {"name": "fedreplay", "front": "public", "flips": True, "rounds": 1}
-    result = tiny_run(method, model={**PUBLIC, "cut": "block3"})
+    result = tiny_run(method, model={**PUBLIC, "cut": "block3"}, **FEW)
     found, public = load_file(result.folder / "model.safetensors"), public_weights("efficientnet-lite0").tensors
     assert torch.equal(found["block3._bn1.weight"], public["block3._bn1.weight"])
     assert torch.equal(found["block3._bn1.running_mean"], public["block3._bn1.running_mean"])
     assert not torch.equal(found["block4._bn1.weight"], public["block4._bn1.weight"])
-    plain = tiny_run({**method, "flips": False}, model={**PUBLIC, "cut": "block3"})
+    plain = tiny_run({**method, "flips": False}, model={**PUBLIC, "cut": "block3"}, **FEW)
     kinds = [run["communication"]["by_kind"] for run in (result, plain)]
     assert kinds[0]["latents"] == pytest.approx(2 * kinds[1]["latents"], rel=0.05)
     assert "encoder" not in result.values
@@ -50,7 +51,7 @@ def test_replay_begins_with_public_weights(tiny_run, method):
     feder = {"generator": {"name": "dcgan", "width": 4, "steps": 1}, "tuning": {"on": False}}
     settings = feder if method == "feder" else {}
     model = {**PUBLIC, "freeze": "block16"}
-    result = tiny_run({"name": method, "rounds": 1}, model=model, optimizer={"lr": 0.01}, **settings)
+    result = tiny_run({"name": method, "rounds": 1}, model=model, optimizer={"lr": 0.01}, **FEW, **settings)
     assert (result.folder / "weights.json").exists()
     name = "block2._project_conv.weight"
     found, public = load_file(result.folder / "model.safetensors"), public_weights("efficientnet-lite0").tensors

@@ -89,8 +89,9 @@ def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].traits.takes_replay])
 def test_whoever_says_that_it_takes_replay_trains_on_replayed_images(tiny_run, method):
-    small = {"generator": {"name": "dcgan", "steps": 1, "width": 4}}
-    table = {"codes": "prior", "samples": 16, "probe": False}
+    small = {"generator": {"name": "gan", "steps": 1, "width": 4, "latent": 4}, "data": {"samples": 40}}
+    small["sites"] = {"partition": "iid", "count": 2}
+    table = {"codes": "prior", "samples": 8, "probe": False}
     with_replay = tiny_run({"name": method, "rounds": 1}, **small, replay=table)
     without = tiny_run({"name": method, "rounds": 1}, **small, replay={**table, "ratio": 0.0})
     assert with_replay["method"] == method
@@ -274,7 +275,8 @@ def test_the_optimiser_of_the_encoder_keeps_its_state_from_pass_to_pass_where_th
 def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run, backbone, cut):
     """By hand: the same encoder, the union of latents in the order of the sites, one pass."""
     model = {"backbone": backbone, "cut": cut}
-    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1}, model=model)
+    few = {"data": {"samples": 40}, "sites": {"partition": "iid", "count": 2}}
+    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1}, model=model, **few)
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
     from polyclinic.runner.assembly import Assembly

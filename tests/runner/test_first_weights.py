@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
+from processes import ForkedWorker
 
 from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.runner import engines
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.run import run
 
@@ -27,7 +29,7 @@ def assembly_of(study, folder, **more):
     return Assembly(study, prepare(study.data, study.sites), folder, **more)
 
 
-def test_a_run_begins_with_the_weights_of_the_file_and_notes_which(tiny, file, tmp_path, capsys):
+def test_a_run_begins_with_the_weights_of_the_file_and_notes_which(tiny, file, tmp_path, monkeypatch):
     study = tiny("fedavg", {"model.weights": str(file)}, rounds=1)
     result = run(study, tmp_path / "run")
     noted = json.loads((result.folder / "weights.json").read_text())
@@ -39,6 +41,7 @@ def test_a_run_begins_with_the_weights_of_the_file_and_notes_which(tiny, file, t
     drawn = assembly_of(tiny("fedavg", rounds=1), tmp_path).initial_weights()
     assert torch.equal(first["fc3.weight"], drawn["fc3.weight"])
     # by worker processes the same
+    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     workers = tiny("fedavg", {"model.weights": str(file), "engine.workers": 2}, rounds=1)
     assert run(workers, tmp_path / "workers")["weights_sha256"] == result["weights_sha256"]
     assert run(tiny("fedavg", rounds=1), tmp_path / "drawn")["weights_sha256"] != result["weights_sha256"]

@@ -19,8 +19,9 @@ SETTINGS = {
 @pytest.mark.parametrize("method", [name for name in METHODS.builtin if not METHODS[name].traits.needs_encoder])
 def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path, method):
     tables, settings = SETTINGS.get(method, ({}, {}))
+    tables = {**tables, "sites.count": 2, "data.samples": 48}
     if method == "fedbn":
-        tables = {"model.backbone": "small-cnn"}
+        tables["model.backbone"] = "small-cnn"
     plain = undisturbed(tiny(method, tables, rounds=2, **settings))
     checked = tiny(method, {**tables, "policy.incoming": {"on": True}}, rounds=2, **settings)
     assert run(checked, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
