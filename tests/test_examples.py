@@ -19,8 +19,6 @@ FILES = sorted((Path(__file__).parent.parent / "examples").rglob("*.toml"))
 WORD = re.compile(r'^source = "npz"  # without these images: "([a-z]+-phantom)"$', re.MULTILINE)
 REAL = [file for file in FILES if WORD.search(file.read_text(encoding="utf-8"))]
 
-FEW = 200
-
 
 def on_phantoms(file: Path, folder: Path) -> Path:
     """A copy of the example with one word changed."""
@@ -64,11 +62,11 @@ def test_without_its_images_an_example_says_where_to_get_them_and_which_word_to_
 @pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)
 def test_one_word_changes_an_example_to_phantoms(file, tmp_path):
     study = load_study(on_phantoms(file, tmp_path))
-    few = {"data.samples": FEW, "data.size": 28}  # fewer and smaller, so that they are drawn in a second
+    few = {"data.samples": 400, "data.size": 28}  # fewer and smaller, so that they are drawn in a second
     if hasattr(study.sites, "per_class"):
-        few["sites.per_class"] = study.sites.per_class * FEW // study.data.samples
+        few["sites.per_class"] = study.sites.per_class * 400 // study.data.samples
     if study.data.test_total_per_class:
-        few["data.test_total_per_class"] = study.data.test_total_per_class * FEW // study.data.samples
+        few["data.test_total_per_class"] = study.data.test_total_per_class * 400 // study.data.samples
     assert_assembles(study.with_settings(few), tmp_path)
 
 

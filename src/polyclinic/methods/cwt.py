@@ -19,6 +19,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
@@ -53,9 +54,7 @@ class CyclicWeightTransfer(LocalWork, Method):
         return local_training.train(
             site,
             weights,
-            steps=self.steps_at(site),
-            class_weights=self.class_weights(site),
-            replayed=self.replayed(site),
+            FitSpec(self.steps_at(site), class_weights=self.class_weights(site), replayed=self.replayed(site)),
         )
 
     def class_weights(self, site: Site) -> Tensor | None:

@@ -20,6 +20,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.shared import generative_replay, local_training
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, replay_settings
+from polyclinic.methods.shared.local_training import FitSpec
 
 
 class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
@@ -54,7 +55,7 @@ class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
         return local_training.train(
             site,
             weights,
-            steps=self.steps_at(site),
-            class_weights=self.class_weights(site),
-            replayed=generative_replay.replayed(site),
+            FitSpec(
+                self.steps_at(site), class_weights=self.class_weights(site), replayed=generative_replay.replayed(site)
+            ),
         )

@@ -17,6 +17,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.personal import PersonalFedAvg
 
 
@@ -40,10 +41,12 @@ class Ditto(PersonalFedAvg):
         own, _ = local_training.fit(
             site,
             start,
-            steps=self.steps_at(site),
-            correct=pull_back,
-            replayed=self.replayed(site),
-            optimizer_group="own optimizer",
+            FitSpec(
+                self.steps_at(site),
+                correct=pull_back,
+                replayed=self.replayed(site),
+                optimizer_group="own optimizer",
+            ),
         )
         site.state.put("local", own)
         return parcel

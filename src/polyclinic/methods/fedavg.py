@@ -14,6 +14,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, local_training, reply_checks, robust
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
@@ -75,7 +76,7 @@ class FedAvg(LocalWork, Method):
 
     @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(site, weights, steps=self.steps_at(site), replayed=self.replayed(site))
+        return local_training.train(site, weights, FitSpec(self.steps_at(site), replayed=self.replayed(site)))
 
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
         return local_training.train_together(sites, weights, [self.steps_at(site) for site in sites])

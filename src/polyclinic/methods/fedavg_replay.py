@@ -15,6 +15,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import generative_replay, local_training
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
+from polyclinic.methods.shared.local_training import FitSpec
 
 
 class FedAvgReplay(GenerativeReplay, FedAvg):
@@ -36,4 +37,4 @@ class FedAvgReplay(GenerativeReplay, FedAvg):
     def train(self, site: Site, weights: Weights) -> Parcel:
         """Train on mini-batches of real images, each joined by a replayed one."""
         replayed = generative_replay.replayed(site)
-        return local_training.train(site, weights, steps=self.steps_at(site), replayed=replayed)
+        return local_training.train(site, weights, FitSpec(self.steps_at(site), replayed=replayed))

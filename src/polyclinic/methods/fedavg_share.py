@@ -19,6 +19,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
+from polyclinic.methods.shared.local_training import FitSpec
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -62,7 +63,7 @@ class FedAvgShare(FedAvg):
     @operation("weights", simulation_only=True, summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         part, replayed = self._union(site), self.replayed(site)
-        return local_training.train(site, weights, steps=self.steps_at(site, part), part=part, replayed=replayed)
+        return local_training.train(site, weights, FitSpec(self.steps_at(site, part), part, replayed=replayed))
 
     @staticmethod
     def _union(site: Site) -> ImageSet:

@@ -22,7 +22,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import averaging, local_training
-from polyclinic.methods.shared.local_training import Correct
+from polyclinic.methods.shared.local_training import Correct, FitSpec
 from polyclinic.methods.shared.traits import Traits
 
 
@@ -49,7 +49,7 @@ class FedDyn(FedAvg):
     def train(self, site: Site, weights: Weights) -> Parcel:
         regularise = self._regularise(site, weights, site.state.group("linear"))
         parcel = local_training.train(
-            site, weights, steps=self.steps_at(site), correct=regularise, replayed=self.replayed(site)
+            site, weights, FitSpec(self.steps_at(site), correct=regularise, replayed=self.replayed(site))
         )
         return self._follow(site, weights, parcel)
 

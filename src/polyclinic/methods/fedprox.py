@@ -14,6 +14,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_training import FitSpec
 
 
 class FedProx(FedAvg):
@@ -25,7 +26,7 @@ class FedProx(FedAvg):
     @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         pull_back, replayed = self._pull_back(site, weights), self.replayed(site)
-        return local_training.train(site, weights, steps=self.steps_at(site), correct=pull_back, replayed=replayed)
+        return local_training.train(site, weights, FitSpec(self.steps_at(site), correct=pull_back, replayed=replayed))
 
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
         pull_back = self._pull_back(sites[0], weights[0])  # all sites have the round's weights

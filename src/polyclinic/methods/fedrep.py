@@ -13,6 +13,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedper import FedPer
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_training import FitSpec
 
 
 class FedRep(FedPer):
@@ -33,14 +34,16 @@ class FedRep(FedPer):
             start, _ = local_training.fit(
                 site,
                 start,
-                steps=self.head_epochs * site.trainer.steps_in(site.data.train),
-                correct=lambda model: _only(model, head),
-                optimizer_group="head optimizer",
-                purpose="head batches",
+                FitSpec(
+                    self.head_epochs * site.trainer.steps_in(site.data.train),
+                    correct=lambda model: _only(model, head),
+                    optimizer_group="head optimizer",
+                    purpose="head batches",
+                ),
             )
         rest = frozenset(start) - head
         trained, metadata = local_training.fit(
-            site, start, steps=self.steps_at(site), correct=lambda model: _only(model, rest), replayed=replayed
+            site, start, FitSpec(self.steps_at(site), correct=lambda model: _only(model, rest), replayed=replayed)
         )
         return local_training.release(site, trained, metadata)
 

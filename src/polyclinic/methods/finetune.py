@@ -14,6 +14,7 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.personal import PersonalFedAvg
 
 
@@ -39,7 +40,7 @@ class FineTune(PersonalFedAvg):
         own = dict(weights)
         if self.tuning_steps:
             own, _ = local_training.fit(
-                site, weights, steps=self.tuning_steps, optimizer_group="own optimizer", purpose="tuning batches"
+                site, weights, FitSpec(self.tuning_steps, optimizer_group="own optimizer", purpose="tuning batches")
             )
         for group in ("local", "best"):
             site.state.put(group, own)

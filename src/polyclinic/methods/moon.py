@@ -24,6 +24,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Backbone, split
 
@@ -70,7 +71,7 @@ class Moon(FedAvg):
             return loss + self.mu * contrastive_loss(to_common, to_last, self.temperature)
 
         parcel = local_training.train(
-            site, weights, steps=self.steps_at(site), objective=objective, replayed=self.replayed(site)
+            site, weights, FitSpec(self.steps_at(site), objective=objective, replayed=self.replayed(site))
         )
         site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
         return parcel

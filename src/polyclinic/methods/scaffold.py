@@ -24,6 +24,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.averaging import WeightedMean, count_sites
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
 
@@ -92,7 +93,7 @@ class Scaffold(FedAvg):
         correct = Drift(_drift(site, own, gradients))
         fresh = self._full_gradient(site, weights) if self.option == "I" else None
         parcel = local_training.train(
-            site, weights, steps=self.steps_at(site), correct=correct, replayed=self.replayed(site)
+            site, weights, FitSpec(self.steps_at(site), correct=correct, replayed=self.replayed(site))
         )
         return self._release(site, parcel, own, fresh or correct.mean())
 

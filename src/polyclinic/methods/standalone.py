@@ -11,6 +11,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.traits import Traits
@@ -39,7 +40,7 @@ class Standalone(LocalWork, Method):
 
     @operation(together="train_together")
     def train(self, site: Site) -> None:
-        local_training.train(site, {}, steps=self.steps_at(site))
+        local_training.train(site, {}, FitSpec(self.steps_at(site)))
 
     def train_together(self, sites: list[Site]) -> list[None]:
         local_training.train_together(sites, [{} for _ in sites], [self.steps_at(site) for site in sites])

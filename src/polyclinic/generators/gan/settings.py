@@ -33,6 +33,8 @@ from polyclinic.tasks import Target
 APART_NEEDS_CLASSES = "generator.condition: 'apart' needs classes, and labels are values; choose 'projection'"
 
 
+#: of a dense discriminator with group norm: 8 x 2 features in 16 groups would be one feature a group
+NARROWEST_GROUPED = 3
 #: over a site's images, where a study does not say how many steps
 PASSES = 30
 
@@ -83,6 +85,11 @@ class GAN(AdversarialGenerator):
     def _fits(self) -> GAN:
         if self.loss == "linear" and not self.penalty and self.discriminator_norm != "spectral":
             raise ValueError("loss 'linear' has no bound; set penalty = 10, or discriminator_norm = 'spectral'")
+        if self.architecture == "dense" and self.discriminator_norm == "group" and self.width < NARROWEST_GROUPED:
+            raise ValueError(
+                f"width {self.width} makes groups of one feature, whose group norm is 0 whatever the image shows; set "
+                f"width = {NARROWEST_GROUPED} or more, or discriminator_norm = 'none'"
+            )
         return self
 
     def build(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,32 +39,26 @@ def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Te
     return {**site.trainer.initial_local, **weights, **kept}
 
 
-def train(
-    site: Site,
-    weights: Weights,
-    *,
-    steps: int | None = None,
-    part: ImageSet | None = None,
-    class_weights: Tensor | None = None,
-    correct: Correct | None = None,
-    replayed: ReplayedBatches | None = None,
-    objective: Objective | None = None,
-) -> Parcel:
-    """Train from `weights` on the site's images (or on `part`) for floor(|D| / b) steps, or as many as given.
+@dataclass(frozen=True)
+class FitSpec:
+    """What a method changes in a site's training; by default it is one pass with the task's loss."""
 
-    `replayed` images join each mini-batch. `correct` may change gradients before a step; `objective` is another loss
-    than the task's. What stays at the site goes into its state; the rest is the parcel of weights.
-    """
-    trained, metadata = fit(
-        site,
-        assemble(site, weights),
-        steps=steps,
-        part=part,
-        class_weights=class_weights,
-        correct=correct,
-        replayed=replayed,
-        objective=objective,
-    )
+    steps: int | None = None  #: floor(|D| / b) if not given
+    part: ImageSet | None = None  #: the site's training images if not given
+    class_weights: Tensor | None = None
+    correct: Correct | None = None
+    replayed: ReplayedBatches | None = None  #: images that join each mini-batch
+    objective: Objective | None = None  #: another loss than the task's
+    optimizer_group: str = "optimizer"  #: where the site's state keeps the optimiser
+    purpose: str = "batches"  #: addresses the order of the batches
+
+
+PLAIN = FitSpec()
+
+
+def train(site: Site, weights: Weights, how: FitSpec = PLAIN) -> Parcel:
+    """Train from `weights` on the site's images. What stays at the site goes into its state; the rest is the parcel."""
+    trained, metadata = fit(site, assemble(site, weights), how)
     return release(site, trained, metadata)
 
 
@@ -75,45 +70,33 @@ def release(site: Site, trained: dict[str, Tensor], metadata: Mapping[str, float
     return Parcel("weights", shared, dict(metadata), private.record_of(site, "classifier"))
 
 
-def fit(
-    site: Site,
-    weights: Weights,
-    *,
-    steps: int | None = None,
-    part: ImageSet | None = None,
-    class_weights: Tensor | None = None,
-    correct: Correct | None = None,
-    replayed: ReplayedBatches | None = None,
-    objective: Objective | None = None,
-    optimizer_group: str = "optimizer",
-    purpose: str = "batches",
-) -> tuple[dict[str, Tensor], dict[str, float]]:
+def fit(site: Site, weights: Weights, how: FitSpec = PLAIN) -> tuple[dict[str, Tensor], dict[str, float]]:
     """All weights after training from `weights`, and what may be said about it: images, steps, perhaps the loss.
 
-    Nothing but the optimiser is put into the site's state. `purpose` addresses the order of the batches.
+    Nothing but the optimiser is put into the site's state.
     """
     trainer = site.trainer
-    part = part or site.data.train
-    steps = steps or trainer.steps_in(part)
+    part = how.part or site.data.train
+    steps = how.steps or trainer.steps_in(part)
     model = trainer.load(weights)
-    optimizer = start_optimizer(site, model, optimizer_group)
+    optimizer = start_optimizer(site, model, how.optimizer_group)
     metadata: dict[str, float] = {}
     if private.is_private(site, "classifier"):
-        assert objective is None, "a loss of one's own has no private form: refuse it in `privacy_obstacle`"
+        assert how.objective is None, "a loss of one's own has no private form: refuse it in `privacy_obstacle`"
         # its loss would tell about the images
-        steps = private.train(site, steps, optimizer, correct=correct, replayed=replayed)
+        steps = private.train(site, steps, optimizer, correct=how.correct, replayed=how.replayed)
     else:
-        real = trainer.batches(part, site.rng(purpose))
+        real = trainer.batches(part, site.rng(how.purpose))
         metadata["loss"] = trainer.train(
-            replayed.join(real) if replayed else real,
+            how.replayed.join(real) if how.replayed else real,
             steps,
             optimizer,
-            class_weights=class_weights,
-            correct=correct,
+            class_weights=how.class_weights,
+            correct=how.correct,
             mixing=site.rng("mixup"),
-            objective=objective,
+            objective=how.objective,
         )
-    keep_optimizer(site, optimizer, optimizer_group)
+    keep_optimizer(site, optimizer, how.optimizer_group)
     return trainer.released_weights(), {"samples": len(part), "steps": steps, **metadata}
 
 
@@ -145,10 +128,9 @@ def train_together(
         given, counts = [weights[place] for place in places], [steps[place] for place in places]
         parcels = _train_stack(group, given, counts, correct_for and functools.partial(correct_for, places, True))
         if parcels is None:
-            parcels = [
-                train(sites[one], weights[one], steps=steps[one], correct=correct_for and correct_for([one], False))
-                for one in places
-            ]
+            corrections = [correct_for and correct_for([one], False) for one in places]
+            how = [FitSpec(steps[one], correct=given) for one, given in zip(places, corrections, strict=True)]
+            parcels = [train(sites[one], weights[one], spec) for one, spec in zip(places, how, strict=True)]
         found |= dict(zip(places, parcels, strict=True))
     return [found[place] for place in range(len(sites))]
 
