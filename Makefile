@@ -35,17 +35,22 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(VENV)/.ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) .
 	touch $@
 
-$(VENV)/.ready-dev: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,nvflare,ray]"
-	touch $@
+# with all that tests need, in one go: to install the package first and the rest afterwards takes longer
+$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[dev,nvflare,ray]"
+	touch $(VENV)/.ready $@
 
 $(VENV)/.ready-docs $(VENV)/.ready-release: $(VENV)/.ready-%: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
+	$(INSTALL) ".[$*]"
 	touch $@
 
 clean:

@@ -37,10 +37,9 @@ def test_any_size_and_channels_give_finite_outputs_of_the_promised_shape(backbon
     assert output.isfinite().all()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
-    ("backbone", "theirs"),
-    [("resnet18", nets.resnet18), ("resnet34", nets.resnet34), ("resnet50", nets.resnet50)],
+    ("backbone", "theirs", "channels"),
+    [("resnet18", nets.resnet18, 1), ("resnet34", nets.resnet34, 3), ("resnet50", nets.resnet50, 1)],
     ids=["18", "34", "50"],
 )
 def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backbone, theirs, channels):

@@ -18,7 +18,7 @@ from polyclinic.errors import BadInput
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.assembly import Assembly, record_steps
-from polyclinic.study.tables import EngineSettings
+from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import graphs
 from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients

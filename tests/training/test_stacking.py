@@ -16,7 +16,7 @@ from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.models import build
 from polyclinic.training import choices, stacking
 from polyclinic.training.graphs import WARM_UP
-from polyclinic.training.stacked_convolutions import convolve
+from polyclinic.training.stacked_convolutions import convolve_stacked
 from polyclinic.training.stacking import StackedGradients, StackedModel
 
 
@@ -36,7 +36,7 @@ def test_products_are_the_convolutions_of_each_network_and_their_gradients(kerne
     weight = torch.rand(3, 5, 4, kernel, kernel, dtype=torch.float64, requires_grad=True)
     bias = torch.rand(3, 5, dtype=torch.float64, requires_grad=True)
     wanted = torch.stack([F.conv2d(*one, stride, padding) for one in zip(images, weight, bias, strict=True)])
-    found = convolve(images, weight, bias, (stride, stride), (padding, padding))
+    found = convolve_stacked(images, weight, bias, (stride, stride), (padding, padding))
     assert torch.allclose(found, wanted)
     back = torch.rand_like(wanted)
     for a, b in zip(*(torch.autograd.grad(one, (images, weight, bias), back) for one in (found, wanted)), strict=True):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.image_sets import Images, as_unit, same_shape
-from polyclinic.metrics.networks.efficientnet import EfficientNetLite0, efficientnet_lite0
+from polyclinic.metrics.networks.efficientnet import EfficientNetLite0Features, efficientnet_lite0
 from polyclinic.metrics.networks.inception import NAME as INCEPTION
 from polyclinic.metrics.networks.inception import SIDE as INCEPTION_SIDE
 from polyclinic.metrics.networks.inception import FIDInception, fid_inception
@@ -68,7 +68,7 @@ class Extractor:
 
 def efficientnet_features(*, side: int = SIDE, device: str | torch.device = "cpu") -> Extractor:
     """What EfficientNet-Lite0's classifier sees, 1,280 numbers an image."""
-    network: EfficientNetLite0 = efficientnet_lite0(device)
+    network: EfficientNetLite0Features = efficientnet_lite0(device)
     return Extractor(network.vector, network.name, side=side, device=device)
 
 

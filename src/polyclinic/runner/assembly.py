@@ -42,7 +42,7 @@ from polyclinic.models import (
 from polyclinic.randomness import seed_of
 from polyclinic.study import Study, parse_study
 from polyclinic.study.checks import check_names_of_sites
-from polyclinic.study.tables import EngineSettings
+from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import Target
 from polyclinic.training.choices import recording_pays
 from polyclinic.training.loop import Trainer, TrainerSpec

@@ -49,7 +49,7 @@ def in_autocast(*tensors: Tensor) -> list[Tensor]:
     return [x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x for x in tensors]
 
 
-def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+def convolve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """`F.conv2d(images, weight, bias, stride, padding)` of each network of a stack."""
     found = _Convolution.apply(images, weight, stride, padding)
     return found if bias is None else found + bias.to(found.dtype)[:, None, :, None, None]
@@ -148,7 +148,7 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
     def compute(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         images, weight = in_autocast(images, weight)
-        return convolve(images, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
+        return convolve_stacked(images, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
 
     return lambda images: AllAtOnce.apply(compute, images, layer.weight, layer.bias).contiguous()
 

@@ -150,8 +150,10 @@ def test_unusual_convolutions_keep_torchs():
         assert not ManyTargetsConv2d.can_replace(nn.Conv2d(2, 2, 3, **settings))
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("backbone", ["small-cnn", "lenet5", "resnet18"])
+@pytest.mark.parametrize(
+    ("backbone", "norm"),
+    [("small-cnn", "batch"), ("small-cnn", "group"), ("lenet5", "group"), ("resnet18", "batch")],
+)
 def test_our_backbones(backbone: str, norm: str):
     size = 40 if backbone == "resnet18" else 16
     model = seeded(lambda: build(backbone, channels=3, outputs=4, size=size, norm=norm)).train()

@@ -13,7 +13,7 @@ from polyclinic.generators import GENERATORS
 from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.gan.stack import StackedGAN, StackedNetworks
-from polyclinic.generators.gan.stacked_convolutions import convolve, convolve_transposed
+from polyclinic.generators.gan.stacked_convolutions import double_stacked, halve_stacked
 from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.tasks import Target
@@ -40,12 +40,12 @@ def test_products_are_convolutions_of_each_network(channels, outputs, side, with
     bias = torch.randn(2, outputs, dtype=torch.float64, generator=rng(1)) if with_bias else None
     down = torch.randn(2, outputs, channels, 4, 4, dtype=torch.float64, generator=rng(2))
     up = torch.randn(2, channels, outputs, 4, 4, dtype=torch.float64, generator=rng(3))
-    for products, plain, weight in ((convolve, F.conv2d, down), (convolve_transposed, F.conv_transpose2d, up)):
+    for products, plain, weight in ((halve_stacked, F.conv2d, down), (double_stacked, F.conv_transpose2d, up)):
         each = [plain(images[m], weight[m], None if bias is None else bias[m], 2, 1) for m in (0, 1)]
         torch.testing.assert_close(products(images, weight, bias), torch.stack(each))
 
 
-@pytest.mark.parametrize(("products", "shape"), [(convolve, (1, 3, 2, 4, 4)), (convolve_transposed, (1, 2, 3, 4, 4))])
+@pytest.mark.parametrize(("products", "shape"), [(halve_stacked, (1, 3, 2, 4, 4)), (double_stacked, (1, 2, 3, 4, 4))])
 def test_gradients_of_products_and_their_gradients_are_right(products, shape):
     """Gradients are written by hand; their own gradients are what a gradient penalty needs."""
     images = torch.randn(1, 2, 2, 4, 4, dtype=torch.float64, generator=rng(), requires_grad=True)

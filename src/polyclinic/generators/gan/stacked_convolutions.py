@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from polyclinic.training.stacked_convolutions import AllAtOnce, in_autocast
 
 
-def convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv2d(images, weight, bias, stride=2, padding=1)` of each network; weights [M, O, C, 4, 4], even sides."""
     many, count, _, rows, columns = images.shape
     kernel = weight.permute(0, 3, 4, 2, 1).reshape(many, -1, weight.shape[1])
@@ -26,7 +26,7 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found.reshape(many, count, rows // 2, columns // 2, -1).permute(0, 1, 4, 2, 3)
 
 
-def convolve_transposed(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def double_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv_transpose2d(images, weight, bias, stride=2, padding=1)` of each network, for weights [M, C, O, 4, 4]."""
     many, count, channels, rows, columns = images.shape
     kernel = weight.permute(0, 1, 3, 4, 2).reshape(many, channels, -1)
@@ -82,14 +82,14 @@ class _Overlaid(torch.autograd.Function):
         return _Patches.apply(gradient), None
 
 
-def _convolve(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     images, weight = in_autocast(images, weight)
-    return convolve(images, weight, bias)
+    return halve_stacked(images, weight, bias)
 
 
-def _convolve_transposed(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _double_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     images, weight = in_autocast(images, weight)
-    return convolve_transposed(images, weight, bias)
+    return double_stacked(images, weight, bias)
 
 
 # --- layers -------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Down(nn.Conv2d):
     def apply_weight(self, images: Tensor, weight: Tensor) -> Tensor:
         if not self.as_products:
             return F.conv2d(images, weight, self.bias, self.stride, self.padding)
-        found = AllAtOnce.apply(_convolve, images, weight, self.bias)
+        found = AllAtOnce.apply(_halve_stacked, images, weight, self.bias)
         return found.contiguous() if self.in_order else found
 
 
@@ -126,7 +126,7 @@ class Up(nn.ConvTranspose2d):
     def forward(self, images: Tensor, output_size: list[int] | None = None) -> Tensor:
         if not self.as_products:
             return super().forward(images)
-        found = AllAtOnce.apply(_convolve_transposed, images, self.weight, self.bias)
+        found = AllAtOnce.apply(_double_stacked, images, self.weight, self.bias)
         return found.contiguous() if self.in_order else found
 
 

@@ -80,7 +80,7 @@ class Block(nn.Module):
         return x + h if self.adds else h
 
 
-class EfficientNetLite0(nn.Module):
+class EfficientNetLite0Features(nn.Module):
     """Images float [N, 3, H, W] in [0, 1], made for 224 px. Children are named as in the package's weights."""
 
     name = "EffLite0"
@@ -127,15 +127,15 @@ def make_blocks(norm: MakeNorm = batch_norm) -> list[Block]:
     return blocks
 
 
-def efficientnet_lite0(device: str | torch.device = "cpu") -> EfficientNetLite0:
+def efficientnet_lite0(device: str | torch.device = "cpu") -> EfficientNetLite0Features:
     """The network with its ImageNet weights, in evaluation mode and not to be trained."""
-    network = EfficientNetLite0()
+    network = EfficientNetLite0Features()
     network.load_state_dict(public_weights())
     return network.to(device).eval().requires_grad_(False)
 
 
 def public_weights() -> dict[str, Tensor]:
-    """The ImageNet weights, by the names of `EfficientNetLite0`; BadInput unless the file is the one we know."""
+    """The ImageNet weights, named as in `EfficientNetLite0Features`; BadInput unless the file is the one we know."""
     file = weights_file()
     if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
         raise BadInput(f"{file}: is not the file that {PACKAGE} 0.1.0 came with; install the package again")

@@ -1,0 +1,177 @@
+"""The tables of a study that have no room of their own: model, evaluation, engine, logging, policy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from polyclinic.encoders import ENCODERS
+from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.leaving.kinds import KINDS, KindNames
+from polyclinic.models import BACKBONES, NORMS, RANDOM
+from polyclinic.settings import Settings
+
+
+class Model(Settings):
+    """The `[model]` table: the network, and what of it stays at the sites."""
+
+    backbone: str = Field(
+        "small-cnn",
+        description=f"the network: {', '.join(BACKBONES.builtin)}; an encoder, which gets a linear head "
+        f"({', '.join(name for name in ENCODERS.builtin if name not in BACKBONES.builtin)}); or any importable one, "
+        "package.module:callable",
+    )
+    backbones: dict[str, str] = Field(
+        {}, description='networks of sites that have another one: { north = "resnet18" }; where models are not averaged'
+    )
+    arguments: dict[str, Any] = Field(
+        {}, description="arguments of an importable network: { spatial_dims = 2 }; channels and outputs are filled in"
+    )
+    weights: str = Field(
+        RANDOM,
+        min_length=1,
+        description="first weights: random, public (those that come with the backbone), or a file of them "
+        "(.safetensors, or torch's .pt), relative to where polyclinic is started; what of it fits the network is taken "
+        "over",
+    )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the file of `weights`; `polyclinic deploy submit` writes it, for the sites to see",
+    )
+    freeze: str | None = Field(
+        None, description="the layer up to which the network is not trained and keeps its first weights"
+    )
+    input_size: int | None = Field(
+        None,
+        ge=16,
+        le=1024,
+        description="side to which images are resized on the device before the first layer; if not given, the "
+        "backbone's own choice, which for most is the images' own size",
+    )
+    norm: Literal[*NORMS] = Field(  # type: ignore[valid-type]
+        "batch",
+        description="batch normalisation, group normalisation, or frozen: batch normalisation that keeps the "
+        "statistics, factors and offsets of the first weights",
+    )
+    cut: str | None = Field(None, description="the layer after which a method may split the network")
+    batch_norm: Literal["average", "local"] = Field(
+        "average", description="batch-norm statistics travel and are averaged with the weights, or stay local"
+    )
+
+
+class Evaluation(Settings):
+    """The `[evaluation]` table: when models are scored, and which one is released."""
+
+    every: int = Field(1, ge=0, description="rounds between scores on validation images; 0 for none")
+    select: Literal["best", "last"] = Field(
+        "best",
+        description="release the model of the round with the best validation score, or of the last round",
+    )
+    metric: str | None = Field(
+        None,
+        description="the validation metric that chooses the released round: accuracy, balanced_accuracy, auc, mae, "
+        "rmse, dice or loss, as the task has it; the task's own if not given. Equal scores: the lower loss",
+    )
+    final: Literal["test", "validation", "none"] = Field(
+        "test",
+        description="images that the released model is scored on at the end; with validation, as in a search of "
+        "settings, and with none, sites do not open their test images",
+    )
+    handovers: Literal["none", "last", "all"] = Field(
+        "last", description="rounds whose hand-overs a serial method keeps for `polyclinic forgetting`"
+    )
+
+
+class EngineSettings(Settings):
+    """The `[engine]` table: where the work runs, and what happens when a site fails."""
+
+    name: Literal["in-process", "ray", "nvflare"] = Field("in-process", description="what carries calls to sites")
+    workers: int | Literal["auto"] = Field(
+        "auto",
+        description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays",
+    )
+    address: str | None = Field(None, description="ray: address of a cluster to join; without one, Ray starts here")
+    gpus: float | None = Field(
+        None, ge=0, le=64, description="ray: GPUs that an actor takes, such as 0.5; a quarter on a GPU if not given"
+    )
+    threads: int = Field(1, ge=1, description="threads a site computes with; part of the result's last bits")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="arithmetic of training; auto is bf16 on a GPU and fp32 on a CPU"
+    )
+    graphs: Literal["auto"] | bool = Field(
+        "auto",
+        description="on a GPU: record a training step as a CUDA graph and replay it; auto does so where it pays",
+    )
+    stacked: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="train simulated sites' networks as one stacked network where the method can (felicia, fedavg and "
+        "methods built on its training, standalone): auto does so on a GPU where it pays; part of the result's last "
+        "bits",
+    )
+    reproducible: bool = Field(
+        False,
+        description="forbid every choice that rounds differently: CUDA graphs, stacked sites, fused optimisers, and on "
+        "a GPU sums without a fixed order; slower",
+    )
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a site may take for one operation; sites run in worker processes then",
+    )
+    silence: float = Field(
+        60.0, gt=0, description="nvflare: seconds without a sign of life after which a site counts as lost"
+    )
+    approval_wait: float = Field(
+        86400.0, ge=0, description="nvflare: seconds to wait for the people of the sites to approve the study"
+    )
+    on_failure: Literal["continue", "stop"] = Field(
+        "continue",
+        description="when a site fails: go on with the others, or stop (a stopped run can be resumed)",
+    )
+    quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
+    checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")
+    durable: bool = Field(
+        True,
+        description="a checkpoint is on disk before the run goes on, and survives a loss of power (fsync); false is "
+        "faster, for scratch work",
+    )
+
+    @model_validator(mode="after")
+    def _reproducible(self) -> Self:
+        if self.reproducible and (self.graphs is True or self.stacked == "always"):
+            raise ValueError("reproducible forbids graphs = true and stacked = 'always'; set them to 'auto'")
+        return self
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or 'auto'")
+        return value
+
+
+class Logging(Settings):
+    """The `[logging]` table: where curves of a run are written besides `history.jsonl`. It changes no result."""
+
+    to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        (),
+        description="programs to write logs for, into the folder `logs` of the run: tensorboard, mlflow, wandb "
+        "(offline); one that is not installed is named and left out",
+    )
+
+
+class PolicySettings(Settings):
+    """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
+
+    kinds: KindNames = Field(
+        tuple(KINDS.builtin), description="kinds of parcel that may leave a site; those of plug-ins must be named"
+    )
+    incoming: Incoming | None = Field(
+        None, description="have simulated sites inspect what arrives, as deployed ones do: { on = true }"
+    )
+    shares: Literal["random", "equal"] = Field(
+        "equal", description="how much an image weighs in a site's gradient: equal, or random, as at deployed sites"
+    )
