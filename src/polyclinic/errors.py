@@ -13,6 +13,10 @@ class WorkFailed(Exception):  # noqa: N818
     """The input was fine but the work could not be finished. Exit code 1."""
 
 
+class StorageFailed(WorkFailed):
+    """A file that cannot be written, or is not whole, at the machine that does the work: no site's fault."""
+
+
 class RunPaused(Exception):  # noqa: N818
     """A run ends here on purpose, at a checkpoint, to be resumed; no failure of anybody's."""
 

@@ -7,6 +7,7 @@ written beside its place, as `<name>.partial`, and renamed: so two processes tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from polyclinic.errors import BadInput, Damaged
+from polyclinic.errors import BadInput, Damaged, StorageFailed
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -31,6 +32,17 @@ SYNC_ALL_FROM = 16
 LONGEST_NAME = 255
 #: where the header of a safetensors file has the digest of its tensors
 _DIGEST = "sha256"
+#: and where it has the folder and name that it was written under, where another file's content is no less than damage
+_PLACE = "place"
+
+#: what a system says of a disk that is full, may not be written, or is broken, and the cure
+STORAGE_ERRORS = {
+    errno.ENOSPC: "make room",
+    getattr(errno, "EDQUOT", errno.ENOSPC): "make room",
+    errno.EFBIG: "the system allows no file of this size",
+    errno.EROFS: "the disk cannot be written",
+    errno.EIO: "check the disk",
+}
 
 # --- atomic writes ------------------------------------------------------------------------------------
 
@@ -77,6 +89,23 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
+def make_folder_durable(folder: Path) -> None:
+    """Create a folder and those above it; all their names are on disk when this returns."""
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for new in missing:
+        sync_folder(new.parent)
+
+
+def storage_sentence(error: OSError) -> str:
+    """What a failed read or write means to a user: the file, the reason, the cure."""
+    place = f"{error.filename}: " if error.filename else ""
+    cure = STORAGE_ERRORS.get(error.errno or 0)
+    return f"{place}{error.strerror or error}" + (
+        f"; {cure}, then do this again or go on with --resume" if cure else ""
+    )
+
+
 def read_json(path: Path) -> JsonObject:
     """A file that holds a JSON object; Damaged if it is missing or holds something else."""
     try:
@@ -85,18 +114,26 @@ def read_json(path: Path) -> JsonObject:
         raise Damaged(f"{path}: is missing") from None
     except (ValueError, RecursionError):
         raise Damaged(f"{path}: is damaged (it is not JSON); bring it back from a copy") from None
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read ({error.strerror}); bring it back from a copy") from None
     if not isinstance(found, dict):
         raise Damaged(f"{path}: is damaged (it holds no JSON object); bring it back from a copy")
     return found
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = False) -> None:
-    """Write tensors atomically, as a safetensors file whose header has their digest; `durable` as in `atomic_write`."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = False, placed: bool = False) -> None:
+    """Write tensors atomically, as a safetensors file whose header has their digest; `durable` as in `atomic_write`.
+    `placed`: they are read again under this name, in a folder of this name, or not at all."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     copies = contiguous_cpu_copies(tensors)
     with atomic_file(path) as partial:
-        save_file(copies, partial, {_DIGEST: digest_of_tensors(copies)})
+        try:
+            place = {_PLACE: _place_of(path)} if placed else {}
+            save_file(copies, partial, {_DIGEST: digest_of_tensors(copies)} | place)
+        except SafetensorError as error:  # a full disk, say
+            raise StorageFailed(f"{path}: cannot be written ({error}); make room, then go on with --resume") from None
         if durable:
             sync_file(partial)
     if durable:
@@ -114,14 +151,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         content = path.read_bytes()
         tensors = decode_tensors(content)
-        noted = (_header(content).get("__metadata__") or {}).get(_DIGEST)
+        metadata = _header(content).get("__metadata__") or {}
+        noted, place = metadata.get(_DIGEST), metadata.get(_PLACE)
     except FileNotFoundError:
         raise Damaged(f"{path}: is missing") from None
-    except (SafetensorError, ValueError, KeyError, AttributeError, OverflowError) as error:
+    except (SafetensorError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, TypeError) as error:
         raise Damaged(f"{path}: is damaged and cannot be read ({error})") from None
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
     if noted is not None and digest_of_tensors(tensors) != noted:
         raise Damaged(f"{path}: is damaged (its SHA-256 is not the one that was noted when it was written)")
+    if place not in (None, _place_of(path)):
+        raise Damaged(f"{path}: is damaged (it holds what was written as {place})")
     return tensors
+
+
+def _place_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:

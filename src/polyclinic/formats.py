@@ -14,6 +14,7 @@ from pathlib import Path
 from polyclinic import __version__
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
+from polyclinic.json_types import parse_json
 
 #: raised when a reader of today would misread what is written tomorrow; a new optional setting does not raise it
 STUDY_FORMAT = 1
@@ -45,7 +46,7 @@ def check_run_format(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         found, writer = content["format"], str(content.get("polyclinic", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f'{file}: is damaged; write it anew as {{"format": {RUN_FORMAT}}}') from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,3 +10,11 @@ from typing import Any
 JsonObject = dict[str, Any]
 #: the same where it is only read
 JsonMapping = Mapping[str, Any]
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a text of JSON says; ValueError for anything else, brackets within brackets without end included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("brackets within brackets without end") from None

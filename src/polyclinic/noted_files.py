@@ -23,10 +23,31 @@ FINISHED = (
 )
 
 
-def note_files(folder: Path, names: Iterable[str] = FINISHED) -> None:
+#: how the first line of a text begins that has the digest of all other lines
+OWN_DIGEST = "# sha256 of the lines below: "
+
+
+def note_files(folder: Path, names: Iterable[str] = FINISHED, *, durable: bool = False) -> None:
     """Write down the SHA-256 of those of a folder's files that are there."""
     found = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
-    atomic_write(folder / FILE, json.dumps({"files": found, "sha256": digest_of(found)}, indent=1) + "\n")
+    content = json.dumps({"files": found, "sha256": digest_of(found)}, indent=1) + "\n"
+    atomic_write(folder / FILE, content, durable=durable)
+
+
+def with_own_digest(text: str) -> str:
+    """A text of TOML with a first line that has the digest of the others: both are written in one step."""
+    return f"{OWN_DIGEST}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def check_own_digest(path: Path) -> None:
+    """Damaged if a file's first line has a digest, and it is not that of the other lines."""
+    first, _, rest = path.read_bytes().partition(b"\n") if path.is_file() else (b"", b"", b"")
+    start = OWN_DIGEST.encode()
+    if first.startswith(start) and first.removeprefix(start) != hashlib.sha256(rest).hexdigest().encode():
+        raise Damaged(
+            f"{path}: is damaged or was changed since the run began; bring it back from a copy, or run the study again "
+            "into another folder"
+        )
 
 
 def check_noted(folder: Path, *names: str) -> None:

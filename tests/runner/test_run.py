@@ -2,13 +2,14 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from run_folders import assert_same_run, history, ledgers, result
 
-from polyclinic.errors import BadInput, Damaged, WorkFailed
+from polyclinic.errors import BadInput, Damaged, StorageFailed, WorkFailed
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.files import lock
@@ -278,9 +279,22 @@ def test_two_runs_do_not_work_in_one_folder(interrupted):
 def test_a_tampered_ledger_is_named_when_a_run_goes_on(interrupted):
     path = interrupted / "ledger" / "site-3.jsonl"
     path.write_text(path.read_text().replace('"kind": "weights"', '"kind": "metrics"', 1))
-    values = run(None, interrupted, resume=True)
-    assert {failure["site"] for failure in values["failures"]} == {"site-3"}
-    assert "site-3.jsonl, line 1: was changed after it was written" in values["failures"][0]["reason"]
+    words = r"site 'site-3' .*site-3\.jsonl, line 1: was changed after it was written; bring the file back"
+    with pytest.raises(StorageFailed, match=words):
+        run(None, interrupted, resume=True)
+
+
+def test_the_ledger_of_another_site_stops_a_run_that_goes_on(interrupted):
+    shutil.copy(interrupted / "ledger" / "site-1.jsonl", interrupted / "ledger" / "site-3.jsonl")
+    with pytest.raises(StorageFailed, match=r"site-3\.jsonl, line 1: is not signed by the site's key"):
+        run(None, interrupted, resume=True)
+
+
+def test_a_damaged_study_is_noticed_when_a_run_goes_on(interrupted):
+    path = interrupted / "study.toml"
+    path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.06"))
+    with pytest.raises(Damaged, match=r"study\.toml: is damaged or was changed since the run began"):
+        run(None, interrupted, resume=True)
 
 
 def test_a_lost_state_is_named_when_a_run_goes_on(tiny, tmp_path):

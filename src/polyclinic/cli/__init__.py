@@ -16,6 +16,7 @@ from typing import Any
 
 from polyclinic.cli.app import app
 from polyclinic.errors import BadInput, Notice, WorkFailed
+from polyclinic.files import storage_sentence
 
 INTERRUPTED = 130  #: the exit code of a command that Ctrl-C ended
 
@@ -47,6 +48,8 @@ def _run_app(arguments: list[str]) -> int:
         return _say("interrupted; what was finished is kept", 1)
     except BrokenPipeError:  # `polyclinic ... | head`
         return 0
+    except OSError as error:  # a full disk, a folder where a file should be, a name that is too long
+        return _say(storage_sentence(error), 1)
     except Exception as error:
         # typer's own complaints about flags and arguments know how to put themselves
         if hasattr(error, "format_message"):

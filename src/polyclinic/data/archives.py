@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -13,9 +15,12 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
+from polyclinic.data.bounds import MOST_PIXELS, check_pixels
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 
+#: what reading a broken archive raises
+UNREADABLE = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, MemoryError)
 #: arrays above this many bytes are unpacked to a temporary file and memory-mapped
 LARGE = 1 << 30
 
@@ -23,8 +28,9 @@ LARGE = 1 << 30
 class Archive(Mapping[str, np.ndarray]):
     """An .npz file: arrays by name, read when asked for."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, max_pixels: int = MOST_PIXELS) -> None:
+        """`max_pixels`: of one image; see `bounds.check_pixels`."""
+        self.file, self.max_pixels = file, max_pixels
         try:
             with zipfile.ZipFile(file) as packed:
                 self._bytes = {
@@ -49,12 +55,27 @@ class Archive(Mapping[str, np.ndarray]):
         if name not in self._bytes:
             raise BadInput(f"{self.file}: there is no array '{name}'; it has {', '.join(self)}")
         try:
+            self._check_declared(name)
             if self._bytes[name] > LARGE:
                 return self._unpacked(name)
             with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
                 return np.lib.format.read_array(stream, allow_pickle=False)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
+
+    def _check_declared(self, name: str) -> None:
+        """ValueError for an array that is not as large as it declares, whose images are larger than the study allows,
+        or for which there is no room."""
+        with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
+            shape, _, dtype = _read_header(stream)
+            declared = stream.tell() + math.prod(shape) * dtype.itemsize
+        if declared != self._bytes[name]:
+            raise ValueError(f"it declares {declared} bytes, and the archive has {self._bytes[name]}")
+        if len(shape) >= 3:  # [N, H, W], [N, H, W, C] or [N, C, H, W]
+            height, width = shape[2:4] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
+            check_pixels(width, height, self.max_pixels)
+        if declared > LARGE and declared > shutil.disk_usage(tempfile.gettempdir()).free:
+            raise ValueError(f"it has {declared} bytes, and {tempfile.gettempdir()} has no room to unpack it")
 
     def _unpacked(self, name: str) -> np.ndarray:
         """A memory map of a temporary copy, which the system frees with the map."""
@@ -70,6 +91,11 @@ class Archive(Mapping[str, np.ndarray]):
 
 def _memory_map(file: IO[bytes]) -> np.ndarray:
     """A read-only map of an open .npy file: Windows opens no temporary file a second time, by its name."""
+    shape, fortran, dtype = _read_header(file)
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in read_header:
@@ -77,7 +103,7 @@ def _memory_map(file: IO[bytes]) -> np.ndarray:
     shape, fortran, dtype = read_header[version](file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
-    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    return shape, fortran, dtype
 
 
 class Chain(Sequence[np.ndarray]):
@@ -99,8 +125,8 @@ class Chain(Sequence[np.ndarray]):
 class Packed(Sequence[np.ndarray]):
     """Compressed pictures one behind the other: `data` picture i from `offsets[i]` to `offsets[i + 1]`."""
 
-    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
-        self.data, self.offsets = data, offsets
+    def __init__(self, data: np.ndarray, offsets: np.ndarray, max_pixels: int = MOST_PIXELS) -> None:
+        self.data, self.offsets, self.max_pixels = data, offsets, max_pixels
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -109,6 +135,7 @@ class Packed(Sequence[np.ndarray]):
         """uint8 [H, W] or [H, W, 3]."""
         encoded = self.data[self.offsets[i] : self.offsets[i + 1]].tobytes()
         with Image.open(io.BytesIO(encoded)) as picture:
+            check_pixels(*picture.size, self.max_pixels)
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I;16") else "RGB"))
 
 

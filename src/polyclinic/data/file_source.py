@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
+from polyclinic.data.bounds import MOST_PIXELS, refuse_outside
 from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import balanced
@@ -29,7 +30,19 @@ from polyclinic.files import cache_folder, digest_of
 from polyclinic.plugins import code_of
 
 #: settings that do not change what is prepared, only how it is split afterwards
-AFTERWARDS = {"validation", "test", "fold", "test_per_class", "test_total_per_class", "seed", "acquisition", "origin"}
+AFTERWARDS = {
+    "validation",
+    "test",
+    "fold",
+    "test_per_class",
+    "test_total_per_class",
+    "seed",
+    "acquisition",
+    "origin",
+} | {
+    "max_pixels",
+    "allow_outside",
+}
 
 #: a path that begins with it lies in the folder that the environment variable POLYCLINIC_DATA names
 DATA_FOLDER = "$POLYCLINIC_DATA"
@@ -45,6 +58,15 @@ class FileSource(Source):
     origin: str | None = Field(None, description="where these images can be had, told to whoever lacks them")
     shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
     channels: Literal["auto", 1, 3] = Field("auto", description="1 for grey, 3 for colour, auto to look")
+
+    max_pixels: int = Field(
+        MOST_PIXELS,
+        ge=1,
+        description="most pixels of an image or slice, by what its file declares; a volume has 8 times as many",
+    )
+    allow_outside: bool = Field(
+        False, description="whether files may lie outside the folder of `path`, by their paths or by symbolic links"
+    )
 
     #: where to get the images and under which terms, for `polyclinic data show`
     where: ClassVar[str] = "Your own."
@@ -91,7 +113,11 @@ class FileSource(Source):
     def fingerprint(self) -> str:
         """Names the content of the source's files."""
         self.refuse_missing_path()
-        return files_digest(self.files(), self.location)
+        files = list(self.files())
+        if not self.allow_outside:
+            top = self.location if self.location.is_dir() else self.location.parent
+            refuse_outside(files if len(files) > 1 or self.location.is_dir() else [], top)
+        return files_digest(files, self.location)
 
     def refuse_missing_path(self) -> None:
         """One sentence when there is nothing at `path`."""

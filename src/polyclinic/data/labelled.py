@@ -64,8 +64,16 @@ class LabelledSource(FileSource):
     ) -> tuple[np.ndarray, tuple[str, ...]]:
         """Class indices and names of the classes; or values and nothing."""
         if self.label_range is None:
+            refuse_no_label(values, place, self.cure)
             return classes_of(values, names, self.merge, self.rename)
         return numbers(values, place, self.label_range, self.cure), ()
+
+
+def refuse_no_label(values: np.ndarray, place: Callable[[int], str], cure: str) -> None:
+    """BadInput for labels that are NaN, or the text that NaN becomes in a table: no class."""
+    none = [i for i, value in enumerate(values.tolist()) if str(value).strip().lower() == "nan"]
+    if none:
+        raise BadInput(_named([f"{place(i)}: the label is NaN, which is no class" for i in none], cure))
 
 
 def numbers(

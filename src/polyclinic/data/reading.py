@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image, ImageOps
 
+from polyclinic.data.bounds import MOST_PIXELS, check_pixels
 from polyclinic.data.pixels import to_uint8
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Reader:
 
     window: Window | None = None
     slices: Slices = "middle"
+    #: of one image, by what its file declares; see `bounds.check_pixels`
+    max_pixels: int = MOST_PIXELS
 
     def frames(self, file: Path) -> tuple[int | None, ...]:
         """The slices to take of a file; None stands for the only image, or the middle slice."""
@@ -43,18 +47,18 @@ class Reader:
         """uint8 [H, W] or [H, W, 3]."""
         _refuse_missing_or_empty(file)
         if is_nifti(file):
-            return _nifti_slice(file, frame, self.window)
+            return _nifti_slice(file, frame, self)
         if is_dicom(file):
-            return _dicom_frame(file, frame, self.window)
-        return _picture(file)
+            return _dicom_frame(file, frame, self)
+        return _picture(file, self.max_pixels)
 
     def mask(self, file: Path, frame: int | None = None) -> np.ndarray:
         """[H, W], above zero inside; the values of the file, without windowing."""
         _refuse_missing_or_empty(file)
         if is_nifti(file):
-            volume, _ = load_volume(file)
+            volume, _ = load_volume(file, self.max_pixels)
             return axial(volume, frame)
-        pixels = _picture(file)
+        pixels = _picture(file, self.max_pixels)
         return pixels if pixels.ndim == 2 else pixels.max(axis=2)
 
 
@@ -122,8 +126,9 @@ def _looks_like_dicom(file: Path) -> bool:
         return False
 
 
-def _picture(file: Path) -> np.ndarray:
+def _picture(file: Path, max_pixels: int) -> np.ndarray:
     with Image.open(file) as opened:
+        check_pixels(*opened.size, max_pixels)
         picture = ImageOps.exif_transpose(opened)
         if picture.mode.startswith(("I", "F")):
             values = np.asarray(picture)
@@ -132,7 +137,7 @@ def _picture(file: Path) -> np.ndarray:
         return np.asarray(picture.convert("L" if grey else "RGB"))
 
 
-def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
+def _dicom_frame(file: Path, frame: int | None, reader: Reader) -> np.ndarray:
     import pydicom
     from pydicom.pixels import apply_modality_lut, pixel_array
 
@@ -142,12 +147,14 @@ def _dicom_frame(file: Path, frame: int | None, window: Window | None) -> np.nda
         raise ValueError("this is no DICOM file, or its beginning is damaged; export it again") from None
     if "PixelData" not in header:
         raise ValueError("the DICOM file holds no image")
+    frames, samples = int(header.get("NumberOfFrames") or 1), int(header.get("SamplesPerPixel") or 1)
+    check_pixels(int(header.Columns), int(header.Rows), reader.max_pixels, frames * max(1, samples // 3))
     values = pixel_array(header)
-    if int(header.get("NumberOfFrames") or 1) > 1:
+    if frames > 1:
         values = values[_index(frame, len(values))]
     if header.get("SamplesPerPixel", 1) > 1:
         return values if values.dtype == np.uint8 else window_to_uint8(values, 0, float(2**header.BitsStored - 1))
-    grey = _windowed(apply_modality_lut(values, header), header, window)
+    grey = _windowed(apply_modality_lut(values, header), header, reader.window)
     return 255 - grey if header.get("PhotometricInterpretation") == "MONOCHROME1" else grey
 
 
@@ -172,8 +179,9 @@ def _in_window(values: np.ndarray, window: Window) -> np.ndarray:
     return window_to_uint8(values, centre - 0.5 - half, centre - 0.5 + half)
 
 
-def _nifti_slice(file: Path, frame: int | None, window: Window | None) -> np.ndarray:
-    volume, spread = load_volume(file)
+def _nifti_slice(file: Path, frame: int | None, reader: Reader) -> np.ndarray:
+    volume, spread = load_volume(file, reader.max_pixels)
+    window = reader.window
     low, high = spread if window is None else (window[0] - window[1] / 2, window[0] + window[1] / 2)
     return window_to_uint8(axial(volume, frame), low, high)
 
@@ -183,21 +191,24 @@ def axial(volume: np.ndarray, frame: int | None) -> np.ndarray:
     return np.ascontiguousarray(volume[::-1, ::-1, _index(frame, volume.shape[2])].T)
 
 
-def load_volume(file: Path) -> tuple[np.ndarray, tuple[float, float]]:
+def load_volume(file: Path, max_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, tuple[float, float]]:
     """Voxels [x, y, z], growing to the patient's right, front and head, and the spread of those that are not zero.
 
     The spread is from their 0.5th to their 99.5th percentile. The last volumes are remembered, as neighbouring slices
     are read one after the other; one thread reads at a time, so that they do not all read the same.
     """
     with _reading_a_volume:
-        return _load_volume(file, file.stat().st_mtime_ns)
+        return _load_volume(file, file.stat().st_mtime_ns, max_pixels)
 
 
 @lru_cache(maxsize=3)
-def _load_volume(file: Path, modified: int) -> tuple[np.ndarray, tuple[float, float]]:
+def _load_volume(file: Path, modified: int, max_pixels: int) -> tuple[np.ndarray, tuple[float, float]]:
     import nibabel
 
-    image = nibabel.as_closest_canonical(nibabel.load(file))
+    opened: Any = nibabel.load(file)
+    sides = (*opened.shape, 1, 1, 1)
+    check_pixels(int(sides[0]), int(sides[1]), max_pixels, math.prod(map(int, sides[2:])))
+    image = nibabel.as_closest_canonical(opened)
     voxels = np.asarray(image.dataobj, dtype=np.float32)
     if voxels.ndim != 3:
         raise ValueError(f"the volume has {voxels.ndim} dimensions instead of 3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class Table:
         for i, text in enumerate(self.column(name)):
             try:
                 result[i] = float(text)
+                if not math.isfinite(result[i]):
+                    raise ValueError
             except ValueError:
                 raise BadInput(f"{self.file} row {self.lines[i]}: {name} '{text}' is not a number") from None
         return result
@@ -79,16 +82,23 @@ def read_table(file: Path, *needed: str) -> Table:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise BadInput(f"{file}: is not a text in UTF-8; save the table as CSV (UTF-8)") from None
+    if "\0" in text:
+        raise BadInput(f"{file}: holds NUL characters, which no table has; save it again as CSV (UTF-8)")
     if not text.strip():
         raise BadInput(f"{file}: the table is empty; it needs a header")
     delimiter = _separator(text.splitlines()[0])
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    columns = tuple((name or "").strip() for name in reader.fieldnames or ())
-    reader.fieldnames = list(columns)
     rows, numbers = [], []
-    for row in reader:
-        rows.append({name: (row.get(name) or "").strip() for name in columns})
-        numbers.append(reader.line_num)
+    try:
+        columns = tuple((name or "").strip() for name in reader.fieldnames or ())
+        reader.fieldnames = list(columns)
+        for row in reader:
+            rows.append({name: (row.get(name) or "").strip() for name in columns})
+            numbers.append(reader.line_num)
+    except csv.Error as error:
+        raise BadInput(
+            f"{file} row {reader.line_num + 1}: cannot be read ({error}); save it again as CSV (UTF-8)"
+        ) from None
     table = Table(file, columns, rows, numbers)
     table.require(*needed)
     return table

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Literal
 
 from polyclinic.engines.pool import Worker, WorkerPool
-from polyclinic.engines.worker_process import cores, reason_of
+from polyclinic.engines.worker_process import cores, is_storage_failure, reason_of, storage_failure
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.state import SitePosition
@@ -82,16 +82,13 @@ class InProcess(WorkerPool):
     def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         self.stacked_operations.add(calls[0].operation)
         for call, answer in zip(calls, self.host.handle_group(calls), strict=True):
-            if isinstance(answer, Exception):
-                yield Failure(call.site, call.operation, reason_of(answer))
-            else:
-                yield answer
+            yield _failure(call, answer) if isinstance(answer, Exception) else answer
 
     def _call_here(self, call: Call) -> Reply | Failure:
         try:
             return self.host.handle(call)
         except Exception as error:
-            return Failure(call.site, call.operation, reason_of(error))
+            return _failure(call, error)
 
     def _consider_growing(self, calls: list[Call]) -> None:
         """Move to worker processes once enough parallel work has been seen, and no site is in mid-turn."""
@@ -100,3 +97,10 @@ class InProcess(WorkerPool):
                 return
             self._positions = self.host.checkpoint()
             self._pool = [None] * self.most
+
+
+def _failure(call: Call, error: Exception) -> Failure:
+    """The failure of a site; StorageFailed where the files of the run are at fault, which all sites share."""
+    if is_storage_failure(error):
+        raise storage_failure(call.site, reason_of(error)) from error
+    return Failure(call.site, call.operation, reason_of(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 
 
 @dataclass(frozen=True)
@@ -40,4 +40,4 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        return cls(**parse_json(path.read_text(encoding="utf-8")))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from polyclinic.engines.daemon_thread import DaemonThread, join_all
 from polyclinic.engines.worker_process import WorkerGone, reason_of
+from polyclinic.errors import StorageFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.state import SitePosition
 
@@ -99,6 +100,8 @@ class WorkerPool:
         try:
             worker = self._worker(lane, abandoned)
             answer, position = worker.call(call, self.deadline)
+        except StorageFailed:
+            raise
         except Exception as error:  # it hangs, died, or answers with nonsense: its sites start from disk again
             self._end(lane, abandoned)
             return Failure(call.site, call.operation, reason_of(error))

@@ -17,9 +17,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.state import SitePosition
+from polyclinic.files import STORAGE_ERRORS
 from polyclinic.progress import listening
 from polyclinic.progress import tell as tell_progress
 
@@ -35,6 +38,21 @@ def reason_of(error: BaseException) -> str:
     """One line that says what went wrong."""
     text = " ".join(str(error).split())
     return text if type(error).__module__.startswith("polyclinic") and text else f"{type(error).__name__}: {text}"
+
+
+def is_storage_failure(error: BaseException) -> bool:
+    """Whether files of the run are at fault: at a simulated site that is no failure of the site, and ends the run."""
+    if isinstance(error, OSError):
+        return error.errno in STORAGE_ERRORS
+    return isinstance(error, StorageFailed | LedgerBroken | Damaged)
+
+
+def storage_failure(site: str, reason: str) -> StorageFailed:
+    """What ends a run whose files are at fault."""
+    return StorageFailed(
+        f"what site '{site}' keeps cannot be used: {reason}; bring the file back from a copy, or run the study again "
+        "into another folder"
+    )
 
 
 def cores() -> int:
@@ -82,6 +100,8 @@ class WorkerProcess:
         """The answer to a call and where the site stands after it; WorkerGone if there is none in time."""
         header, reply = self.exchange_call(call.to_bytes(), deadline)
         position = SitePosition(*header["position"]) if header["position"] else None
+        if header.get("storage"):
+            raise storage_failure(call.site, header["failed"])
         if header["failed"] is not None:
             return Failure(call.site, call.operation, header["failed"]), position
         return Reply.from_bytes(reply), position
@@ -262,5 +282,5 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes], tell: Ca
         reply = host.handle(call)
         position = host.save(call.site)
     except Exception as error:
-        return pack({"failed": tell(error), "position": None}, [])
+        return pack({"failed": tell(error), "position": None, "storage": is_storage_failure(error)}, [])
     return pack({"failed": None, "position": position}, [reply.to_bytes()])

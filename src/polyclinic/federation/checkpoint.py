@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyclinic.errors import Damaged
 from polyclinic.federation.state import SitePosition
-from polyclinic.files import atomic_write, digest_of, read_tensors, write_tensors
+from polyclinic.files import atomic_write, digest_of, make_folder_durable, read_tensors, write_tensors
 from polyclinic.json_types import JsonObject
 
 Tensors = Mapping[str, Tensor]
@@ -41,8 +41,10 @@ def read_manifest(path: Path) -> Manifest:
         manifest.sites = {name: SitePosition(*position) for name, position in manifest.sites.items()}
     except FileNotFoundError:
         raise Damaged(f"{path}: is missing") from None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise Damaged(f"{path}: is damaged and cannot be read") from None
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
     if noted is not None and noted != digest_of(content):
         raise Damaged(f"{path}: is damaged (its SHA-256 is not the one that was noted when it was written)")
     return manifest
@@ -99,7 +101,7 @@ class Checkpoint:
 
     def save(self, manifest: Manifest, tensors: Mapping[str, Tensors]) -> Manifest:
         """Write the named sets of tensors that are new since the last save, then the manifest; the one before it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder_durable(self.folder) if self.durable else self.folder.mkdir(parents=True, exist_ok=True)
         manifest.files = {name: self._write(name, value, manifest.round) for name, value in tensors.items()}
         before = self._keep_previous()
         content = json.loads(json.dumps(vars(manifest)))  # as a reader will find it
@@ -126,6 +128,6 @@ class Checkpoint:
         if known is value:  # the very same object: nothing to write again
             return file
         file = f"{name}-{round}-{'b' if file.endswith('a.safetensors') else 'a'}.safetensors"
-        write_tensors(self.folder / file, value, durable=self.durable)
+        write_tensors(self.folder / file, value, durable=self.durable, placed=True)
         self._saved[name] = (value, file)
         return file

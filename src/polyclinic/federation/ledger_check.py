@@ -5,7 +5,6 @@ It needs nothing but files: a site's ledgers, public keys, and what others wrote
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, 
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Anchor, anchor_from_json, is_countersigned
 from polyclinic.federation.received import RECEIVED_FILE, read_received
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 
 
 class VerifyingKeys(Protocol):
@@ -133,7 +132,7 @@ def _table(path: Path, *names: str) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         for name in names:
             found = found.get(name, {})
         return dict(found)

@@ -199,7 +199,7 @@ class OpenSites:
             version += 1
             path = state_path(self.spec.folder, site.name, version)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(path, site.state, durable=self.spec.durable)
+            write_tensors(path, site.state, durable=self.spec.durable, placed=True)
             site.state.changed = False
         self._positions[site.name] = SitePosition(version, lines)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 
 RECEIVED_FILE = "received.jsonl"
 
@@ -20,6 +19,6 @@ def read_received(folder: Path) -> list[JsonObject]:
 
 def _line(text: bytes) -> JsonObject | None:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None

@@ -20,6 +20,7 @@ from polyclinic.federation.ledger_check import (
 )
 from polyclinic.federation.received import RECEIVED_FILE
 from polyclinic.formats import check_run_format
+from polyclinic.noted_files import check_noted
 
 
 def check_run(run: Path, keys: Path | None = None, against: Path | None = None) -> dict[str, Checked]:
@@ -73,6 +74,8 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | N
         keys = kit / "local" / PUBLIC_FILE
     if keys is not None:
         return PublicKeys(keys), True
+    if folder:
+        check_noted(folder, "study.toml")
     study = folder / "study.toml" if folder else None
     if study is None or not study.exists():
         return None, False

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.report.evidence import RunEvidence, open_run
 from polyclinic.report.summary import recovered
 from polyclinic.report.words import IN_UNIT
@@ -54,7 +53,7 @@ def open_comparison(folder: Path, *, images: bool = True) -> ComparisonEvidence:
     file = folder / FILE
     try:
         raw = file.read_bytes()
-        content = json.loads(raw)
+        content = parse_json(raw)
         rows, methods = list(content["rows"]), dict(content["methods"])
         if not rows or not methods or not isinstance(content["metric"], str):
             raise ValueError("it has no finished run")

@@ -7,7 +7,6 @@ are texts, whatever they contain; numbers are checked where they are used.
 from __future__ import annotations
 
 import hashlib
-import json
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import numpy as np
 
 from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.ledgers import read_ledgers
 from polyclinic.report.pictures import SiteImages, images_of
@@ -184,7 +183,7 @@ def _json(file: Path, folder: Path, sources: dict[str, str]) -> JsonObject | Non
     if not file.is_file():
         return None
     try:
-        found = json.loads(_note(file, folder, sources))
+        found = parse_json(_note(file, folder, sources))
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: is damaged ({error}); fetch it again") from None
     if not isinstance(found, dict):
@@ -204,7 +203,7 @@ def _lines(file: Path, folder: Path, sources: dict[str, str]) -> list[JsonObject
     found = []
     for text in _note(file, folder, sources).decode("utf-8", "replace").splitlines() if file.is_file() else []:
         try:
-            line: Any = json.loads(text)
+            line: Any = parse_json(text)
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("round"), int):

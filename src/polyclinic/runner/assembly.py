@@ -26,7 +26,7 @@ from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.models import (
     PUBLIC,
@@ -140,7 +140,7 @@ class Assembly:
             return None
         if model.weights_sha256 not in (None, file.sha256):
             raise BadInput(f"model.weights_sha256: '{file.path}' has another SHA-256; name the file that is meant")
-        if noted.exists() and json.loads(noted.read_text(encoding="utf-8"))["sha256"] != file.sha256:
+        if noted.exists() and read_json(noted).get("sha256") != file.sha256:
             raise BadInput(
                 f"model.weights: '{file.path}' is not the file that {self.folder} was begun with; bring that one "
                 "back, or name another folder"

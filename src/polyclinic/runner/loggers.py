@@ -9,7 +9,6 @@ them anew.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polyclinic.errors import Notice
-from polyclinic.json_types import JsonMapping
+from polyclinic.json_types import JsonMapping, parse_json
 from polyclinic.runner.recorder import RoundLog
 from polyclinic.study import Study
 
@@ -166,7 +165,7 @@ class Loggers(RoundLog):
         """The rounds before an interruption."""
         if self.open and history.exists():
             for text in history.read_text(encoding="utf-8").splitlines():
-                self.round_done(json.loads(text))
+                self.round_done(parse_json(text))
 
     def round_done(self, line: JsonMapping) -> None:
         """Log a line of the history."""

@@ -8,7 +8,6 @@ the whole file with what the run wrote down about it: a damaged model is not use
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from polyclinic.data.reading import Slices, Window
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format
+from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.runner.calibration import Calibration
@@ -159,7 +159,7 @@ def _refuse_other_than_recorded(file: Path, card: Card) -> None:
     if file.name != MODEL or not record.is_file():
         return
     try:
-        result = json.loads(record.read_text(encoding="utf-8"))
+        result = parse_json(record.read_text(encoding="utf-8"))
         weights, whole = result["weights_sha256"], result.get("model_sha256")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{record}: is damaged, and so {file.name} cannot be checked; fetch the run again") from None
@@ -170,7 +170,7 @@ def _refuse_other_than_recorded(file: Path, card: Card) -> None:
 def _format_of(card: str) -> object:
     """The format number in a card; 1 where there is none, or where what is written is no card at all."""
     try:
-        return json.loads(card).get("format", 1)
+        return parse_json(card).get("format", 1)
     except (ValueError, AttributeError):
         return 1
 

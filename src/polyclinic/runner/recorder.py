@@ -17,7 +17,7 @@ from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.observer import Observer
 from polyclinic.files import atomic_write, sync_file, write_tensors
-from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.runner.advice import Watch
 from polyclinic.study import Study
 from polyclinic.tasks import Task
@@ -187,7 +187,7 @@ class Recorder(Observer):
 def _round_of(text: str) -> int:
     """The round that a line of the history is of; 0 for one that is none."""
     try:
-        return int(json.loads(text)["round"])
+        return int(parse_json(text)["round"])
     except (ValueError, KeyError, TypeError):
         return 0
 

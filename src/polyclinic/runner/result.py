@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from polyclinic.data.parts import PreparedSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.formats import check_run_format
-from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.record import summary
 from polyclinic.runner import result_display
 from polyclinic.runner.assembly import device_of
@@ -51,7 +50,7 @@ class Result:
         folder = Path(folder)
         check_run_format(folder)
         try:
-            values = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            values = parse_json((folder / "result.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise BadInput(f"{folder}: holds no result.json; name the folder of a finished run") from None
         except (OSError, ValueError):

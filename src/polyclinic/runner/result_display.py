@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ DASHES = ("-", "--", ":", "-.")
 def history_rows(file: Path) -> list[JsonObject]:
     """A flat row for each round: `validation_auc` is of all sites together, `validation_auc/site-1` of one."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [_row(json.loads(line)) for line in text.splitlines() if line]
+    return [_row(parse_json(line)) for line in text.splitlines() if line]
 
 
 def _row(line: JsonMapping) -> JsonObject:

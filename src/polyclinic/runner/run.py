@@ -17,9 +17,9 @@ from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
-from polyclinic.files import PARTIAL, atomic_write, check_place, read_json
+from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import note_files, read_result
+from polyclinic.noted_files import note_files, read_result, with_own_digest
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner import advice
@@ -73,15 +73,18 @@ def run(
         for site, counts in parts.info["counts"].items():
             check_budget(study.privacy, {site: counts["train"]}, study.optimizer.at_site(site).batch_size)
     with run_lock(folder), threads(study.engine.threads), listening(display.working):
+        durable = study.engine.durable
         write_run_format(folder)
-        check_same_images(folder, parts.info["digests"])
+        check_same_images(folder, parts.info["digests"], durable=durable)
         note_plugins(folder, study)
         if words := assembly.note_weights():
             display.noted(words)
-        atomic_write(folder / "study.toml", study.to_toml())
+        atomic_write(folder / "study.toml", with_own_digest(study.to_toml()), durable=durable)
         values = _carry_out(assembly, display)
-        atomic_write(finished, json.dumps(values, indent=2) + "\n")
-        note_files(folder)
+        if durable:  # what the result counts is on disk before the result is
+            sync_files([*folder.glob("ledger/*.jsonl"), *folder.glob("cases/*.npz"), folder / "history.jsonl"])
+        atomic_write(finished, json.dumps(values, indent=2) + "\n", durable=durable)
+        note_files(folder, durable=durable)
     display.finished(values)
     return Result(folder, values)
 
@@ -134,13 +137,13 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
 
 
-def check_same_images(folder: Path, digests: Mapping[str, str]) -> None:
+def check_same_images(folder: Path, digests: Mapping[str, str], *, durable: bool = False) -> None:
     """A run goes on with the images it was begun with: note their digests, or BadInput if they are others now."""
     file = folder / "images.json"
     if not file.exists():
         if (folder / "checkpoint").exists():
             raise Damaged(f"{file}: is missing; bring it back from a copy, or run the study again into another folder")
-        atomic_write(file, json.dumps(digests, indent=1) + "\n")
+        atomic_write(file, json.dumps(digests, indent=1) + "\n", durable=durable)
     elif read_json(file) != digests:
         raise BadInput(
             f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
@@ -202,7 +205,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
     card = card_of(study, parts.info, backbones, digest_of_weights(tensors), calibrations)
     content = model_file(tensors, card)
-    atomic_write(folder / MODEL, content)
+    atomic_write(folder / MODEL, content, durable=study.engine.durable)
     timing = {
         "seconds": round(time.perf_counter() - started, 3),
         "rounds_seconds": round(recorder.seconds, 3),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def cost_of_search(runs: Iterable[Entry]) -> JsonObject | None:
 def _records(folder: Path) -> Iterator[tuple[str, JsonObject]]:
     """What each site of a run had spent at the end, by its ledger."""
     for file in sorted((folder / "ledger").glob("*.jsonl")):
-        lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+        lines = (parse_json(line) for line in file.read_text(encoding="utf-8").splitlines())
         spent = [line["privacy"] for line in lines if line.get("privacy") and line["privacy"]["mechanisms"]]
         if spent:
             yield file.stem, max(spent, key=lambda record: record["steps"])

@@ -18,7 +18,7 @@ from typing import Any
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write, digest_of
-from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.compare import Entry, default_jobs, for_method, has_setting, parse_methods, run_all
 from polyclinic.runner.search_privacy import cost_of_search
@@ -227,7 +227,7 @@ def chosen_settings(path: Path) -> dict[str, JsonObject]:
     """The settings that a search chose, by method: from `tuning.json` or the folder that holds it."""
     file = path / "tuning.json" if path.is_dir() else path
     try:
-        methods = json.loads(file.read_text(encoding="utf-8"))["methods"]
+        methods = parse_json(file.read_text(encoding="utf-8"))["methods"]
         return {name: dict(facts["chosen"]) for name, facts in methods.items() if "chosen" in facts}
     except FileNotFoundError:
         raise BadInput(

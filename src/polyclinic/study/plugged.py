@@ -7,7 +7,6 @@ came with it. The plug-in files stay where they are, and one that has changed si
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.operation import Operation
 from polyclinic.generators import GENERATORS
+from polyclinic.json_types import parse_json
 from polyclinic.methods import METHODS, Method
 from polyclinic.models import is_importable, registry_of
 from polyclinic.registry import PLUGGED, Registry
@@ -88,7 +88,7 @@ def read_digests(folder: Path) -> dict[str, dict[str, str]]:
     if not file.exists():
         return {kind: {} for kind in KEPT}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
         return {kind: {str(name): str(sha) for name, sha in found.get(kind, {}).items()} for kind in KEPT}
     except (OSError, ValueError, AttributeError, TypeError):
         raise BadInput(f"{file}: cannot be read; restore it, or run the study again in another folder") from None

@@ -14,6 +14,7 @@ from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.noted_files import check_own_digest
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
@@ -69,6 +70,7 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
     `moved`: its plug-ins, all of them and in the same order, where they are now.
     """
     check_run_format(folder)
+    check_own_digest(folder / "study.toml")
     if moved:
         sets = [*(sets or []), f"plugins={json.dumps(plugins.resolve(list(moved), Path()))}"]
     if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):

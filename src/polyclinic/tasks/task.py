@@ -140,8 +140,8 @@ class Task(Settings):
         """ValueError for sums that no site can have, whatever its images are. Whoever sent them may lie."""
         for name, value in sums.items():
             negative = not value.is_floating_point() and bool((value < 0).any())
-            if value.is_complex() or negative or not bool(torch.isfinite(value).all()):
-                raise ValueError(f"the sum '{name}' is negative or not finite")
+            if value.is_complex() or value.dtype == torch.bool or negative or not bool(torch.isfinite(value).all()):
+                raise ValueError(f"the sum '{name}' is negative, not finite or no number")
         for name in ("count", "cases"):
             if name in sums and (sums[name].numel() != 1 or sums[name].is_floating_point()):
                 raise ValueError(f"'{name}' is no whole number")

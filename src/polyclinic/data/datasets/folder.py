@@ -46,7 +46,7 @@ class Folder(FileSource):
                 f"it has {len(classes)}"
             )
         number = {name: i for i, name in enumerate(classes)}
-        reader = Reader(self.window, self.slices)
+        reader = Reader(self.window, self.slices, self.max_pixels)
         items = [(*item, frame) for item in found for frame in reader.frames(item[2])]
         root = f"{self.location.as_posix()}/"
         names = [_called(file.as_posix().removeprefix(root), frame) for _, _, file, frame in items]

@@ -48,7 +48,7 @@ class Npz(LabelledSource):
     Other names of arrays are settings: labels = "boneage_months", group = "lesion", split = "is_test"."""
 
     def listing(self) -> Listing:
-        columns = Columns(Archive(self.location), self.images)
+        columns = Columns(Archive(self.location, self.max_pixels), self.images)
         chosen = self.kept(columns) if self.keep else np.arange(len(columns.images))
         names = self._column(columns, "ids", chosen)
 
@@ -152,7 +152,7 @@ class Columns(Mapping[str, np.ndarray]):
         off = "jpeg_off" if name == "jpeg" else "mask_off" if name == "mask_png" else f"{name}_off"
         if off in self:
             packed = zip(self._parts(name), self._parts(off), strict=True)
-            return Chain([Packed(data, offsets) for data, offsets in packed])
+            return Chain([Packed(data, offsets, self.archive.max_pixels) for data, offsets in packed])
         return Chain([channels_last(part, f"{self.archive.file}: '{name}'") for part in self._parts(name)])
 
     def names_of(self, name: str) -> np.ndarray | None:

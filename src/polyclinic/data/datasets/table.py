@@ -55,7 +55,7 @@ class Csv(LabelledSource):
 
     def listing(self) -> Listing:
         table = self._chosen_rows()
-        reader = Reader(self.window, self.slices)
+        reader = Reader(self.window, self.slices, self.max_pixels)
         folder = self.location.parent
         paths = [folder / row[self.image] for row in table.rows]
         items = [(row, frame) for row, path in enumerate(paths) for frame in reader.frames(path)]

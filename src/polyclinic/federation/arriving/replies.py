@@ -60,6 +60,8 @@ class ReplyCheck:
         opened = [parcel for parcel in reply.parcels if parcel.kind != SEALED]
         if call.to == COORDINATOR and len(opened) < len(reply.parcels):
             raise ParcelRejected("a sealed parcel came, and nothing was to be sealed")
+        for parcel in reply.parcels:
+            _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
         for parcel in opened:
             self._check_counts(call, parcel)
             _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
@@ -107,6 +109,9 @@ class ReplyCheck:
 
     def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
         """Sums of scores that no set of images can have, or that are of another number of images than before."""
+        about = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}"
+        if not parcels and about in self.said:
+            raise ParcelRejected("no scores came, and they did before")
         for parcel in parcels:
             trainer = federation.trainer
             if not parcel.tensors:  # scores that a site keeps back
@@ -120,7 +125,6 @@ class ReplyCheck:
             # the confusion matrix of a deployed site is rounded cell by cell, from nothing to twice as many images
             sums = parcel.tensors
             images = float(sums["histograms"][:, 1].sum()) if "histograms" in sums else int(sums["count"])
-            about = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}"
             before = self.said.setdefault(about, images)
             # a deployed site rounds its counts, by each class: they may differ a little from round to round
             if not before / 2 <= images <= 2 * max(before, 1):

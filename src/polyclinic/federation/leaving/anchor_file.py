@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, head_from_json
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, make_folder_durable
+from polyclinic.json_types import parse_json
 
 
 class LedgerBroken(Exception):  # noqa: N818
@@ -33,7 +34,7 @@ class AnchorFile:
         """Write down a head, a counter-signed one, or both; on disk when this returns."""
         self.head = head or self.head
         self.countersigned = countersigned or self.countersigned
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder_durable(self.path.parent)
         content = {"head": self.head, "countersigned": self.countersigned}
         atomic_write(self.path, json.dumps(content) + "\n", private=True, durable=True)
 
@@ -45,7 +46,7 @@ class AnchorFile:
 
     def _read(self) -> None:
         try:
-            content: Mapping[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            content: Mapping[str, Any] = parse_json(self.path.read_text(encoding="utf-8"))
             head, countersigned = content["head"], content["countersigned"]
             self.head = None if head is None else head_from_json(head)
             self.countersigned = None if countersigned is None else anchor_from_json(countersigned)

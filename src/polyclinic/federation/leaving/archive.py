@@ -26,7 +26,7 @@ from torch import Tensor
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel, decode
 from polyclinic.files import atomic_folder, write_tensors
-from polyclinic.json_types import JsonMapping
+from polyclinic.json_types import JsonMapping, parse_json
 from polyclinic.randomness import seed_of
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Release:
 def releases(folder: Path) -> list[Release]:
     """All that a site has kept, in the order in which it left."""
     notes = sorted(folder.glob("[0-9]*/note.json"))  # not in a folder that was never finished
-    return [Release(file.parent, json.loads(file.read_text(encoding="utf-8"))) for file in notes]
+    return [Release(file.parent, parse_json(file.read_text(encoding="utf-8"))) for file in notes]
 
 
 def _write(

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, check_head
-from polyclinic.federation.leaving.signing import Anchor, Head, sign_line, signer_of_line
-from polyclinic.files import sync_file, sync_folder
+from polyclinic.federation.leaving.signing import Anchor, Head, sign_line, signer_of_line, signing_public_key
+from polyclinic.files import make_folder_durable, sync_file, sync_folder
 from polyclinic.json_types import JsonObject
 
 GENESIS = "0" * 64
@@ -43,10 +43,10 @@ class Ledger:
         """`signer` is the site's key; `anchor` is that of a deployed site, whose lines are on disk before a parcel
         leaves. LedgerBroken if the file is not what the chain and the anchor say."""
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder_durable(path.parent) if anchor else path.parent.mkdir(parents=True, exist_ok=True)
         self._signer, self._anchor = signer, anchor
         self._drop_torn_line()
-        lines = verify(path) if path.exists() else []
+        lines = self._known_lines() if path.exists() else []
         self._position = Position(len(lines), lines[-1]["digest_of_line"] if lines else GENESIS)
         self._signature: str = lines[-1].get("signature", "") if lines else ""
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
@@ -202,6 +202,15 @@ class Ledger:
         self._times[_address(line)] += 1
         if self._anchor:
             self._digests.append(line["digest_of_line"])
+
+    def _known_lines(self) -> list[JsonObject]:
+        """The lines; those of a simulated site are its own, by their signatures. A deployed site's key may have been
+        rotated since: its ledger has an anchor."""
+        lines = verify(self.path)
+        if self._signer and not self._anchor:
+            unsigned = sum("signature" not in line for line in lines)  # an older version wrote these
+            verify(self.path, [signing_public_key(self._signer)], unsigned=unsigned)
+        return lines
 
     def _drop_torn_line(self) -> None:
         """A machine that lost power can leave half a line at the end; nothing was sent for it."""

@@ -7,12 +7,13 @@ A place is a JSON pointer (`/metrics/test/auc`), or for a file of lines `lines` 
 from __future__ import annotations
 
 import functools
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from polyclinic.json_types import parse_json
 
 Form = Literal["text", "number", "count", "bytes", "list"]
 
@@ -60,8 +61,8 @@ def _read(path: Path, stamp: tuple[int, int]) -> Any:
         if path.suffix == ".toml":
             return tomllib.loads(text)
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line]
-        return json.loads(text)
+            return [parse_json(line) for line in text.splitlines() if line]
+        return parse_json(text)
     except (OSError, ValueError) as error:
         raise NoFigure(f"{path.name} cannot be read ({' '.join(str(error).split())[:100]})") from None
 

@@ -6,13 +6,13 @@ prints, is kept elsewhere and given to the check.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
+from polyclinic.json_types import parse_json
 from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, read, shown
 from polyclinic.report.dossier.page import figures_on, visible
 from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers, digest_of_file
@@ -65,7 +65,7 @@ def _manifest(folder: Path, digest: str | None) -> tuple[Mapping[str, str] | Non
     if digest is not None and digest.strip().lower() != own:
         problems.append(f"{MANIFEST}: has the digest {own}, and {digest.strip()} was given: this is another dossier")
     try:
-        recorded = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        recorded = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
         if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
             raise ValueError
         if any(name.startswith("/") or ".." in name.split("/") for name in recorded):  # nothing outside is read
@@ -96,7 +96,7 @@ def _files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
 def _figures(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     """Every figure must stand in its file as the page shows it, and the list and the page must name the same ones."""
     try:
-        listed = [(_figure(one), one["sha256"]) for one in json.loads((folder / FIGURES).read_text(encoding="utf-8"))]
+        listed = [(_figure(one), one["sha256"]) for one in parse_json((folder / FIGURES).read_text(encoding="utf-8"))]
         page = (folder / PAGE).read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         return [f"{FIGURES}, {PAGE}: cannot be read"]

@@ -16,6 +16,7 @@ from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
 from polyclinic.files import PARTIAL
 from polyclinic.formats import check_run_format
+from polyclinic.json_types import parse_json
 from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.dossier.data_sheet import data_sheet
 from polyclinic.report.dossier.figures import Evidence, NoFigure, read
@@ -78,7 +79,7 @@ def _is_dossier(folder: Path) -> bool:
     try:
         content = (folder / MANIFEST).read_bytes()
         sealed = (folder / SEAL).read_text(encoding="utf-8").strip() == hashlib.sha256(content).hexdigest()
-        named = json.loads(content)["sha256"]
+        named = parse_json(content)["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}

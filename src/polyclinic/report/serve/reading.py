@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonObject, parse_json
 
 #: bytes of a file that is read to be shown
 MOST_BYTES = 50_000_000
@@ -31,7 +30,7 @@ def read_text(file: Path) -> str:
 def parsed(text: str) -> Any:
     """What a JSON text says; None where it is none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return None
 
