@@ -18,6 +18,7 @@ from polyclinic.cli import (
     predict,
     privacy,
     report,
+    reproduce,
     run,
     serve,
     site,
@@ -59,6 +60,7 @@ app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
 app.command("forgetting")(forgetting.forgetting)
 app.command("audit")(audit.audit)
+app.command("reproduce")(reproduce.reproduce)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("privacy")(privacy.privacy)

@@ -1,0 +1,185 @@
+"""Claims of Dahlgaard et al. 2022 on configurations of gradient inversion: starts, distances, learning rates.
+
+Each gradient that is attacked has one image behind it: FedSGD with batches of one, LeNet-5, one site, one image a
+round. `polyclinic audit` attacks the released gradients with the settings of the arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polyclinic.claims.claim import Claim, Minutes, Number, Row, Scale
+from polyclinic.claims.measures import audit_of
+from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Rule, higher
+
+PAPER = "DLG configurations"
+#: a reconstruction with an error above this did not converge
+FAILED = 0.05
+STARTS = {"TG": "transformed-gaussian", "Unif": "uniform"}
+
+
+def attack(distance: str, start: str, lr: float = 0.1, steps: int = 100, **more: object) -> tuple[str, ...]:
+    """The table [audit.gradient_inversion] of an arm."""
+    base = "audit.gradient_inversion"
+    settings = {"distance": distance, "start": STARTS[start], "lr": lr, "iterations": steps, **more}
+    return tuple(f"{base}.{name}={value}" for name, value in settings.items())
+
+
+def gaussian(variance: float, start: str, kernel: str = "whole-gradient") -> tuple[str, ...]:
+    """A fixed lambda² as in the authors' code: one exponential over all layers, not scaled."""
+    return attack("gaussian", start, variance=variance, kernel=kernel, scaled="false")
+
+
+def recovered(folders: Mapping[str, Sequence[Path]], scale: Scale) -> list[Row]:
+    """MSE and SSIM of images that converged, and the share that did not, for each run."""
+    rows = []
+    for label, runs in folders.items():
+        found = [_scores(audit_of(run, "thorough")) for run in runs]
+        rows += [
+            Row(label, name, tuple(one[name] for one in found if name in one)) for name in ("mse", "ssim", "failed")
+        ]
+    return [row for row in rows if row.values]
+
+
+def _scores(audit: dict) -> dict[str, float]:
+    findings = [one["evidence"] for parcel in audit["parcels"] for one in parcel["findings"]]
+    scored = [one for one in findings if one.get("mse") is not None]
+    good = [one for one in scored if one["mse"] < FAILED]
+    found = {"failed": 1 - len(good) / len(scored)} if scored else {}
+    if good:
+        found |= {name: sum(one[name] for one in good) / len(good) for name in ("mse", "ssim")}
+    return found
+
+
+def _claim(
+    name: str,
+    place: str,
+    sentence: str,
+    arms: Mapping[str, tuple[str, ...]],
+    rule: Rule,
+    numbers: tuple[Number, ...] = (),
+    *,
+    study: str = "gradients.toml",
+    data: tuple[str, str] = ("NIH chest X-rays, 32 px", "PneumoniaMNIST, 28 px"),
+    quick: tuple[str, ...] = (),
+    minutes: float = 8,
+) -> Claim:
+    return Claim(
+        name=f"gradients-{name}",
+        paper=PAPER,
+        place=place,
+        sentence=sentence,
+        numbers=numbers,
+        paper_data=data[0],
+        our_data=data[1],
+        study=study,
+        arms=arms,
+        measure=recovered,
+        rule=rule,
+        minutes={"quick": Minutes(minutes, 2), "full": Minutes(None, 10)},
+        scales={"quick": ("method.rounds=10", *quick), "full": ("method.rounds=100",)},
+        phantom=("data.source=chest-phantom", "data.samples=300"),
+        post_hoc=True,
+    )
+
+
+CLAIMS = (
+    _claim(
+        "table1-lambda",
+        "Table I",
+        "With a fixed lambda² of 50 images do not come back, and with 200 they do.",
+        {"50": gaussian(50, "TG"), "200": gaussian(200, "TG"), "1000": gaussian(1000, "TG")},
+        AllOf((higher("200", "50", "ssim"), Lower("1000", "50", "failed"))),
+        (
+            *(Number("50", "ssim", 0.11), Number("200", "ssim", 0.88), Number("1000", "ssim", 0.83)),
+            *(Number("50", "failed", 0.36), Number("200", "failed", 0.19), Number("1000", "failed", 0.04)),
+        ),
+    ),
+    _claim(
+        "table2-rate",
+        "Table II",
+        "A learning rate of 1 fails more often than 0.1.",
+        {
+            f"{start}, {distance}, lr {lr:g}": attack(name, start, lr)
+            for start in STARTS
+            for distance, name in (("Eucl", "euclidean"), ("AG", "adaptive-gaussian"))
+            for lr in (0.1, 1.0)
+        },
+        AllOf(
+            (
+                Lower("TG, Eucl, lr 0.1", "TG, Eucl, lr 1", "failed"),
+                Lower("Unif, Eucl, lr 0.1", "Unif, Eucl, lr 1", "failed"),
+            )
+        ),
+        (
+            Number("TG, Eucl, lr 0.1", "failed", 0.05),
+            Number("TG, Eucl, lr 1", "failed", 0.21),
+            Number("Unif, Eucl, lr 0.1", "failed", 0.08),
+            Number("Unif, Eucl, lr 1", "failed", 0.27),
+            Number("TG, AG, lr 0.1", "failed", 0.10),
+            Number("TG, AG, lr 1", "failed", 0.13),
+            Number("Unif, AG, lr 0.1", "failed", 0.08),
+            Number("Unif, AG, lr 1", "failed", 0.10),
+        ),
+        minutes=15,
+    ),
+    _claim(
+        "table3-adaptive",
+        "Table III",
+        "The adaptive Gaussian gives good images without a lambda² to choose, and fails less often than lambda² = 50.",
+        {"50": gaussian(50, "TG"), "AG": attack("adaptive-gaussian", "TG")},
+        AllOf((higher("AG", "50", "ssim"), Lower("AG", "50", "failed"))),
+        (
+            Number("50", "ssim", 0.012),
+            Number("AG", "ssim", 0.850),
+            Number("50", "failed", 0.35),
+            Number("AG", "failed", 0.06),
+        ),
+        study="gradients_cifar.toml",
+        data=("CIFAR-100, 32 px", "CIFAR-10, recompressed, 32 px"),
+    ),
+    _claim(
+        "table4-digits",
+        "Table IV",
+        "On handwritten digits the Euclidean distance fails less often than the adaptive Gaussian.",
+        {"Eucl": attack("euclidean", "TG"), "AG": attack("adaptive-gaussian", "TG")},
+        Lower("Eucl", "AG", "failed"),
+        (Number("Eucl", "failed", 0.04), Number("AG", "failed", 0.08)),
+        study="gradients_digits.toml",
+        data=("MNIST, 32 px", "MNIST, 28 px"),
+    ),
+    _claim(
+        "figure2-start",
+        "Fig. 2",
+        "With the same distance, the transformed Gaussian start ends in better images than the uniform one.",
+        {"TG": attack("euclidean", "TG", steps=40), "Unif": attack("euclidean", "Unif", steps=40)},
+        higher("TG", "Unif", "ssim"),
+    ),
+    _claim(
+        "figure2-euclidean",
+        "Fig. 2, text",
+        "The Euclidean distance gives better images than the adaptive Gaussian.",
+        {"Eucl": attack("euclidean", "TG"), "AG": attack("adaptive-gaussian", "TG")},
+        higher("Eucl", "AG", "ssim"),
+    ),
+    _claim(
+        "figure3-resnet",
+        "Fig. 3",
+        "With ResNet-18 and AdamW no image fails, from either start.",
+        {start: attack("euclidean", start, 0.001, 600, optimizer="adamw", label="joint") for start in STARTS},
+        AllOf((AtMost("TG", "failed", 0.0, exact=True), AtMost("Unif", "failed", 0.0, exact=True))),
+        (Number("TG", "failed", 0.0), Number("Unif", "failed", 0.0)),
+        quick=("model.backbone=resnet18", "method.rounds=2"),
+        minutes=15,
+    ),
+    _claim(
+        "figure5-digits",
+        "Fig. 5",
+        "On handwritten digits, images come back nearly perfect with the Euclidean distance.",
+        {"Eucl": attack("euclidean", "Unif")},
+        AtLeast("Eucl", "ssim", 0.9),
+        study="gradients_digits.toml",
+        data=("MNIST, 32 px", "MNIST, 28 px"),
+    ),
+)

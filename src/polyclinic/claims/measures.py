@@ -1,0 +1,113 @@
+"""How a run folder becomes numbers: test metrics, bytes, forgetting, what an audit recovered."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyclinic.claims.claim import Measure, Row, Scale
+from polyclinic.json_types import JsonObject
+from polyclinic.noted_files import read_result
+
+#: numbers of one run, by metric
+OfRun = Callable[[Path], Mapping[str, float]]
+
+
+def of_runs(*readers: OfRun) -> Measure:
+    """Measure every run by itself: a row for each arm and metric."""
+
+    def measure(folders: Mapping[str, Sequence[Path]], scale: Scale) -> list[Row]:
+        rows = []
+        for label, runs in folders.items():
+            found = [{name: value for read in readers for name, value in read(run).items()} for run in runs]
+            names = list(dict.fromkeys(name for one in found for name in one))
+            rows += [Row(label, name, tuple(one[name] for one in found if name in one)) for name in names]
+        return rows
+
+    return measure
+
+
+def test(*names: str) -> OfRun:
+    """Metrics on the test images of all sites together."""
+    return lambda run: {name: read_result(run)["metrics"]["test"][name] for name in names}
+
+
+def own_sites(name: str, label: str = "own site") -> OfRun:
+    """The mean over sites of a metric, each model on its own site's test images."""
+    return lambda run: {f"{name}, {label}": read_result(run)["metrics"]["mean"][name]}
+
+
+def across_sites(name: str) -> OfRun:
+    """Every site's model on every site's test images: the mean, and how much the models differ (Table 3 of FedER)."""
+
+    def read(run: Path) -> dict[str, float]:
+        table = models_by_site(read_result(run), name)
+        spreads = [statistics.pstdev(values) for values in table.values()]
+        means = [statistics.fmean(values) for values in table.values()]
+        return {f"{name}, all models": statistics.fmean(means), f"spread of {name}": statistics.fmean(spreads)}
+
+    return read
+
+
+def models_by_site(result: JsonObject, name: str) -> dict[str, list[float]]:
+    """By site with test images: the metric of every site's model there; one common model is every site's."""
+    across = result["metrics"].get("across_sites")
+    if across is None:
+        return {site: [one[name]] for site, one in result["metrics"]["per_site"].items() if name in one}
+    sites = {site for scores in across.values() for site in scores}
+    found = {site: [scores[site][name] for scores in across.values() if name in scores.get(site, {})] for site in sites}
+    return {site: values for site, values in sorted(found.items()) if values}
+
+
+def carried(run: Path) -> dict[str, float]:
+    """All bytes that were carried, in MB."""
+    return {"MB": read_result(run)["communication"]["total_bytes"] / 1e6}
+
+
+def carried_each_round(run: Path) -> dict[str, float]:
+    """MB that a site sends in a round, mean over sites and rounds."""
+    result = read_result(run)
+    sent = [site["sent"] for site in result["communication"]["per_site"].values()]
+    return {"MB a site and round": statistics.fmean(sent) / result["rounds"] / 1e6}
+
+
+def forgetting(run: Path) -> dict[str, float]:
+    """How much worse the model is at the images of a site when all others have trained after it."""
+    from polyclinic.runner.forgetting import matrices
+
+    kept = run / "forgetting.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else matrices(run)
+    if not kept.exists():
+        kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    table = list(found["rounds"].values())[-1]
+    sites = list(table)
+    fresh = statistics.fmean(table[site][site] for site in sites)
+    later = statistics.fmean(table[site][sites[(place - 1) % len(sites)]] for place, site in enumerate(sites))
+    sign = 1 if found["better"] == "higher" else -1
+    return {"just trained": fresh, "trained longest ago": later, "lost": sign * (fresh - later)}
+
+
+def audited(kind: str, name: str, *, budget: str = "quick", attack: str = "") -> OfRun:
+    """Mean of a number of the findings for a kind of parcel, as `polyclinic audit` has it; audited once."""
+
+    def read(run: Path) -> dict[str, float]:
+        parcels = [one for one in audit_of(run, budget)["parcels"] if one["kind"] == kind]
+        findings = [one for parcel in parcels for one in parcel["findings"] if attack in one["attack"]]
+        values = [float(one["evidence"][name]) for one in findings if one["evidence"].get(name) is not None]
+        return {name: statistics.fmean(values)} if values else {}
+
+    return read
+
+
+def audit_of(run: Path, budget: str) -> dict[str, Any]:
+    """The content of `audit.json`; the run is audited where that is not there or not whole."""
+    from polyclinic.audits.audit import audit
+
+    kept = run / "audit.json"
+    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if found.get("complete") and found.get("budget") == budget:
+        return found
+    return audit(run, budget=budget)

@@ -1,0 +1,295 @@
+"""Claims of Qu et al. 2022, "Handling data heterogeneity with generative replay in collaborative learning"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polyclinic.claims.claim import Claim, Minutes, Number, Row, Scale
+from polyclinic.claims.measures import audited, carried, forgetting, of_runs, own_sites, test
+from polyclinic.claims.rules import AllOf, AtMost, Lower, Rule, falling, higher
+
+PAPER = "Qu 2022"
+BONES = "RSNA bone age, boys, 4,575 training images of 256 px"
+EYES = "Kaggle retinopathy, 6,000 training images of 256 px"
+OUR_BONES = "RSNA bone age, boys; stored at 64 px, so that larger sizes are enlarged"
+OUR_EYES = "DeepDRiD and Kaggle retinopathy, 2,570 images; stored at 128 px"
+#: a small network on few images of 32 px; each arm ends in about a minute on two cores
+QUICK = (
+    *("data.size=32", "model.backbone=small-cnn", "optimizer.lr=0.003", "method.rounds=12", "evaluation.every=4"),
+    *("generator.width=32", "generator.code_width=32", "generator.epochs=12", "generator.lr=0.001"),
+)
+#: a quarter of the hands trains; the others choose the round and test
+FEW_HANDS = ("data.validation=0.15", "data.test=0.6")
+#: the paper's network and image size, with rounds that end in minutes; Adam in place of SGD
+FULL = ("data.size=256", "model.backbone=resnet34", "method.rounds=20", "engine.precision=bf16")
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "centralized": ("method.name=centralized",),
+    "fedavg": ("method.name=fedavg",),
+    "cwt": ("method.name=cwt",),
+    "fedavg-share": ("method.name=fedavg-share",),
+    "cwt-replay": ("method.name=cwt-replay",),
+    "fedreplay": ("method.name=fedreplay",),
+}
+#: mean absolute error in months by split and method; Fig. 5 and Sec. 4.2, where the text has the number
+MONTHS = {
+    "low": {"cwt": (6.88, 0.04), "fedavg": (7.26, 0.07), "fedavg-share": (7.99, 0.14), "cwt-replay": (7.60, 0.03)},
+    "medium": {"cwt-replay": (7.55, 0.06)},
+    "high": {"cwt": (27.88, 2.82), "fedavg": (30.87, 0.07), "fedavg-share": (15.63, 3.43), "cwt-replay": (7.84, 0.09)},
+}
+ACCURACY = {"high": {"fedavg": (0.7065, 0.0083), "fedreplay": (0.7720, 0.0013)}}
+KS = {"bones": {"low": 0.02, "medium": 0.63, "high": 0.97}, "eyes": {"low": 0.0, "medium": 0.40, "high": 0.61}}
+
+
+def _numbers(table: Mapping[str, tuple[float, float]], metric: str) -> tuple[Number, ...]:
+    return tuple(Number(label, metric, mean, std) for label, (mean, std) in table.items())
+
+
+def _bones(split: str, rule: Rule, sentence: str) -> Claim:
+    return Claim(
+        name=f"qu-figure5-bone-age-{split}",
+        paper=PAPER,
+        place=f"Fig. 5, bone age, KS {KS['bones'][split]:g}",
+        sentence=sentence,
+        numbers=_numbers(MONTHS[split], "mae"),
+        paper_data=BONES,
+        our_data=OUR_BONES,
+        study="bone_age.toml",
+        arms=METHODS,
+        measure=of_runs(test("mae"), carried),
+        rule=rule,
+        minutes={"quick": Minutes(12, 3), "full": Minutes(None, 60)},
+        common=(f"sites.target_ks={KS['bones'][split]}",),
+        scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
+        phantom=("data.source=hand-phantom", "data.samples=1500"),
+        post_hoc=split == "high",
+    )
+
+
+def _eyes(split: str, rule: Rule, sentence: str) -> Claim:
+    ks = KS["eyes"][split]
+    skew = ("sites.partition=iid", "sites.count=4") if ks == 0 else (f"sites.target_ks={ks}",)
+    return Claim(
+        name=f"qu-figure5-retina-{split}",
+        paper=PAPER,
+        place=f"Fig. 5, retinopathy, KS {ks:g}",
+        sentence=sentence,
+        numbers=_numbers(ACCURACY.get(split, {}), "accuracy"),
+        paper_data=EYES,
+        our_data=OUR_EYES,
+        study="retinopathy.toml",
+        arms=METHODS,
+        measure=of_runs(test("accuracy"), carried),
+        rule=rule,
+        minutes={"quick": Minutes(14, 3), "full": Minutes(None, 45)},
+        common=skew,
+        scales={"quick": (*QUICK, "data.per_class=600"), "full": FULL},
+        phantom=("data.source=fundus-phantom", "data.samples=1500"),
+        post_hoc=split == "high",
+    )
+
+
+def _epsilons(_: Mapping[str, Sequence[Path]], scale: Scale) -> list[Row]:
+    """Epsilon after a number of epochs, by RDP, for the paper's batch of 32 and noise of 0.7 (Fig. 7)."""
+    from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for, steps_in
+
+    rows = []
+    for samples in (1144, 5000, 10000):
+        for epochs in (50, 100, 200, 225, 300):
+            steps, rate = steps_in(epochs, samples, 32), sampling_rate_for(samples, 32)
+            spent = compute_epsilon(rate, 0.7, steps, 1 / samples)
+            rows.append(Row(f"{samples} images", f"epsilon after {epochs} epochs", (spent,)))
+    return rows
+
+
+CLAIMS = (
+    _bones(
+        "low",
+        AllOf((Lower("fedavg", "centralized", "mae", factor=1.3), Lower("cwt", "centralized", "mae", factor=1.3))),
+        "Where sites are alike, all methods are comparable to training on pooled images.",
+    ),
+    _bones(
+        "medium",
+        AllOf((Lower("cwt-replay", "cwt", "mae"), Lower("fedreplay", "fedavg", "mae"))),
+        "With medium skew, replay is better than the plain methods.",
+    ),
+    _bones(
+        "high",
+        AllOf(
+            (
+                Lower("cwt-replay", "cwt", "mae"),
+                Lower("fedreplay", "fedavg", "mae"),
+                Lower("cwt-replay", "fedavg-share", "mae"),
+                Lower("fedreplay", "centralized", "mae", factor=1.15),
+            )
+        ),
+        "With high skew, CWT and FedAvg break; CWT+Replay and FedReplay do not, and beat sharing 5 % of the images.",
+    ),
+    _eyes(
+        "low",
+        AllOf((higher("fedavg", "centralized", "accuracy", -0.05), higher("cwt", "centralized", "accuracy", -0.05))),
+        "Where sites are alike, all methods are comparable to training on pooled images.",
+    ),
+    _eyes(
+        "medium",
+        AllOf((higher("cwt-replay", "cwt", "accuracy"), higher("fedreplay", "fedavg", "accuracy"))),
+        "With medium skew, replay is better than the plain methods.",
+    ),
+    _eyes(
+        "high",
+        AllOf((higher("cwt-replay", "cwt", "accuracy"), higher("fedreplay", "fedavg", "accuracy"))),
+        "With high skew, CWT and FedAvg lose accuracy, and replay does not.",
+    ),
+    Claim(
+        name="qu-table1-forgetting",
+        paper=PAPER,
+        place="Table 1",
+        sentence="CWT forgets: the model is worse at the images of a site the longer ago it trained there.",
+        numbers=(
+            Number("cwt", "just trained", (0.956 + 0.877 + 0.930 + 0.977) / 4),
+            Number("cwt", "trained longest ago", (0.517 + 0.834 + 0.537 + 0.957) / 4),
+        ),
+        paper_data=EYES,
+        our_data=OUR_EYES,
+        study="retinopathy.toml",
+        arms={"cwt": ("method.name=cwt",), "cwt-replay": ("method.name=cwt-replay",)},
+        measure=of_runs(forgetting),
+        rule=AllOf((Lower("cwt-replay", "cwt", "lost"), higher("cwt", "cwt-replay", "lost", 0.02))),
+        minutes={"quick": Minutes(6, 2), "full": Minutes(None, 20)},
+        common=("sites.target_ks=0.61", "evaluation.handovers=last"),
+        scales={"quick": (*QUICK, "data.per_class=600"), "full": FULL},
+        phantom=("data.source=fundus-phantom", "data.samples=1500"),
+    ),
+    Claim(
+        name="qu-table2-privacy",
+        paper=PAPER,
+        place="Table 2",
+        sentence="A generator trained with differential privacy costs some error, and still beats sharing 5 %.",
+        numbers=(
+            Number("cwt-replay", "mae", 7.84, 0.09),
+            Number("cwt-replay, private", "mae", 9.84, 0.02),
+            Number("fedavg-share", "mae", 15.63, 3.43),
+        ),
+        paper_data=BONES,
+        our_data=OUR_BONES,
+        study="bone_age.toml",
+        arms={
+            "cwt-replay": ("method.name=cwt-replay",),
+            "cwt-replay, private": (
+                *("method.name=cwt-replay", 'privacy.on=["generator"]', "privacy.noise=0.7"),
+                *("generator.codebook=gradient", "generator.batch_size=128", "replay.ratio=4"),
+            ),
+            "fedavg-share": ("method.name=fedavg-share",),
+        },
+        measure=of_runs(test("mae")),
+        rule=AllOf(
+            (Lower("cwt-replay", "cwt-replay, private", "mae"), Lower("cwt-replay, private", "fedavg-share", "mae"))
+        ),
+        minutes={"quick": Minutes(10, 3), "full": Minutes(None, 40)},
+        common=("sites.target_ks=0.97",),
+        scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
+        phantom=("data.source=hand-phantom", "data.samples=1500"),
+        post_hoc=True,
+    ),
+    Claim(
+        name="qu-table3-cut-depth",
+        paper=PAPER,
+        place="Table 3, Fig. 8",
+        sentence="A deeper cut costs FedReplay little accuracy, and images come back worse from its latents.",
+        numbers=(
+            Number("fedavg", "accuracy", 0.7065, 0.0083),
+            Number("conv1", "accuracy", 0.7720, 0.0013),
+            Number("layer2", "accuracy", 0.7648, 0.0063),
+            Number("layer3", "accuracy", 0.7500, 0.0098),
+            Number("conv1", "psnr", 11.64, 0.98),
+            Number("layer2", "psnr", 10.48, 1.23),
+            Number("layer3", "psnr", 9.22, 1.28),
+        ),
+        paper_data=EYES,
+        our_data=OUR_EYES,
+        study="retinopathy.toml",
+        arms={
+            "fedavg": ("method.name=fedavg",),
+            **{cut: ("method.name=fedreplay", f"model.cut={cut}") for cut in ("conv1", "layer2", "layer3")},
+        },
+        measure=of_runs(test("accuracy"), audited("latents", "psnr", attack="inversion")),
+        rule=AllOf((falling(("conv1", "layer2", "layer3"), "psnr"), higher("layer3", "fedavg", "accuracy"))),
+        minutes={"quick": Minutes(15, 4), "full": Minutes(None, 60)},
+        common=("sites.target_ks=0.61", "audit.keep_parcels=0"),
+        scales={
+            "quick": ("data.size=32", "data.per_class=400", "model.backbone=resnet18", "method.rounds=4"),
+            "full": FULL,
+        },
+        phantom=("data.source=fundus-phantom", "data.samples=1200"),
+        post_hoc=True,
+    ),
+    Claim(
+        name="qu-figure6-segmentation",
+        paper=PAPER,
+        place="Fig. 6",
+        sentence="FedReplay outlines tumours as well as training on pooled images does; FedAvg and CWT do less well.",
+        numbers=(Number("centralized", "dice, own site", 0.853), Number("fedreplay", "dice, own site", 0.854)),
+        paper_data="BraTS 2017, 210 patients of ten hospitals, 224 px, a pretrained U-Net",
+        our_data="TCGA-LGG (Buda 2019), five hospitals, 64 px, a U-Net from random weights",
+        study="brain_masks.toml",
+        arms={name: METHODS[name] for name in ("centralized", "fedavg", "cwt", "fedavg-share", "fedreplay")},
+        measure=of_runs(own_sites("dice"), carried),
+        rule=AllOf(
+            (
+                higher("fedreplay", "fedavg", "dice, own site"),
+                higher("fedreplay", "cwt", "dice, own site"),
+                higher("fedreplay", "centralized", "dice, own site", -0.02),
+            )
+        ),
+        minutes={"quick": Minutes(15, 3), "full": Minutes(None, 30)},
+        scales={
+            "quick": ("data.size=32", "model.backbone=unet", "optimizer.lr=0.001", "method.rounds=6"),
+            "full": ("optimizer.lr=0.001", "engine.precision=bf16"),
+        },
+        phantom=("data.source=brain-phantom", "data.samples=600"),
+        post_hoc=True,
+    ),
+    Claim(
+        name="qu-figure7-epsilon",
+        paper=PAPER,
+        place="Fig. 7, Sec. 4.4.1",
+        sentence="With noise 0.7 and RDP, 10,000 images allow 300 epochs at epsilon 5; 1,144 images cost 17.8 at 225.",
+        numbers=(
+            Number("10000 images", "epsilon after 300 epochs", 5.0),
+            Number("1144 images", "epsilon after 225 epochs", 17.8),
+        ),
+        paper_data="arithmetic",
+        our_data="arithmetic: the RDP account of `polyclinic privacy`",
+        study="",
+        arms={},
+        measure=_epsilons,
+        rule=AllOf(
+            (
+                AtMost("10000 images", "epsilon after 300 epochs", 5.0, exact=True),
+                AtMost("1144 images", "epsilon after 225 epochs", 17.8, exact=True),
+            )
+        ),
+        minutes={"quick": Minutes(0.2, None), "full": Minutes(0.2, None)},
+        post_hoc=True,
+    ),
+    Claim(
+        name="qu-one-communication",
+        paper=PAPER,
+        place="Sec. 1, contribution 3",
+        sentence="FedReplay needs one communication and so carries less than FedAvg.",
+        numbers=(),
+        paper_data=BONES,
+        our_data=OUR_BONES,
+        study="bone_age.toml",
+        arms={name: METHODS[name] for name in ("fedavg", "fedreplay")},
+        measure=of_runs(test("mae"), carried),
+        rule=Lower("fedreplay", "fedavg", "MB"),
+        minutes={"quick": Minutes(6, 2), "full": Minutes(None, 15)},
+        common=("sites.target_ks=0.97",),
+        scales={
+            "quick": ("data.size=32", *FEW_HANDS, "model.backbone=resnet18", "method.rounds=3"),
+            "full": FULL,
+        },
+        phantom=("data.source=hand-phantom", "data.samples=800"),
+    ),
+)

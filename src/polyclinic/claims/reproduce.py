@@ -1,0 +1,150 @@
+"""Check a claim: run its studies as `polyclinic compare` runs them, measure, judge, write `claim.json` and a figure.
+
+Runs that are finished are not run again, so a claim that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from polyclinic import __version__
+from polyclinic.claims.claim import Claim, Row, Scale
+from polyclinic.claims.figure import draw
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import atomic_write, make_folder, read_json
+from polyclinic.json_types import JsonObject
+from polyclinic.runner.compare import Entry, default_jobs, for_method, run_all
+from polyclinic.study import load_study
+from polyclinic.study.changes import parse_sets
+
+STUDIES = Path(__file__).parent / "studies"
+
+
+def reproduce(
+    claim: Claim,
+    out: Path,
+    *,
+    scale: Scale = "quick",
+    seeds: int | None = None,
+    phantom: bool = False,
+    jobs: int | None = None,
+    watch: Callable[[list[Entry]], None] = lambda _: None,
+) -> JsonObject:
+    """Run, measure and judge a claim; the content of `claim.json`."""
+    begin = time.monotonic()
+    make_folder(out)
+    planned = plan(claim, out, scale, seeds, phantom=phantom)
+    earlier = read_json(out / "claim.json") if (out / "claim.json").is_file() else {}
+    check_same_question(earlier, claim, scale, phantom=phantom, out=out)
+    entries = [entry for arm in planned.values() for entry in arm]
+    failed = run_all(entries, out, jobs or default_jobs(entries[0].study), watch) if entries else {}
+    if failed:
+        raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+    rows = claim.measure({label: [entry.folder for entry in arm] for label, arm in planned.items()}, scale)
+    found = describe(claim, rows, scale, phantom=phantom)
+    seconds = [entry.result["timing"]["seconds"] for entry in entries if entry.result]
+    found["minutes"] = {"runs": round(sum(seconds) / 60, 1), "this call": round((time.monotonic() - begin) / 60, 1)}
+    atomic_write(out / "claim.json", json.dumps(found, indent=1) + "\n")
+    draw(found, out / "claim.png")
+    return found
+
+
+def plan(claim: Claim, out: Path, scale: Scale, seeds: int | None, *, phantom: bool) -> dict[str, list[Entry]]:
+    """The runs of every arm, a seed each."""
+    if phantom and not claim.phantom:
+        raise BadInput(f"--phantom: the claim '{claim.name}' needs no images of yours; leave the flag out")
+    if not claim.arms:
+        return {}
+    study = load_study(STUDIES / claim.study)
+    planned = {}
+    for label in claim.arms:
+        changes = parse_sets(list(claim.changes(label, scale, phantom=phantom)))
+        method = str(changes.pop("method.name", study.method.name))
+        planned[label] = [
+            Entry(label, seed, for_method(study, method, {**changes, "seed": seed}), out / f"{slug(label)}-seed{seed}")
+            for seed in range(seeds or claim.seeds[scale])
+        ]
+    return planned
+
+
+def slug(label: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
+
+
+def check_same_question(earlier: JsonObject, claim: Claim, scale: Scale, *, phantom: bool, out: Path) -> None:
+    """BadInput if the folder holds another claim, or this one at another scale or with other images."""
+    asked = {"claim": claim.name, "scale": scale, "phantom": phantom}
+    if earlier and {name: earlier.get(name) for name in asked} != asked:
+        raise BadInput(f"--out {out}: holds the claim '{earlier.get('claim')}' at another scale or with other images")
+
+
+def describe(claim: Claim, rows: list[Row], scale: Scale, *, phantom: bool) -> JsonObject:
+    """What `claim.json` says: the paper's numbers beside ours, the rule, whether it holds."""
+    verdict = claim.rule.judge({(row.label, row.metric): row.values for row in rows})
+    numbers = [{"label": n.label, "metric": n.metric, "mean": n.mean, "std": n.std} for n in claim.numbers]
+    return {
+        "format": 1,
+        "claim": claim.name,
+        "paper": claim.paper,
+        "place": claim.place,
+        "sentence": claim.sentence,
+        "paper_numbers": numbers,
+        "ours": [row.as_json() for row in rows],
+        "rule": claim.rule.words,
+        "rule_commit": rule_commit(claim),
+        "post_hoc": claim.post_hoc,
+        "holds": verdict.holds,
+        "why": verdict.why,
+        "data": {"paper": claim.paper_data, "ours": "phantoms" if phantom else claim.our_data},
+        "scale": scale,
+        "phantom": phantom,
+        "axis": claim.axis,
+        "study": claim.study,
+        "changes": {label: list(claim.changes(label, scale, phantom=phantom)) for label in claim.arms},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "version": __version__,
+        "commit": git("rev-parse", "HEAD"),
+    }
+
+
+def machine() -> str:
+    """Cores, and the GPU where there is one."""
+    import torch
+
+    cores = f"{os.cpu_count()} cores, {platform.machine()}"
+    return f"{torch.cuda.get_device_name()}, {cores}" if torch.cuda.is_available() else f"{cores}, no GPU"
+
+
+def rule_commit(claim: Claim) -> str:
+    """The last commit that changed the claim's paper, which is older than the run; empty outside a repository."""
+    module = next(name for name, module in _papers().items() if claim in module)
+    changed = git("status", "--porcelain", "--", f"{module}.py")
+    return "" if changed else git("log", "-1", "--format=%H", "--", f"{module}.py")
+
+
+def _papers() -> dict[str, tuple[Claim, ...]]:
+    from polyclinic.claims import feder, felicia, gradient_inversion, ours, qu
+
+    modules = (qu, feder, felicia, gradient_inversion, ours)
+    return {module.__name__.rpartition(".")[2]: module.CLAIMS for module in modules}
+
+
+def git(*words: str) -> str:
+    """What git says about this file's folder; empty where there is no git, or no repository."""
+    try:
+        told = subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=20
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return told.stdout.strip()

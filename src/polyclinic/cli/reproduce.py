@@ -1,0 +1,124 @@
+"""`polyclinic reproduce`: check a claim of one of the papers, or of our own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from polyclinic.errors import BadInput
+from polyclinic.files import check_place
+
+if TYPE_CHECKING:
+    from polyclinic.claims.claim import Claim
+
+
+def reproduce(
+    claim: str = typer.Argument("", help="The claim to check; --list shows all.", show_default=False),
+    listed: bool = typer.Option(False, "--list", help="Show all claims with their last verdicts, and run nothing."),
+    scale: str = typer.Option("quick", help="quick (two cores, at most 15 minutes) or full (a GPU)."),
+    seeds: int | None = typer.Option(
+        None, min=1, help="Runs of each row, a seed each.  [default: the claim's]", show_default=False
+    ),
+    out: Path | None = typer.Option(None, help="The folder for runs, claim.json and claim.png."),
+    phantom: bool = typer.Option(False, "--phantom", help="Take phantoms in place of real images."),
+    jobs: int | None = typer.Option(
+        None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
+    ),
+    quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON, and nothing else on stdout."),
+) -> None:
+    """Run the studies of a claim and judge it by its rule; what was interrupted goes on where it stopped."""
+    from polyclinic.claims.catalogue import CLAIMS, find_claim
+
+    if listed:
+        show_list(list(CLAIMS.values()), as_json=as_json)
+        return
+    if not claim:
+        raise BadInput("CLAIM: name a claim to check; `polyclinic reproduce --list` shows all")
+    if scale not in ("quick", "full"):
+        raise BadInput(f"--scale {scale}: choose quick or full")
+    chosen = find_claim(claim)
+    if out is None:
+        raise BadInput(f"--out: name a folder for the runs, such as runs/{claim}")
+    check_place(out / "claim.json")
+    found = _run(chosen, out, {"scale": scale, "seeds": seeds, "phantom": phantom, "jobs": jobs}, quiet or as_json)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show(found, out)
+
+
+def _run(claim: Claim, out: Path, options: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    from polyclinic.claims.reproduce import plan
+    from polyclinic.claims.reproduce import reproduce as check
+    from polyclinic.cli.compare import Bars
+
+    arms = plan(claim, out, options["scale"], options["seeds"], phantom=options["phantom"])
+    with Bars([entry for arm in arms.values() for entry in arm], quiet=quiet) as bars:
+        return check(claim, out, watch=bars.update, **options)
+
+
+def show_list(claims: list[Claim], *, as_json: bool) -> None:
+    """A line for each claim: where it stands, what it says, how long it takes, what came of it last."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from polyclinic.claims.page import last_verdict, records
+
+    kept = records()
+    if as_json:
+        typer.echo(json.dumps([_entry(claim, kept) for claim in claims]))
+        return
+    table = Table(title=f"{len(claims)} claims; minutes are estimates for two cores (quick) and a GPU (full)")
+    for name in ("claim", "where", "minutes", "quick", "full"):
+        table.add_column(name, no_wrap=name == "claim")
+    for claim in claims:
+        minutes = "/".join(
+            "-" if value is None else f"{value:g}" for value in (claim.minutes["quick"].cpu, claim.minutes["full"].gpu)
+        )
+        verdicts = [last_verdict(claim.name, kept, scale) for scale in ("quick", "full")]
+        table.add_row(claim.name, f"{claim.paper}, {claim.place}", minutes, *verdicts)
+    Console().print(table)
+    typer.echo("polyclinic reproduce CLAIM --out DIR runs one; --list --json has sentences, numbers and rules")
+
+
+def _entry(claim: Claim, kept: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from polyclinic.claims.page import last_verdict
+
+    return {
+        "claim": claim.name,
+        "paper": claim.paper,
+        "place": claim.place,
+        "sentence": claim.sentence,
+        "numbers": [asdict(number) for number in claim.numbers],
+        "data": {"paper": claim.paper_data, "ours": claim.our_data},
+        "rule": claim.rule.words,
+        "post_hoc": claim.post_hoc,
+        "minutes": {scale: asdict(minutes) for scale, minutes in claim.minutes.items()},
+        "last": {scale: last_verdict(claim.name, kept, scale) for scale in ("quick", "full")},
+    }
+
+
+def show(found: dict[str, Any], out: Path) -> None:
+    """The paper's numbers beside ours, and the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    theirs = {(row["label"], row["metric"]): row["mean"] for row in found["paper_numbers"]}
+    table = Table(title=f"{found['paper']}, {found['place']}")
+    for name in ("row", "metric", "the paper", "ours", "runs"):
+        table.add_column(name, justify="left" if name in ("row", "metric") else "right")
+    for row in found["ours"]:
+        told = theirs.get((row["label"], row["metric"]))
+        spread = f"{row['mean']:.4g}" + (f" ± {row['std']:.2g}" if row["n"] > 1 else "")
+        table.add_row(row["label"], row["metric"], "" if told is None else f"{told:g}", spread, str(row["n"]))
+    Console().print(table)
+    typer.echo(found["sentence"])
+    typer.echo(f"rule: {found['rule']}" + (" (written when a result was known)" if found["post_hoc"] else ""))
+    typer.echo(f"holds: {found['holds']}. {found['why']}")
+    typer.echo(f"claim.json and claim.png: see {out}")

@@ -1,0 +1,71 @@
+"""Every claim: valid studies at each scale, a rule about its own arms, a page that is up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from polyclinic.claims.catalogue import CLAIMS, find_claim
+from polyclinic.claims.claim import SCALES, Claim
+from polyclinic.claims.page import RECORDS, page, records
+from polyclinic.claims.reproduce import STUDIES, plan, slug
+from polyclinic.claims.rules import AllOf, Rule
+from polyclinic.errors import BadInput
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def parts_of(rule: Rule) -> list[Rule]:
+    return [part for one in rule.parts for part in parts_of(one)] if isinstance(rule, AllOf) else [rule]
+
+
+def test_there_are_at_least_thirty_claims_of_all_papers() -> None:
+    assert len(CLAIMS) >= 30
+    assert len({claim.paper for claim in CLAIMS.values()}) == 5
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_studies_of_a_claim_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    claim = CLAIMS[name]
+    for scale in SCALES:
+        for phantom in [False, True] if claim.phantom else [False]:
+            planned = plan(claim, tmp_path, scale, 1, phantom=phantom)
+            assert list(planned) == list(claim.arms)
+    assert len({slug(label) for label in claim.arms}) == len(claim.arms)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_rule_asks_about_arms_that_the_claim_has(name: str) -> None:
+    claim = CLAIMS[name]
+    for part in parts_of(claim.rule):
+        asked = {value for key, value in dataclasses.asdict(part).items() if key in ("first", "second", "label")}
+        assert not claim.arms or asked <= {*claim.arms, "all arms"}
+    assert {number.label for number in claim.numbers} <= set(claim.arms) or not claim.arms
+
+
+def test_every_study_is_used() -> None:
+    assert {file.name for file in STUDIES.glob("*.toml")} == {claim.study for claim in CLAIMS.values() if claim.study}
+
+
+def test_quick_claims_take_at_most_fifteen_minutes() -> None:
+    def cpu(claim: Claim) -> float:
+        return claim.minutes["quick"].cpu or 0
+
+    assert max(map(cpu, CLAIMS.values())) <= 15
+
+
+def test_an_unknown_claim_gets_a_hint() -> None:
+    with pytest.raises(BadInput, match="did you mean 'qu-table1-forgetting'"):
+        find_claim("qu-table1-forgeting")
+
+
+def test_the_page_is_what_the_records_say() -> None:
+    assert (DOCS / "claims.md").read_text(encoding="utf-8") == page(), "run python docs/building/claims_page.py"
+
+
+def test_records_are_of_claims_and_rules_that_are_still_there() -> None:
+    for (name, scale), found in records(RECORDS).items():
+        assert found["rule"] == CLAIMS[name].rule.words, f"{name}, {scale}: the rule has changed since; run it again"

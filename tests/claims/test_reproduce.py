@@ -1,0 +1,77 @@
+"""`polyclinic reproduce`: a real claim with tiny studies, run, judged, drawn and taken up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polyclinic.claims.catalogue import CLAIMS
+from polyclinic.claims.reproduce import reproduce
+from polyclinic.cli.app import app
+from polyclinic.errors import BadInput
+
+TINY = dataclasses.replace(
+    CLAIMS["ours-one-site"],
+    arms={name: CLAIMS["ours-one-site"].arms[name] for name in ("fedavg", "fedavgm")},
+    scales={"quick": ("data.samples=60", "method.rounds=1")},
+    seeds={"quick": 1, "full": 1},
+)
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    out = tmp_path_factory.mktemp("claim")
+    patch = pytest.MonkeyPatch()
+    patch.setattr("polyclinic.claims.ours.CLAIMS", (TINY,))
+    yield reproduce(TINY, out), out
+    patch.undo()
+
+
+def test_a_claim_is_run_and_judged(checked: tuple[dict, Path]) -> None:
+    found, out = checked
+    assert found["holds"] == "yes"
+    assert found["ours"] == [
+        {"label": "all arms", "metric": "different models", "mean": 1.0, "std": 0.0, "n": 1, "values": [1.0]}
+    ]
+    assert json.loads((out / "claim.json").read_text()) == found
+    assert (out / "claim.png").stat().st_size > 1000
+
+
+def test_finished_runs_are_not_run_again(checked: tuple[dict, Path]) -> None:
+    _, out = checked
+    before = (out / "fedavg-seed0" / "result.json").stat().st_mtime_ns
+    again = reproduce(TINY, out)
+    assert again["holds"] == "yes"
+    assert (out / "fedavg-seed0" / "result.json").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_another_scale_is_refused(checked: tuple[dict, Path]) -> None:
+    _, out = checked
+    with pytest.raises(BadInput, match="another scale"):
+        reproduce(TINY, out, scale="full")
+
+
+def test_the_list_has_a_line_for_each_claim() -> None:
+    told = CliRunner().invoke(app, ["reproduce", "--list", "--json"])
+    assert [one["claim"] for one in json.loads(told.stdout)] == list(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        ([], "--list"),
+        (["qu-table1-forgetting", "--scale", "huge"], "quick or full"),
+        (["no-such-claim", "--out", "x"], "--list"),
+        (["qu-table1-forgetting"], "--out"),
+        (["ours-one-site", "--phantom", "--out", "x"], "leave the flag out"),
+    ],
+)
+def test_bad_input_gets_one_sentence(words: list[str], cure: str) -> None:
+    told = CliRunner().invoke(app, ["reproduce", *words])
+    assert told.exit_code != 0
+    assert isinstance(told.exception, BadInput | SystemExit)
+    assert cure in (told.stderr + str(told.exception))
