@@ -57,7 +57,7 @@ def test_the_plugins_of_extend_md_run_together(tmp_path):
     run = polyclinic.run(study, tmp_path / "run")
     report = polyclinic.audit(run.folder, kinds=["class-counts"])
     assert [one["findings"][0]["attack"] for one in report["parcels"]] == ["reads-counts"]
-    assert report["verdicts"]["class-counts"]["leak"] is True
+    assert report["verdicts"]["class-counts"]["verdict"] == "leaks"
 
     replay = study.with_settings({"method": {"name": "fedavg-replay", "rounds": 1}, "replay.codes": "prior"})
     assert polyclinic.run(replay, tmp_path / "replay")["communication"]["by_kind"]["generator"] > 0
