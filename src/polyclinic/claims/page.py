@@ -16,8 +16,8 @@ HEAD = """# Claims of the papers, and what came of them here
 
 This page is written by `python docs/building/claims_page.py` from the files in
 `src/polyclinic/claims/records/`. `polyclinic reproduce CLAIM --out DIR` checks a claim again.
-`yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side. *post hoc*:
-a result was known when the rule was written.
+`yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
+*Post hoc*: a result was known when the rule was written.
 
 """
 
