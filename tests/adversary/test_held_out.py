@@ -169,3 +169,17 @@ def test_an_image_that_stands_out_shows_in_no_bin_and_in_no_loss(kit, monkeypatc
     assert float(told[0]["histograms"].sum()) > 0
     for name, tensor in told[0].items():
         assert all(torch.equal(tensor, other[name]) for other in told), name
+
+
+def test_scores_of_private_head_are_bounded_as_all_others_are(kit, monkeypatch):
+    """It scores from features that are kept, by itself. Bounded to nothing, all weights score alike."""
+    kit.policy(min_cohort=2, scores="coarse")
+    monkeypatch.setattr(Classification, "bounded", lambda self, observed, target: 0 * observed)
+    encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
+    method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
+    told = []
+    for factor in (1.0, -1000.0):
+        host = kit.host(f"by{factor:.0f}", model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+        weights = {"fc.weight": factor * torch.ones(2, 1024).cumsum(0), "fc.bias": torch.zeros(2)}
+        told.append(ask(host, "evaluate", 1, weights=weights, split="test").parcels[0].tensors)
+    assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])

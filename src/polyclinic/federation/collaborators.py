@@ -58,6 +58,7 @@ class TrainerLike(Protocol):
     cut: str | None
     graphs: bool
     weights_stay: bool
+    bounded_scores: bool
     stacked: Literal["auto", "always", "never"]
     metric: str | None
     kept: dict[str, Any]

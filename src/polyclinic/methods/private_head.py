@@ -194,8 +194,10 @@ class PrivateHead(Method):
         output = features_of(site, part) @ weights["fc.weight"].T + weights["fc.bias"]
         targets = trainer.task.targets(torch.from_numpy(np.array(part.labels)))
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
-        observed = trainer.task.observe(output, targets, trainer.target)
-        return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
+        observed = trainer.task.observe(output, targets, trainer.target).cpu()
+        if trainer.bounded_scores:
+            observed = trainer.task.bounded(observed, trainer.target)
+        return trainer.task.sums(observed, targets, cases, trainer.target)
 
 
 def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float, patients: Tensor | None = None) -> Tensor:
