@@ -44,9 +44,11 @@ def run(
     from polyclinic.runner.recorder import Display
     from polyclinic.runner.run import default_folder
     from polyclinic.runner.run import run as run_study
+    from polyclinic.study.ignored import notice_ignored
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
     chosen = chosen_study(study, sets, out if resume else None)
+    notice_ignored(chosen)
     display = Display() if quiet or as_json else RunDisplay()
     folder = out or default_folder(chosen)
     live = LiveFile(folder, display)

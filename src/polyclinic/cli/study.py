@@ -131,8 +131,10 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """What to say of a study that can run."""
     from polyclinic.runner.files_check import check_files, check_images
     from polyclinic.study import load_study
+    from polyclinic.study.ignored import notice_ignored
 
     study = load_study(path, sets)
+    notice_ignored(study)
     if study.tuning is not None and study.data.source != "at-sites":
         study.tuning.check_weights()
     looked_at = check_images(study.data) if images else []
