@@ -72,7 +72,7 @@ def run(
 def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
     from polyclinic.study import load_run_study, load_study
-    from polyclinic.study.reading import default_path
+    from polyclinic.study.reading import load_default
 
     if path is not None:
         return load_study(path, sets)
@@ -80,4 +80,4 @@ def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) 
         if not (begun / "study.toml").exists():
             raise BadInput(f"--out {begun}: holds no run to resume; leave out --resume to begin one")
         return load_run_study(begun, sets)
-    return load_study(default_path(), sets)
+    return load_default(sets)

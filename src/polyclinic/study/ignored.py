@@ -186,7 +186,8 @@ def ignored(study: Study) -> Iterator[str]:
 
 
 def _given(table: Settings, settings: tuple[str, ...]) -> Iterator[str]:
-    """Of these settings of a table (of all but the one that chooses, where there are none) those that are not as by default."""
+    """Those of these settings of a table that are not as by default; where none is named, of all but the one that
+    chooses."""
     for name, field in type(table).model_fields.items():
         if name in ("name", "on") or (settings and name not in settings):
             continue

@@ -15,10 +15,34 @@ from polyclinic.errors import BadInput
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.noted_files import check_own_digest
+from polyclinic.registry import notice_once
 from polyclinic.study.changes import _changed, parse_sets
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
 from polyclinic.study.variants import fit_to_variants
+
+#: settings of generators in the study that comes with the package: every method shall end within two minutes there
+BRIEF = {"generator.epochs": 8, "generator.steps": 100, "tuning.measured": 60}
+
+
+def load_default(sets: list[str]) -> Study:
+    """The study that comes with the package, with settings on top; it trains generators briefly, and says so."""
+    study = load_study(default_path(), sets)
+    if not study.method.needs_generator() and study.replay is None:
+        return study
+    given = parse_sets(sets)
+    own = {
+        f"{name}.{one}"
+        for name in ("generator", "tuning")
+        for one in getattr(type(getattr(study, name)), "model_fields", ())
+    }
+    brief = {name: value for name, value in BRIEF.items() if name in own and name not in given}
+    if "tuning.most_steps" in given:  # it says how long a generator is trained
+        brief.pop("generator.steps", None)
+    if brief:
+        words = " and ".join(f"{name} = {value}" for name, value in brief.items())
+        notice_once(f"the study that comes with polyclinic trains generators briefly: {words}; --set them for more")
+    return study.with_settings(brief)
 
 
 def load_study(path: Path, sets: list[str] | None = None) -> Study:
