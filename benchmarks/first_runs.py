@@ -25,7 +25,7 @@ LIMIT_S = 120  # what a method may take
 ROUNDS = 2
 #: settings without which a method cannot run on that study
 NEEDED = {
-    "private-head": ["model.backbone=efficientnet-lite0-1024", "privacy.epsilon=8"],
+    "private-head": ["model.backbone=efficientnet-lite0-1024", "privacy.noise=1.0"],
     **dict.fromkeys(("analytic", "gaussian-heads", "fedpft"), ["model.backbone=efficientnet-lite0-1024"]),
 }
 QUICK = ("fedavg", "cwt-replay")

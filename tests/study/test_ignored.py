@@ -7,7 +7,7 @@ import pytest
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.study.ignored import RULES, ignored
-from polyclinic.study.reading import default_path
+from polyclinic.study.reading import default_path, load_default
 from polyclinic.study.tables import PLAIN, VARIANTS, parse_study
 
 REPLAY = ["method.name=cwt-replay"]
@@ -127,3 +127,22 @@ def test_settings_of_files_are_not_for_drawn_images(setting, value, capsys):
 def test_networks_that_are_built_in_refuse_arguments(tiny):
     with pytest.raises(BadInput, match=r"model\.arguments"):
         tiny("fedavg", {"model.arguments": {"spatial_dims": 2}})
+
+
+@pytest.mark.parametrize(
+    ("method", "brief"),
+    [("fedavg", []), ("cwt-replay", ["generator.epochs = 8"]), ("felicia", ["method.steps = 60"])],
+)
+def test_the_study_of_the_package_trains_generators_briefly_and_says_so(method, brief, capsys, recwarn):
+    study = load_default([f"method.name={method}"])
+    said = "\n".join(str(one.message) for one in recwarn)
+    assert ("trains generators briefly" in said) == bool(brief)
+    assert all(words in said for words in brief)
+    assert list(ignored(study)) == []
+
+
+def test_what_somebody_sets_is_not_made_brief():
+    assert load_default(["method.name=cwt-replay", "generator.epochs=30"]).generator.epochs == 30
+    tuned = load_default(["method.name=feder", "tuning.most_steps=7"])
+    assert tuned.tuning.measured == 40
+    assert tuned.generator.steps is None

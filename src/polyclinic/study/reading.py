@@ -21,8 +21,9 @@ from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
 from polyclinic.study.variants import fit_to_variants
 
-#: settings of generators in the study that comes with the package: every method shall end within two minutes there
-BRIEF = {"generator.epochs": 8, "generator.steps": 100, "tuning.measured": 60}
+#: settings of the study that comes with the package, by method: every method shall end within two minutes there
+BRIEF_FELICIA = {"method.steps": 60, "method.learner_steps": 100}
+BRIEF = {"generator.epochs": 8, "generator.steps": 60, "tuning.measured": 40}
 
 
 def load_default(sets: list[str]) -> Study:
@@ -31,18 +32,20 @@ def load_default(sets: list[str]) -> Study:
     if not study.method.needs_generator() and study.replay is None:
         return study
     given = parse_sets(sets)
-    own = {
-        f"{name}.{one}"
-        for name in ("generator", "tuning")
-        for one in getattr(type(getattr(study, name)), "model_fields", ())
-    }
-    brief = {name: value for name, value in BRIEF.items() if name in own and name not in given}
+    usual = BRIEF_FELICIA if study.method.name == "felicia" else BRIEF
+    brief = {name: value for name, value in usual.items() if name not in given and _has(study, name)}
     if "tuning.most_steps" in given:  # it says how long a generator is trained
         brief.pop("generator.steps", None)
     if brief:
-        words = " and ".join(f"{name} = {value}" for name, value in brief.items())
-        notice_once(f"the study that comes with polyclinic trains generators briefly: {words}; --set them for more")
+        words = ", ".join(f"{name} = {value}" for name, value in brief.items())
+        notice_once(f"the study that comes with polyclinic trains generators briefly ({words}); --set them for more")
     return study.with_settings(brief)
+
+
+def _has(study: Study, setting: str) -> bool:
+    """Whether the study has the table of `table.setting`, and the chosen variant the setting."""
+    table, _, name = setting.partition(".")
+    return name in getattr(type(getattr(study, table)), "model_fields", {})
 
 
 def load_study(path: Path, sets: list[str] | None = None) -> Study:
