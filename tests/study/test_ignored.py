@@ -121,7 +121,7 @@ def test_a_study_with_every_setting_written_out_says_nothing(tiny):
 def test_settings_of_files_are_not_for_drawn_images(setting, value, capsys):
     assert run_app(["study", "check", str(default_path()), "--set", f"data.{setting}={value}"]) == 0
     said = capsys.readouterr().err
-    assert said == f"data.{setting}: not used, as data.source = 'fundus-phantom' reads no images\n"
+    assert said == f"data.{setting}: not used, as data.source = 'fundus-phantom' has images of another kind\n"
 
 
 def test_networks_that_are_built_in_refuse_arguments(tiny):

@@ -6,7 +6,7 @@ A setting counts as given where it differs from its default: a study with every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from polyclinic.registry import notice_once
@@ -166,6 +166,13 @@ RULES: tuple[Rule, ...] = (
         "sites.shares gives the sizes of the sites",
     ),
 )
+
+
+def notice_other_images(source: str, settings: Sequence[str]) -> None:
+    """Say which settings of `[data]` are for images of another kind, files or drawn ones, than the source has."""
+    if settings:
+        names = ", ".join(f"data.{name}" for name in settings)
+        notice_once(f"{names}: not used, as data.source = '{source}' has images of another kind")
 
 
 def notice_ignored(study: Study) -> None:

@@ -17,6 +17,7 @@ from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.noted_files import check_own_digest
 from polyclinic.registry import notice_once
 from polyclinic.study.changes import _changed, parse_sets
+from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
 from polyclinic.study.variants import fit_to_variants
@@ -66,6 +67,8 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
             changed["plugins"] = plugins.resolve(changed["plugins"], folder)
             load_checked(changed["plugins"], folder)
         study = parse_study(fit_to_variants(tables, changed, changes))
+        data = [name.removeprefix("data.") for name in changes if name.startswith("data.")]
+        notice_other_images(study.data.source, [one for one in data if one not in type(study.data).model_fields])
         check_installed(study, folder)
     return study
 

@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from polyclinic import plugins
-from polyclinic.data.datasets import Phantom, own_settings
+from polyclinic.data.datasets import own_settings
 from polyclinic.data.partitions import Sites
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
@@ -25,7 +25,7 @@ from polyclinic.methods import Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import RANDOM
 from polyclinic.privacy.settings import Privacy
-from polyclinic.registry import is_restricted, notice_once
+from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
@@ -40,6 +40,7 @@ from polyclinic.study.checks import (
     check_training,
     check_tuning,
 )
+from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.plugged import check_attacks, check_kinds
 from polyclinic.study.small_tables import EngineSettings, Evaluation, Logging, Model, PolicySettings
 from polyclinic.study.sum_checks import check_sums
@@ -218,11 +219,8 @@ def _table(name: str, value: Any) -> Any:
         kind = PLAIN[name]
     if issubclass(kind, Source):
         value, given = own_settings(kind, value), value
-        if left := [f"data.{one}" for one in given if one not in value]:
-            drawn = "reads no images" if issubclass(kind, Phantom) else "draws no images"
-            notice_once(
-                f"{', '.join(left)}: not used, as data.source = '{kind.model_fields['source'].default}' {drawn}"
-            )
+        if "path" not in given:  # with it, the study has settings for files and for drawn images side by side
+            notice_other_images(kind.model_fields["source"].default, [one for one in given if one not in value])
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
