@@ -23,10 +23,13 @@ from polyclinic.methods import METHODS
 
 LIMIT_S = 120  # what a method may take
 ROUNDS = 2
+ENCODER = "model.backbone=efficientnet-lite0-1024"
 #: settings without which a method cannot run on that study
 NEEDED = {
-    "private-head": ["model.backbone=efficientnet-lite0-1024", "privacy.noise=1.0"],
-    **dict.fromkeys(("analytic", "gaussian-heads", "fedpft"), ["model.backbone=efficientnet-lite0-1024"]),
+    "private-head": [ENCODER, "privacy.noise=1.0"],
+    "analytic": [ENCODER],
+    "gaussian-heads": [ENCODER],
+    "fedpft": [ENCODER],
 }
 QUICK = ("fedavg", "cwt-replay")
 
