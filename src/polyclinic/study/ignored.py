@@ -118,6 +118,18 @@ RULES: tuple[Rule, ...] = (
         "engine.on_failure = 'stop' ends the run with the first site that fails",
     ),
     Rule(
+        "federation",
+        ("bits",),
+        _is("federation", "sum", "integer", "secure"),
+        "only federation.sum = 'integer' and 'secure' read it",
+    ),
+    Rule(
+        "federation",
+        ("threshold", "liars"),
+        _is("federation", "sum", "secure"),
+        "only federation.sum = 'secure' reads it",
+    ),
+    Rule(
         "method",
         ("liars",),
         _is("method", "aggregation", "trimmed-mean", "multi-krum"),
