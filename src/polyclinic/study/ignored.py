@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "federation",
-        ("threshold", "liars"),
+        ("threshold",),
         _is("federation", "sum", "secure"),
         "only federation.sum = 'secure' reads it",
     ),
