@@ -124,12 +124,6 @@ RULES: tuple[Rule, ...] = (
         "only federation.sum = 'integer' and 'secure' read it",
     ),
     Rule(
-        "federation",
-        ("threshold",),
-        _is("federation", "sum", "secure"),
-        "only federation.sum = 'secure' reads it",
-    ),
-    Rule(
         "method",
         ("liars",),
         _is("method", "aggregation", "trimmed-mean", "multi-krum"),
