@@ -10,10 +10,7 @@ from polyclinic.data.datasets import SOURCES, own_settings
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.errors import BadInput
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def levels(dataset) -> list[int]:
