@@ -6,6 +6,7 @@ Phantoms are drawn once per session, into a cache of the session's own.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -90,11 +91,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_machine(tmp_path_factory: pytest.TempPathFactory):
-    """A cache of the session's own, and one thread, as a site has by default."""
+    """A cache of the session's own, one thread, as a site has by default, and no waiting for a disk."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYCLINIC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(os, "fsync", lambda file: None)  # no test loses power, and waiting for a disk adds up
         yield
     torch.set_num_threads(threads)
 

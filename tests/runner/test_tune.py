@@ -7,17 +7,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from json_schemas import errors
+from processes import ForkedProgram
 
 import polyclinic
 from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.runner import compare
 from polyclinic.runner.compare import entries
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.runner.run import run
@@ -138,7 +141,8 @@ def test_with_final_validation_test_images_are_not_looked_at(method, tiny, tmp_p
 # --- a search -----------------------------------------------------------------------------------------
 
 
-def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_path, capsys):
+def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compare, "subprocess", SimpleNamespace(Popen=ForkedProgram, DEVNULL=subprocess.DEVNULL))
     study = tiny("fedprox", rounds=1)
     file, out = tmp_path / "study.toml", tmp_path / "out"
     file.write_text(study.to_toml())

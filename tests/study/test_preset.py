@@ -142,9 +142,7 @@ def test_presets_are_listed_and_bad_names_and_scales_are_one_sentence(capsys, tm
     assert not (tmp_path / "study.toml").exists()
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("felicia-2", "dlg-resnet") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
-)
+@pytest.mark.parametrize("name", [n if n == "felicia-2" else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_a_preset_runs_to_its_end_on_phantoms(name, tmp_path):
     study = parse_study(tomllib.loads(preset(name, scale=SMALLEST, phantom=True)))
     result = run(study.with_settings({"engine.workers": 1, "engine.device": "cpu"}), tmp_path / "run")
