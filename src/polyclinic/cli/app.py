@@ -12,6 +12,7 @@ from polyclinic.cli import (
     data,
     deploy,
     doctor,
+    evaluate,
     export,
     forgetting,
     ledger,
@@ -25,6 +26,7 @@ from polyclinic.cli import (
     study,
     tune,
     weights,
+    worth,
 )
 from polyclinic.cli.default_command import SentencesGroup
 from polyclinic.cli.list import list_entries
@@ -62,6 +64,8 @@ app.command("forgetting")(forgetting.forgetting)
 app.command("audit")(audit.audit)
 app.command("reproduce")(reproduce.reproduce)
 app.command("predict")(predict.predict)
+app.command("evaluate")(evaluate.evaluate)
+app.command("worth")(worth.worth)
 app.command("export")(export.export)
 app.command("privacy")(privacy.privacy)
 app.command("bench")(bench.bench)

@@ -73,9 +73,18 @@ def inspect(
     out: Path | None = typer.Option(None, help="The picture to write; by default STUDY_sites.png beside you."),
     picture: bool = typer.Option(True, help="Draw the picture."),
     as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON, and draw nothing."),
+    federated: bool = typer.Option(
+        False,
+        "--federated",
+        help="Ask the sites as `deploy inspect` does: counts, through their gates.",
+    ),
 ) -> None:
     """Count the images of every site and class, measure how sites differ, and draw both."""
     from rich.console import Console
+
+    if federated:
+        inspect_by_question(path, sets, out if picture else None, picture=picture, as_json=as_json)
+        return
 
     from polyclinic.cli.display import RunDisplay
     from polyclinic.data.parts import prepare
@@ -95,6 +104,18 @@ def inspect(
         target = out or Path(f"{path.stem}_sites.png")
         draw_sites(parts, path.stem, target)
         console.print(f"picture: {target}")
+
+
+def inspect_by_question(path: Path, sets: list[str], out: Path | None, *, picture: bool, as_json: bool) -> None:
+    from polyclinic.cli.inspection import show_inspection
+    from polyclinic.runner.inspect_federated import inspect_federated
+    from polyclinic.study import load_study
+
+    found = inspect_federated(load_study(path, sets))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    show_inspection(found, path.stem, (out or Path(f"{path.stem}_sites.png")) if picture else None)
 
 
 @app.command("clean")

@@ -115,7 +115,7 @@ def keep_cases(assembly: Assembly, models: Models) -> dict[str, Cases]:
             if len(part := getattr(data, split)):
                 one = _cases_of(trainer, part, np.array(assembly.prepared.names), assembly.prepared.info)
                 found[split].append(replace(one, site=np.full(len(part), number)))
-    joined = {split: _joined(some) for split, some in found.items() if some}
+    joined = {split: joined_cases(some) for split, some in found.items() if some}
     for split, cases in joined.items():
         write_cases(cases, assembly.folder, split)
     return joined
@@ -176,7 +176,7 @@ def _columns(part: ImageSet, names: list[str]) -> tuple[np.ndarray | None, np.nd
     return np.stack([values for _, values in found], axis=1), np.array([name for name, _ in found])
 
 
-def _joined(parts: list[Cases]) -> Cases:
+def joined_cases(parts: list[Cases]) -> Cases:
     """The images of all sites; of example masks, those that are the worst, middle and best of all."""
     arrays = {name: [getattr(part, name) for part in parts] for name in Cases.PER_CASE}
     whole: dict[str, Any] = {

@@ -20,7 +20,7 @@ from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.operation import Operation
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import parse_json
-from polyclinic.methods import METHODS, Method
+from polyclinic.methods import METHODS, QUESTIONS, Method
 from polyclinic.models import is_importable, registry_of
 from polyclinic.registry import PLUGGED, Registry
 from polyclinic.settings import no_such_choice
@@ -38,7 +38,8 @@ def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
     yield "data.source", SOURCES, study.data.source
     yield "sites.partition", PARTITIONS, study.sites.partition
     yield "task.name", TASKS, study.task.name
-    yield "method.name", METHODS, study.method.name
+    if study.method.name not in QUESTIONS:
+        yield "method.name", METHODS, study.method.name
     yield "generator.name", GENERATORS, study.generator.name
     for name in (study.model.backbone, *study.model.backbones.values()):
         if not is_importable(name):

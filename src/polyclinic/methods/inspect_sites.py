@@ -1,0 +1,167 @@
+"""Statistics before training: how many images, patients and labels the sites have, and how they differ.
+
+Nothing is trained. A site tells counts; those of fewer patients than its policy's `min_cohort` are left out, and so is
+the next larger count of the same table, from which the missing one would follow. With `federation.sum = "secure"` the
+coordinator learns the totals over all sites only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.traits import Traits
+
+#: bins of values and of intensities
+BINS = 16
+#: splits that are counted; a site does not open its test images for it
+SPLITS = ("train", "validation")
+#: in a table of counts: not told
+SUPPRESSED = -1
+
+
+class InspectSites(Method):
+    name: Literal["inspect"] = "inspect"
+    rounds: int = Field(1, ge=1, le=1, description="one round: each site is asked once")
+
+    summary: ClassVar[str] = "nothing is trained: the sites tell counts of images, patients and labels"
+    traits: ClassVar[Traits] = Traits(private_networks=(), samples_sites=False, has_course=False, sums=True)
+
+    def run(self, federation: Federation) -> Weights:
+        state = federation.state(weights=federation.initial_weights())
+        for _ in federation.rounds(self.rounds, state):
+            told = {reply.site: tables(reply.parcel("statistics").tensors) for reply in federation.ask_all("survey")}
+            federation.report("inspect", about_sites(told, federation))
+        return state.weights
+
+    def privacy_obstacle(self) -> str | None:
+        return "method.name: 'inspect' tells counts, which no noise covers; take the table [privacy] out"
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation != "survey":
+            return
+        bins = label_bins(federation.trainer.target.classes)
+        wanted = {"splits": len(SPLITS), "patients": 1, "labels": bins, "intensities": BINS, "missing": 1}
+        wanted |= {f"{name} told": size for name, size in wanted.items()}
+        sent = reply.parcel("statistics").tensors
+        found = {name: t.numel() for name, t in sent.items() if t.dtype == torch.int64 and t.dim() == 1}
+        if found != wanted or any(bool((t < 0).any()) for t in sent.values()):
+            raise ParcelRejected("statistics: these are no counts of images, patients and labels")
+
+    @operation("statistics", summed="sum")
+    def survey(self, site: Site) -> Parcel:
+        """Counts of the site's images by split, of patients, labels, mean intensities, and of missing columns."""
+        train, least = site.data.train, site.min_cohort
+        counts = {
+            "splits": [len(getattr(site.data, split)) for split in SPLITS],
+            "patients": [len(train) if train.cases is None else len(np.unique(train.cases))],
+            "labels": label_counts(train.labels, site.trainer.target),
+            "intensities": np.histogram(mean_intensities(train.images), BINS, (0, 255))[0].tolist(),
+            "missing": [0 if train.columns is None else int((np.asarray(train.columns) == "").any(1).sum())],
+        }
+        tensors: dict[str, Tensor] = {}
+        for name, some in counts.items():
+            tensors[name], tensors[f"{name} told"] = suppressed(torch.tensor(some), least)
+        return Parcel("statistics", tensors)
+
+
+def label_bins(classes: Any) -> int:
+    return len(classes) or BINS
+
+
+def label_counts(labels: np.ndarray, target: Any) -> list[int]:
+    """Labels of each class, or values in equal bins between the study's bounds."""
+    if target.classes:
+        return np.bincount(np.asarray(labels, np.int64), minlength=len(target.classes)).tolist()
+    low, high = target.label_range or (float(np.min(labels)), float(np.max(labels)))
+    return np.histogram(np.clip(labels, low, high), BINS, (low, high))[0].tolist()
+
+
+def mean_intensities(images: np.ndarray) -> np.ndarray:
+    return np.array([float(np.asarray(image).mean()) for image in images])
+
+
+def suppressed(counts: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Counts, 0 where they are not told, and 1 where they are. A count from 1 to `least` - 1 is not told. Where exactly
+    one is not, the smallest of the others is not told either: the total of the table would give the one away."""
+    told = (counts == 0) | (counts >= least)
+    if int((~told).sum()) == 1 and len(counts) > 1:
+        others = torch.where(told & (counts > 0), counts, torch.iinfo(torch.int64).max)
+        told = told.clone()
+        told[int(others.argmin())] = False
+    return torch.where(told, counts, 0), told.long()
+
+
+def tables(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Counts by table, -1 for one that no site told."""
+    found = {}
+    for name, counts in tensors.items():
+        if not name.endswith(" told"):
+            known = tensors[f"{name} told"]
+            found[name] = torch.where(known > 0, counts, SUPPRESSED).tolist()
+    return found
+
+
+def about_sites(told: Mapping[str, Mapping[str, list[int]]], federation: Federation) -> dict[str, Any]:
+    """What the coordinator learns, and what follows for the choice of a method."""
+    target = federation.trainer.target
+    each = {site: dict(one) for site, one in told.items()}
+    names = list(each)
+    distances = {
+        f"{a} and {b}": round(histogram_ks(each[a]["labels"], each[b]["labels"]), 4)
+        for place, a in enumerate(names)
+        for b in names[place + 1 :]
+    }
+    mean = sum(distances.values()) / len(distances) if distances else None
+    total = {name: _total([one[name] for one in each.values()]) for name in next(iter(each.values()), {})}
+    return {
+        "per_site": each if len(each) > 1 or federation.sums.settings.sum != "secure" else {},
+        "total": total,
+        "classes": list(target.classes),
+        "bounds": list(target.label_range) if target.label_range else None,
+        "pairwise_ks": distances,
+        "mean_ks": mean,
+        "guidance": guidance(each, mean),
+    }
+
+
+def _total(columns: list[list[int]]) -> list[int]:
+    return [sum(max(one, 0) for one in column) for column in zip(*columns, strict=True)]
+
+
+def histogram_ks(one: list[int], other: list[int]) -> float:
+    """The largest gap between two cumulative histograms; what is not told counts as nothing."""
+    shares = [np.cumsum(np.maximum(some, 0)) / max(1, np.maximum(some, 0).sum()) for some in (one, other)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def guidance(each: Mapping[str, Mapping[str, list[int]]], mean_ks: float | None) -> list[str]:
+    """Whether to train together, and with which method, by what was measured (docs/choose.md)."""
+    words = []
+    if mean_ks is None:
+        words.append("How the sites differ is not known from totals; ask with federation.sum = 'float' for that.")
+    elif mean_ks < 0.2:
+        words.append(f"Labels are alike (mean KS {mean_ks:.2f}): fedavg and its relatives are a good choice.")
+    else:
+        words.append(
+            f"Labels differ (mean KS {mean_ks:.2f}): plain averaging loses much at KS 0.97; try analytic or "
+            "gaussian-heads (one round, only sums leave), or fedreplay where latents may leave."
+        )
+    small = [site for site, one in each.items() if 0 <= one["splits"][0] < 100]
+    if small and len(each) > 1:
+        words.append(f"Fewer than 100 training images: {', '.join(small)}; these sites gain most from the others.")
+    absent = [site for site, one in each.items() if any(count == 0 for count in one["labels"])]
+    if absent and len(each) > 1:
+        words.append(f"Some labels do not occur at {', '.join(absent)}; a model trained there alone cannot know them.")
+    return words

@@ -1,0 +1,162 @@
+"""Worth of a site: what each site adds to the common model, by leave-one-out and by Shapley values.
+
+The value of a coalition of sites is how good a model trained by them alone is on the validation images of all sites.
+For `analytic` it follows from the sites' open sums, exactly (minus the mean squared error); for any other method the
+study is run again for each coalition. Simulated sites only: coalitions open what single sites sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyclinic.data.parts import PreparedSites, SiteData, open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.json_types import JsonObject
+from polyclinic.methods.analytic import Analytic, solve
+from polyclinic.methods.shared import moments
+from polyclinic.methods.shared.moments import Moments
+from polyclinic.methods.shared.one_round import scaled_targets
+from polyclinic.metrics.statistics.shapley import EXACT, Game, exact_shares, leave_one_out, sampled_shares
+from polyclinic.randomness import seed_of
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.engines import in_process_engine
+from polyclinic.study import Study
+
+#: random orders of sites where not all coalitions are looked at
+ORDERS = 200
+
+
+def worth(study: Study, *, retrainings: int | None = None, cache: Path | None = None) -> JsonObject:
+    """Leave-one-out and Shapley values of each site. `retrainings`: runs of the study that a method other than
+    `analytic` may take; all coalitions are tried if it is enough for them."""
+    if study.federation.sum == "secure":
+        raise BadInput(
+            "federation.sum: the worth of a site needs the sums of coalitions, and two give a site's own sum away; "
+            "set federation.sum = 'float' (in a simulation), or do without"
+        )
+    parts = prepare(study.data, study.sites, cache=cache)
+    names = list(parts.names)
+    if len(names) < 2:
+        raise BadInput("sites: the worth of one site beside no other is not defined; take two sites or more")
+    if isinstance(study.method, Analytic):
+        return _from_sums(study, parts, names)
+    return _by_retraining(study, parts, names, retrainings, cache)
+
+
+# --- from open sums ----------------------------------------------------------------------------------
+
+
+def _from_sums(study: Study, parts: PreparedSites, names: list[str]) -> JsonObject:
+    with tempfile.TemporaryDirectory() as folder:
+        assembly = Assembly(study, parts, Path(folder))
+        train, held_out = (_sums_of(assembly, names, split) for split in ("train", "validation"))
+    assert isinstance(study.method, Analytic)
+    game = functools.cache(
+        functools.partial(squared_error_value, train, reduce(add, held_out.values()), study.method.penalty)
+    )
+    value = "minus the mean squared error on the validation images of all sites"
+    return _report(names, game, value, f"exact, from the sites' sums; {2 ** min(len(names), EXACT)} coalitions at most")
+
+
+def squared_error_value(
+    train: dict[str, Moments], held_out: Moments, penalty: float | None, some: frozenset[str]
+) -> float:
+    """Minus the mean squared error of the head that these sites' sums give, on the images that `held_out` is of."""
+    matrix, cross, squares = held_out.in_units()
+    head = torch.zeros_like(cross)  # without any site nothing is known, and zero is said
+    if some:
+        head = solve(reduce(add, (train[name] for name in sorted(some))), penalty)[1]
+    error = squares.sum() - 2 * (head * cross).sum() + (head * (matrix @ head)).sum()
+    return -float(error) / held_out.count
+
+
+def _sums_of(assembly: Assembly, names: list[str], split: str) -> dict[str, Moments]:
+    """The sums of each simulated site over one split of its images."""
+    host = assembly.host()
+    method: Any = assembly.study.method
+    found = {}
+    for name in names:
+        site = host.sites.get(name)
+        data: SiteData = site.data
+        site.data = replace(data, train=getattr(data, split))
+        found[name] = moments.moments(method.features(site), scaled_targets(site), site.trainer.device)
+        site.data = data
+    return found
+
+
+# --- by training again --------------------------------------------------------------------------------
+
+
+def _by_retraining(
+    study: Study, parts: PreparedSites, names: list[str], retrainings: int | None, cache: Path | None
+) -> JsonObject:
+    needed, least = 2 ** len(names) - 1, min(2 ** len(names) - 1, 3 * len(names) + 1)
+    if retrainings is None:
+        raise BadInput(
+            f"--retrainings: '{study.method.name}' must be trained again for each coalition of sites; all of them are "
+            f"{needed:,} runs: write --retrainings {needed}, or fewer for values with intervals (at least {least})"
+        )
+    if retrainings < least:
+        raise BadInput(f"--retrainings: {retrainings} are too few for {len(names)} sites; {least} is the least")
+    runs: dict[frozenset[str], float] = {}
+
+    def game(some: frozenset[str]) -> float:
+        if some not in runs:
+            runs[some] = _trained_value(study, parts, some)
+        return runs[some]
+
+    metric = study.evaluation.metric or study.task.metric
+    value = f"validation {metric} over the images of all sites (better is higher)"
+    orders = None if needed <= retrainings else (retrainings - len(names) - 1) // len(names)
+    found = _report(names, game, value, "", orders)
+    how = "" if orders is None else f", {orders} random orders of the sites"
+    found["how"] = f"{sum(1 for some in runs if some)} runs of the study{how}"
+    return found
+
+
+def _trained_value(study: Study, parts: PreparedSites, some: frozenset[str]) -> float:
+    """The score of a model that these sites train (without any: the first weights) on the validation images of all."""
+    from polyclinic.federation.federation import Federation
+    from polyclinic.federation.observer import Observer
+    from polyclinic.runner.method_failure import run_method
+
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = PreparedSites(parts.folder, tuple(name for name in parts.names if name in some), parts.info)
+        assembly = Assembly(study, chosen, Path(folder))
+        trainer = assembly.trainer()
+        weights = assembly.initial_weights()
+        if some:
+            engine = in_process_engine(assembly)
+            try:
+                federation = Federation(assembly.federation_spec(trainer), engine, Observer())
+                weights = dict(run_method(study.method, federation))
+            finally:
+                engine.close()
+        trainer.load(weights)
+        sums = [trainer.evaluate(open_site(parts.folder, name).validation) for name in parts.names]
+        scored = study.task.finish(reduce(study.task.add, sums))
+    metric = study.evaluation.metric or study.task.metric
+    ranked = study.task.rank(scored, metric)
+    return ranked[0] if ranked is not None else scored[metric]
+
+
+def _report(names: list[str], game: Game, value: str, how: str, orders: int | None = None) -> JsonObject:
+    sampled = orders is not None or len(names) > EXACT
+    rng = np.random.default_rng(seed_of("worth", *names))
+    found = sampled_shares(names, game, orders or ORDERS, rng) if sampled else exact_shares(names, game)
+    without = leave_one_out(names, game)
+    rows = {
+        name: {"leave_one_out": without[name], "shapley": share.value}
+        | ({"low": share.low, "high": share.high} if sampled else {})
+        for name, share in found.items()
+    }
+    return {"value": value, "how": how, "all": game(frozenset(names)), "none": game(frozenset()), "sites": rows}
