@@ -21,7 +21,7 @@ from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.messages import sentences
-from polyclinic.methods import Method
+from polyclinic.methods import QUESTIONS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import RANDOM
 from polyclinic.privacy.settings import Privacy
@@ -212,7 +212,9 @@ def _table(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
     kind: type[Settings]
-    if name in VARIANTS:
+    if name == "method" and value.get("name") in QUESTIONS:
+        kind = QUESTIONS[value["name"]]
+    elif name in VARIANTS:
         registry, key = VARIANTS[name]
         kind = variant(registry, value, path=name, key=key)
     else:

@@ -6,7 +6,6 @@ A notice names what is left out. Settings that are changed together with the var
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Collection, Mapping
 
 from polyclinic.data.datasets import SOURCES, own_settings
@@ -14,20 +13,18 @@ from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.source import Source
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.methods import METHODS, QUESTIONS, Method
+from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.registry import notice_once
 from polyclinic.settings import Settings
 from polyclinic.tasks import TASKS
 
-#: methods, and what is asked like one
-_KINDS: Mapping[str, type[Method]] = ChainMap(METHODS, QUESTIONS)  # type: ignore[arg-type]
 #: tables that come in variants: their registry, and the field that names the variant
 VARIANTS: dict[str, tuple[Mapping[str, type[Settings]], str]] = {
     "data": (SOURCES, "source"),
     "sites": (PARTITIONS, "partition"),
     "task": (TASKS, "name"),
-    "method": (_KINDS, "name"),
+    "method": (METHODS, "name"),
     "generator": (GENERATORS, "name"),
 }
 #: tables that only some methods have a use for
@@ -69,9 +66,9 @@ def method_has_table(old: str, new: str, table: str) -> bool:
     that train a generator in phases.
     """
     if table == "replay":
-        return not issubclass(_KINDS[old], GenerativeReplay) or issubclass(_KINDS[new], GenerativeReplay)
+        return not issubclass(METHODS[old], GenerativeReplay) or issubclass(METHODS[new], GenerativeReplay)
     if table == "tuning":
-        method = _KINDS[new](name=new)
+        method = METHODS[new](name=new)
         return method.needs_generator() and method.traits.tunes_generator
     return True
 
@@ -83,13 +80,13 @@ def default_generator(method: Method) -> str:
 
 def is_default_generator(old: str, new: str, table: object) -> bool:
     """Whether `[generator]` is what a study of the method `old` has without saying so, and `new` has another one."""
-    before, after = (default_generator(_KINDS[name](name=name)) for name in (old, new))
+    before, after = (default_generator(METHODS[name](name=name)) for name in (old, new))
     return before != after and table == GENERATORS[before](name=before).model_dump(mode="json", exclude_none=True)
 
 
 def _notice_replay(method: str, study: JsonMapping) -> None:
     """Say that a method whose name does not tell it will replay, since the study has a table for that."""
-    kind = _KINDS[method]
+    kind = METHODS[method]
     if study.get("replay") is not None and kind.traits.takes_replay and not issubclass(kind, GenerativeReplay):
         notice_once(f"method.name = '{method}': it replays, as the study has a table [replay]")
 
