@@ -23,7 +23,7 @@ from polyclinic.study.tables import Study, parse_study
 from polyclinic.study.variants import fit_to_variants
 
 #: settings of the study that comes with the package, by method: every method shall end within two minutes there
-BRIEF_FELICIA = {"method.steps": 60, "method.learner_steps": 100}
+BRIEF_FELICIA = {"method.steps": 40, "method.learner_steps": 100}
 BRIEF = {"generator.epochs": 8, "generator.steps": 60, "tuning.measured": 40}
 
 
