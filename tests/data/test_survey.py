@@ -87,7 +87,7 @@ def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
     assert said.splitlines()[-1] == "all 11 images and their masks can be read"
     assert len(study.data.listing()) == 11
     # three sites have about 3 images each, and train on 2
-    assert "batch_size = 4  # a site takes about 1 step a round with it" in written(tmp_path)
+    assert "batch_size = 4  # a site takes about 1 step in a pass with it" in written(tmp_path)
 
 
 def test_masks_with_an_ending_of_their_own(tmp_path):
@@ -209,3 +209,46 @@ def test_new_studies_and_the_embedded_one_can_be_audited(tmp_path):
     assert run_app(["study", "new", str(tmp_path / "s.toml")]) == 0
     assert load_study(tmp_path / "s.toml").audit is not None
     assert load_study(default_path()).audit is not None
+
+
+def test_patients_of_dicom_files_and_slices_of_volumes_are_found(tmp_path, capsys):
+    from polyclinic.data.survey_headers import slices_of
+
+    for number in range(12):
+        folder = tmp_path / "dicom" / ("clear", "nodule")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_dicom(folder / f"{number}.dcm", patient=f"P{number // 3}")
+    nibabel = pytest.importorskip("nibabel")
+    for number in range(6):
+        for ending, kind in (("", np.float32), ("_mask", np.uint8)):
+            volume = nibabel.Nifti1Image(np.ones((32, 32, 7), kind), np.eye(4))
+            (tmp_path / "nifti").mkdir(exist_ok=True)
+            nibabel.save(volume, tmp_path / "nifti" / f"{number}{ending}.nii.gz")
+    assert run_app(["study", "new", str(tmp_path / "a.toml"), "--for", str(tmp_path / "dicom")]) == 0
+    assert "4 patients" in capsys.readouterr().out
+    table = (tmp_path / "a_cases.csv").read_text()
+    assert "P0" not in table  # a digest, not the patient
+    assert len({line.split(",")[2] for line in table.splitlines()[1:]}) == 4
+    assert load_study(tmp_path / "a.toml").data.patient == "patient"
+    assert run_app(["study", "new", str(tmp_path / "b.toml"), "--for", str(tmp_path / "nifti")]) == 0
+    assert "volumes of about 7 slices: the middle slice of each is used" in capsys.readouterr().out
+    study = load_study(tmp_path / "b.toml")
+    assert study.method.local_epochs == 10  # one step in a pass
+    assert slices_of([tmp_path / "a.toml"]) == 1
+
+
+def write_dicom(path, *, patient):
+    """An image of 32 px that names its patient."""
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.7"
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    image = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    image.SOPClassUID, image.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    image.PatientID, image.Rows, image.Columns, image.SamplesPerPixel = patient, 32, 32, 1
+    image.PhotometricInterpretation, image.BitsAllocated, image.BitsStored, image.HighBit = "MONOCHROME2", 8, 8, 7
+    image.PixelRepresentation, image.PixelData = 0, bytes(range(256)) * 4
+    image.save_as(path, enforce_file_format=True)

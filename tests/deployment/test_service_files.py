@@ -1,4 +1,4 @@
-"""The files of `deploy/` for a hospital's services: what systemd says of the units, and whether their commands exist."""
+"""The files of `deploy/` for a hospital's services: what systemd says of the units; their commands exist."""
 
 from __future__ import annotations
 

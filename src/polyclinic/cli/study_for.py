@@ -92,6 +92,8 @@ def _data(found: Survey, path: str) -> list[str]:
         settings = {"path": "image", "label": "label", "mask": "mask", "site": "site", "split": "split"}
         settings["patient"] = "patient"
         lines += [f"{settings[field]} = {json.dumps(column)}" for field, column in names.items() if field in settings]
+    if found.slices > 1:
+        lines.append(f'slices = "middle"  # of about {found.slices} of each volume; "all" takes every one')
     if found.patient_pattern:
         lines.append(
             f"patient = {json.dumps(found.patient_pattern)}  # file names seem to begin with the patient "
@@ -169,7 +171,7 @@ def _optimizer(found: Survey) -> list[str]:
         "[optimizer]",
         'name = "adamw"',
         "lr = 0.001",
-        f"batch_size = {batch_size(found)}  # a site takes about {steps} step{'s' * (steps > 1)} a round with it",
+        f"batch_size = {batch_size(found)}  # a site takes about {steps} step{'s' * (steps > 1)} in a pass with it",
     ]
 
 
@@ -186,7 +188,17 @@ def _method(found: Survey) -> list[str]:
         'name = "fedavg"  # the usual first method; `polyclinic compare --methods standalone,fedavg,centralized` says '
         "what it gains",
         f"rounds = {8 if found.task == 'segmentation' else 20}",
+        *_passes(found),
     ]
+
+
+def _passes(found: Survey) -> list[str]:
+    """Passes of a site in a round, where one pass has too few steps to learn anything."""
+    steps = max(1, trained_at_a_site(found) // batch_size(found))
+    passes = -(-STEPS // steps)
+    return [f"local_epochs = {passes}  # passes in a round, so that the smallest site takes {STEPS} steps"] * (
+        passes > 1
+    )
 
 
 def _evaluation(found: Survey) -> list[str]:

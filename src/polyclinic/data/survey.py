@@ -17,6 +17,7 @@ import numpy as np
 
 from polyclinic.data.cache import files_below
 from polyclinic.data.reading import Reader, is_image_name
+from polyclinic.data.survey_headers import cases_by_patient, middle_slices_note, slices_of
 from polyclinic.data.survey_labels import Labels, are_labels, labels_of
 from polyclinic.data.survey_tables import MASK_FOLDER, Cases, cases_in_table, find_table, paired_masks
 from polyclinic.data.tables import SPLIT_NAMES
@@ -43,6 +44,7 @@ class Survey:
     patient_pattern: str = ""
     cases: Cases | None = None
     notes: tuple[str, ...] = ()
+    slices: int = 1  #: of a volume
 
     @property
     def task(self) -> str:
@@ -93,6 +95,7 @@ def _table(file: Path, folder: Path) -> Survey:
     labels = labels_of([row["label"] for row in cases.rows]) if not cases.has_masks else Labels.masks()
     sites = Counter(row["site"] for row in cases.rows) if "site" in cases.fields else {}
     patients = {row["patient"] for row in cases.rows} if "patient" in cases.fields else None
+    slices = slices_of(found)
     return Survey(
         path=file,
         source="csv",
@@ -103,7 +106,8 @@ def _table(file: Path, folder: Path) -> Survey:
         sites=dict(sites),
         patients=len(patients) if patients is not None else None,
         cases=cases if cases.is_new else None,
-        notes=cases.notes,
+        notes=(*cases.notes, *([middle_slices_note(slices)] if slices > 1 else [])),
+        slices=slices,
     )
 
 
@@ -117,7 +121,10 @@ def _folders(path: Path) -> Survey:
         raise BadInput(f"--for {path}: no image lies there; PNG, JPEG, TIFF, BMP, DICOM and NIfTI are read")
     pairs = paired_masks(path, files)
     if pairs is not None:
-        return Survey(path, "csv", Labels.masks(), len(pairs.rows), _size(files), cases=pairs, notes=pairs.notes)
+        slices = slices_of(files)
+        notes = (*pairs.notes, *([middle_slices_note(slices)] if slices > 1 else []))
+        size = _size(files)
+        return Survey(path, "csv", Labels.masks(), len(pairs.rows), size, cases=pairs, notes=notes, slices=slices)
     if inside and all(entry.name.lower() in SPLIT_NAMES for entry in inside):
         inside = [sub for top in inside for sub in sorted(top.iterdir()) if sub.is_dir()]
     return _classes(path, inside, files)
@@ -138,11 +145,18 @@ def _classes(path: Path, folders: Sequence[Path], files: list[Path]) -> Survey:
     masks = [name for name in classes if MASK_FOLDER.search(name)]
     if masks:
         notes.append(f"'{masks[0]}' is taken for a class; if it holds masks, give them the names of their images")
+    labels, size = Labels("classification", classes), _size(files)
+    slices = slices_of(files)
+    notes += [middle_slices_note(slices)] if slices > 1 else []
+    flat = all(folder.parent == path for folder in folders)  # else train, validation and test lie above the classes
+    cases = cases_by_patient(path, folders, files) if flat else None
+    if cases is not None:
+        patients: int | None = len({row["patient"] for row in cases.rows})
+        found = (*notes, *cases.notes)
+        return Survey(path, "csv", labels, len(cases.rows), size, {}, {}, patients, "", cases, found, slices)
     pattern, patients = _patients(files)
-    labels = Labels("classification", classes)
-    return Survey(
-        path, "folder", labels, sum(classes.values()), _size(files), {}, {}, patients, pattern, None, tuple(notes)
-    )
+    images = sum(classes.values())
+    return Survey(path, "folder", labels, images, size, {}, {}, patients, pattern, None, tuple(notes), slices)
 
 
 def _patients(files: Sequence[Path]) -> tuple[str, int | None]:
