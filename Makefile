@@ -18,6 +18,11 @@ test: $(VENV)/.ready-dev lint
 # everything that can be checked on one machine: also the site, the package, and tests that are slow
 check-all: test docs wheel
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(SLOW)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py --minutes $(FAULT_MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py --minutes $(FAULT_MINUTES)
+
+# how long `make check-all` looks for faults, each of its two campaigns
+FAULT_MINUTES ?= 10
 
 # which slow tests `make check-all` runs: all of them, or `make check-all SLOW=tests/browser`
 SLOW ?= tests

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -180,6 +181,7 @@ def main() -> None:
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found | {"failures": len(found["failures"])}))
+    sys.exit(bool(found["failures"]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import logging
+import sys
 import tempfile
 import time
 import traceback
@@ -178,6 +179,7 @@ def main() -> None:
     for failure, details in campaign.failures.items():
         print(failure, details["input"][:200], details["traceback"][-300:], sep="\n  ")
     print(json.dumps(found | {"failures": len(campaign.failures)}))
+    sys.exit(bool(campaign.failures))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ def test_every_changed_input_is_read_or_refused(tmp_path):
         check=False,
         timeout=500,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (tmp_path / "found.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == 0, done.stdout[-3000:]
     assert found["failures"] == {}
     assert found["tried"] >= 2000
     assert {"study", "parcel", "call", "ledger", "manifest", "model", "image png"} <= set(found["targets"])

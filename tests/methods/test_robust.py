@@ -1,5 +1,7 @@
 """Robust aggregation: by hand, and against a site that sends poisoned updates."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -75,3 +77,33 @@ def test_methods_built_on_fedavg_take_it(tiny, tmp_path, method):
     ]
     for name, tensor in alone[0].weights().items():
         assert torch.allclose(tensor.float(), alone[1].weights()[name].float(), atol=1e-5)
+
+
+def test_clusters_leave_out_the_smaller_part_that_points_elsewhere():
+    # (1, 0), (0, 1), (1, 1) against (-1, -1): the largest cosine across the split is -0.71
+    sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [0.0, 0.0])
+    assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
+
+
+def test_clusters_keep_all_who_do_not_point_apart():
+    sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0])  # (1, 0) and (0, 1): a cosine of 0 is not below 0
+    assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
+    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    assert robust.larger_cluster(rows, apart=0.0).tolist() == [0, 1, 2]
+    assert robust.larger_cluster(rows, apart=0.2).tolist() == [0, 1]
+    assert robust.larger_cluster(rows[:1], apart=1.0).tolist() == [0]
+
+
+def test_clusters_find_the_split_with_the_smallest_largest_cosine():
+    """Against all splits of six random updates."""
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).double()
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    alike = unit @ unit.T
+
+    def across(part):
+        rest = [site for site in range(6) if site not in part]
+        return float(alike[list(part)][:, rest].max())
+
+    best = min((part for size in (1, 2, 3) for part in itertools.combinations(range(6), size)), key=across)
+    kept = robust.larger_cluster(rows, apart=1.0).tolist()
+    assert across(kept) == pytest.approx(across(best))

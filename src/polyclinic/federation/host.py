@@ -239,6 +239,9 @@ class SiteHost:
             self.inspection.left(turn.site, released)
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
+            if attack := self.spec.poisoning:
+                told = (turn.call.site, self.spec.seed, turn.call.round)
+                released = tuple(attack.update(told[0], parcel, turn.parcels, *told[1:]) for parcel in released)
             if self.spec.policy.deployed:
                 splits = self._splits(turn, declared)
                 released = tuple(

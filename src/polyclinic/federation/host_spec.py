@@ -14,6 +14,7 @@ from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, Parcel
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.poisoning import Poisoning
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.settings import Settings
 
@@ -44,6 +45,7 @@ class HostSpec:
     #: keeps parcels for an audit, where the study says so
     archive: ParcelArchive | None = None
     #: what leaves instead of a parcel, given what the site had received
+    poisoning: Poisoning | None = None
     defend: Callable[[Parcel, Mapping[str, Parcel]], Parcel] | None = None
     #: the study's tables [generator], [tuning] and [replay]
     generator: Settings | None = None

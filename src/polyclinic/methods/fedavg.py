@@ -36,6 +36,12 @@ class FedAvg(LocalWork, Method):
         lt=0.5,
         description="largest share of sites that may send poisoned updates (trimmed-mean, multi-krum)",
     )
+    apart: float = Field(
+        0.0,
+        ge=-1,
+        le=1,
+        description="clusters: where no cosine between two groups of sites reaches this, the smaller group is left out",
+    )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
     traits: ClassVar[Traits] = Traits(takes_replay=True, takes_frozen_features=True, weights_stay=True, sums=True)
@@ -66,7 +72,7 @@ class FedAvg(LocalWork, Method):
             return averaging.average(replies, self.weighting)
         answers = list(replies)
         counts = [averaging.weight_of(reply, self.weighting) for reply in answers]
-        return robust.aggregate(self.aggregation, state.weights, answers, counts, self.liars)
+        return robust.aggregate(self.aggregation, state.weights, answers, counts, self.liars, self.apart)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "train":

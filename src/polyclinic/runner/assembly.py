@@ -276,6 +276,8 @@ class Assembly:
     def open_images(self, site: str) -> SiteData:
         """A site's images; without those for testing where the study is not to be tested."""
         data = self.open_data(site) if self.open_data else open_site(self.prepared.folder, site)
+        if attack := self.study.poisoning:
+            data = attack.data(data, len(self.prepared.info["classes"]), self.study.seed)
         return data if self.study.evaluation.final == "test" else data.without_test()
 
     def host(self) -> SiteHost:
@@ -300,6 +302,7 @@ class Assembly:
             has_course=self.study.method.traits.has_course,
             archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             defend=self.study.defence,
+            poisoning=self.study.poisoning,
             generator=self.study.generator,
             tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
             replay_settings=self.study.replay,

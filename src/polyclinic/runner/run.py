@@ -66,6 +66,8 @@ def run(
     parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
     assembly = Assembly(study, parts, folder.resolve())
     assembly.check_site_names()
+    if study.poisoning:
+        study.poisoning.check(parts.names, len(parts.info["classes"]))
     assembly.initial_weights()  # a file of weights that does not fit is said before anything is written
     for backbone in (None, *assembly.backbones.values()):
         assembly.build_model(backbone)

@@ -374,3 +374,9 @@ def _fitting(study: Study) -> str:
 def network_of(study: Study) -> Backbone:
     """The study's network, for a look at its layers; its weights are not needed, and have no memory where possible."""
     return _backbone(study).without_weights(study.data.size, study.model.norm)
+
+
+def check_poisoning(study: Study) -> None:
+    """Attackers are simulated; no hospital is asked to be one."""
+    if study.poisoning and isinstance(study.data, AtSites):
+        raise BadInput("[poisoning]: attackers are for simulations, and data.source = 'at-sites' is none; leave it out")

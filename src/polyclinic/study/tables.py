@@ -10,11 +10,13 @@ import tomli_w
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from polyclinic import plugins
+from polyclinic.data.bounds import MOST_PIXELS
 from polyclinic.data.datasets import own_settings
 from polyclinic.data.partitions import Sites
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence
+from polyclinic.federation.poisoning import Poisoning
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
@@ -33,6 +35,7 @@ from polyclinic.study.checks import (
     _backbone,
     check_generator,
     check_model,
+    check_poisoning,
     check_privacy,
     check_replay,
     check_sites,
@@ -47,6 +50,9 @@ from polyclinic.study.sum_checks import check_sums
 from polyclinic.study.variants import VARIANTS, default_generator, fit_to_variants
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
+
+#: settings that are left out of a study's tables where they are as usual: so they are in older studies
+NEWER = (("data", "max_pixels", MOST_PIXELS), ("data", "allow_outside", False), ("method", "apart", 0.0))
 
 
 class Study(Settings):
@@ -68,6 +74,7 @@ class Study(Settings):
     tuning: PrivateTuning | None = None
     privacy: Privacy | None = None
     defence: Defence | None = None
+    poisoning: Poisoning | None = None
     audit: Audit | None = None
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EngineSettings = Field(default_factory=EngineSettings)
@@ -109,6 +116,7 @@ class Study(Settings):
         check_sites(self)
         check_privacy(self)
         check_sums(self)
+        check_poisoning(self)
         check_kinds(self)
         return self
 
@@ -124,6 +132,9 @@ class Study(Settings):
         for table, name in ((tables, "plugins"), *((tables[table], name) for table, name in newer.items())):
             if not table.get(name, True):  # as in studies from before there were any
                 del table[name]
+        for table, name, usual in NEWER:
+            if tables[table].get(name) == usual:
+                del tables[table][name]
         if self.model.weights == RANDOM:
             del tables["model"]["weights"]
         if self.federation == Federated():
@@ -156,6 +167,7 @@ PLAIN: dict[str, type[Settings]] = {
     "tuning": PrivateTuning,
     "privacy": Privacy,
     "defence": Defence,
+    "poisoning": Poisoning,
     "audit": Audit,
     "evaluation": Evaluation,
     "engine": EngineSettings,

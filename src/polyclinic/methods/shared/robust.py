@@ -7,6 +7,9 @@ norm's counter, are averaged as usual.
 - `median`, `trimmed-mean` (Yin et al. 2018): for each number by itself, the median of the sites, or the mean without
   the largest and the smallest `trim` of them.
 - `multi-krum` (Blanchard et al. 2017): the mean of those updates that lie nearest to their neighbours.
+- `clusters` (Sattler et al. 2020, against label flips and back doors): the sites are split in two so that the largest
+  cosine between an update of one and of the other part is smallest; where that is below `apart`, the mean of the
+  larger part.
 
 Under skewed labels an honest site that is unlike all others looks like an attacker, and all but `norm-bound` drop it.
 """
@@ -23,11 +26,16 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.methods.shared.averaging import WeightedMean
 
-Aggregation = Literal["mean", "norm-bound", "median", "trimmed-mean", "multi-krum"]
+Aggregation = Literal["mean", "norm-bound", "median", "trimmed-mean", "multi-krum", "clusters"]
 
 
 def aggregate(
-    rule: Aggregation, before: Mapping[str, Tensor], replies: Sequence[Reply], counts: Sequence[float], share: float
+    rule: Aggregation,
+    before: Mapping[str, Tensor],
+    replies: Sequence[Reply],
+    counts: Sequence[float],
+    share: float,
+    apart: float = 0.0,
 ) -> dict[str, Tensor]:
     """The next weights by a robust rule; `share` is the largest share of sites that may lie.
 
@@ -45,6 +53,8 @@ def aggregate(
         update = _trimmed_mean(rows, (len(rows) - 1) // 2)
     elif rule == "trimmed-mean":
         update = _trimmed_mean(rows, _liars(len(rows), share))
+    elif rule == "clusters":
+        update = rows[larger_cluster(rows, apart)].mean(0)
     else:
         update = rows[multi_krum(rows, _liars(len(rows), share))].mean(0)
     return {**_counters(weights, set(names)), **_unflat(update, before, weights[0], names)}
@@ -58,6 +68,24 @@ def multi_krum(rows: Tensor, liars: int) -> Tensor:
     nearest = max(1, sites - liars - 2)
     scores = distances.sort(1).values[:, 1 : 1 + nearest].sum(1)
     return scores.argsort(stable=True)[: max(1, sites - liars)].sort().values
+
+
+def larger_cluster(rows: Tensor, apart: float) -> Tensor:
+    """Which updates [K, n] are kept: all, or the larger of two parts whose updates point apart (the first on a tie).
+
+    Joining the two most alike parts again and again until two are left (single linkage) gives the split whose largest
+    cosine across it is the smallest of all splits, as the paper asks for.
+    """
+    lengths = rows.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    alike = (rows / lengths) @ (rows / lengths).T
+    parts = [[site] for site in range(len(rows))]
+    while len(parts) > 2:
+        pairs = [(a, b) for b in range(len(parts)) for a in range(b)]
+        a, b = max(pairs, key=lambda pair: float(alike[parts[pair[0]]][:, parts[pair[1]]].max()))
+        parts[a] += parts.pop(b)
+    if len(parts) == 1 or float(alike[parts[0]][:, parts[1]].max()) >= apart:
+        return torch.arange(len(rows))
+    return torch.tensor(sorted(max(parts, key=len)))
 
 
 def _liars(sites: int, share: float) -> int:

@@ -1,0 +1,102 @@
+"""Attackers at named sites of a simulation: what they train on and what they send, by hand; and in a run."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.poisoning import Poisoning, patched
+from polyclinic.runner.run import run
+
+
+def site(name="north"):
+    images = np.zeros((8, 1, 6, 6), np.uint8)
+    part = ImageSet(images, np.array([0, 0, 0, 0, 1, 1, 1, 1]))
+    return SiteData(name, part, part, part)
+
+
+def attack(kind, **settings):
+    return Poisoning(sites=("north",), attack=kind, **settings)
+
+
+def test_flipped_labels_are_of_training_images_at_attackers_only():
+    held = attack("label-flip").data(site(), 2, seed=0)
+    assert held.train.labels.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert held.test.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert attack("label-flip").data(site("south"), 2, seed=0).train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (attack("label-flip", share=0.5).data(site(), 2, seed=0).train.labels != site().train.labels).sum() == 4
+
+
+def test_a_back_door_is_a_white_square_with_the_target_class():
+    held = attack("backdoor", target=1, patch=2, share=0.5).data(site(), 2, seed=0)
+    marked = held.train.images[:, 0, -1, -1] == 255
+    assert marked.sum() == 4
+    assert (held.train.labels[marked] == 1).all()
+    assert (held.train.images[marked][:, :, :4] == 0).all()
+    assert patched(site().test.images, 2).sum() == 8 * 4 * 255
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("scale", [31.0, 1.0]), ("sign-flip", [-29.0, 1.0])])
+def test_updates_are_stretched_or_turned_round(kind, expected):
+    sent = {"weights": Parcel("weights", {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(3)})}
+    parcel = Parcel("weights", {"w": torch.tensor([4.0, 1.0]), "n": torch.tensor(4)}, {"samples": 5})
+    found = attack(kind).update("north", parcel, sent, 0, 1)
+    assert found.tensors["w"].tolist() == expected
+    assert found.tensors["n"] == 4
+    assert found.metadata == {"samples": 5}
+    assert attack(kind).update("south", parcel, sent, 0, 1) is parcel
+
+
+def test_noise_is_as_long_as_it_says_and_the_same_again():
+    parcel = Parcel("gradients", {"w": torch.ones(10_000)})
+    found = attack("noise", factor=3.0).update("north", parcel, {}, 0, 1).tensors["w"]
+    assert 2.5 < float((found - 1).std()) < 3.5
+    assert torch.equal(found, attack("noise", factor=3.0).update("north", parcel, {}, 0, 1).tensors["w"])
+    assert not torch.equal(found, attack("noise", factor=3.0).update("north", parcel, {}, 0, 2).tensors["w"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"poisoning.sites": ["nowhere"], "poisoning.attack": "scale"}, "poisoning.sites: there is no site 'nowhere'"),
+        (
+            {"poisoning.sites": ["site-1"], "poisoning.attack": "backdoor", "poisoning.target": 9},
+            "poisoning.target: there is no class 9",
+        ),
+        (
+            {"poisoning.sites": ["site-1"], "poisoning.attack": "label-flip", "data.source": "hand-phantom"},
+            "changes classes, and the",
+        ),
+    ],
+)
+def test_attackers_that_a_study_does_not_have(tiny, tmp_path, settings, words):
+    more = {"task": {"name": "regression"}} if "data.source" in settings else {}
+    with pytest.raises(BadInput, match=words):
+        run(tiny("fedavg", settings | more, rounds=1), tmp_path / "run")
+
+
+def test_no_deployed_site_is_asked_to_attack(tiny):
+    settings = {
+        "poisoning.sites": ["site-1"],
+        "poisoning.attack": "scale",
+        "data": {"source": "at-sites", "dataset": "x", "size": 28},
+    }
+    with pytest.raises(BadInput, match=r"\[poisoning\]: attackers are for simulations"):
+        tiny("fedavg", settings)
+
+
+def test_a_robust_rule_stands_a_site_that_turns_its_updates_round(tiny, tmp_path):
+    """Weights after one round: near those without an attacker by the median, far away by the mean."""
+    poison = {"poisoning.sites": ["site-2"], "poisoning.attack": "sign-flip", "poisoning.factor": 20.0}
+    settings = {"evaluation.every": 0}
+
+    def weights(name, more, **method):
+        done = run(tiny("fedavg", settings | more, rounds=1, **method), tmp_path / name)
+        return torch.cat([tensor.flatten() for tensor in done.weights().values()])
+
+    honest = weights("honest", {})
+    far = (weights("mean", poison) - honest).norm()
+    near = (weights("median", poison, aggregation="median") - honest).norm()
+    assert near < far / 3
