@@ -36,14 +36,19 @@ from faults_storage import (
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 
+KINDS = ("kills", "power", "damage", "disk", "lies")
+
 
 class Campaign:
     """Studies with their undisturbed runs, and a place for trials."""
 
-    def __init__(self, place: Path, seed: int, methods: tuple[str, ...]) -> None:
-        self.place, self.draw, self.methods = place, random.Random(seed), methods
+    def __init__(self, place: Path, seed: int, methods: tuple[str, ...], *, timed: bool = True) -> None:
+        """`timed`: kills also at moments, which no clock hits twice alike."""
+        self.place, self.methods = place, methods
+        # each kind draws by itself: how long a kill takes changes no other trial
+        self.draws = {kind: random.Random(f"{seed} {kind}") for kind in KINDS}
         self.expected: dict[str, str] = {}
-        self.count = 0
+        self.count, self.timed = 0, timed
         for method in methods:
             study = Study(**tables_of(method))
             self.study(method).write_text(study.to_toml())
@@ -61,12 +66,10 @@ class Campaign:
         self.count += 1
         return self.place / f"trial-{self.count}"
 
-    def recorded(self, method: str, share: float) -> Path:
+    def recorded(self, method: str, share: float, draw: random.Random) -> Path:
         """Copies of a run at a share of its changes."""
         folder, images = self.fresh(), self.fresh()
-        outcome = record(
-            ["run", str(self.study(method)), "--quiet", "--out", str(folder)], folder, images, self.draw, share
-        )
+        outcome = record(["run", str(self.study(method)), "--quiet", "--out", str(folder)], folder, images, draw, share)
         assert outcome.code == 0, outcome.printed
         assert signature(folder) == self.expected[method]
         shutil.rmtree(folder)
@@ -76,15 +79,16 @@ class Campaign:
 
     def kills(self) -> Iterator[Trial]:
         """`kill -9` before a change of a file, or at any moment; resumed."""
+        draw = self.draws["kills"]
         while True:
             for method in self.methods:
                 folder, study = self.fresh(), self.study(method)
-                if self.draw.random() < 0.5:
-                    number = self.draw.randint(1, 160)
+                if not self.timed or draw.random() < 0.5:
+                    number = draw.randint(1, 160)
                     killed_at_change(study, folder, number)
                     what = f"{method}: killed at change {number}"
                 else:
-                    seconds = self.draw.uniform(0.0, 0.5)
+                    seconds = draw.uniform(0.0, 0.5)
                     killed_anywhere(study, folder, seconds)
                     what = f"{method}: killed after {seconds:.3f} s"
                 if folder.exists():
@@ -95,19 +99,19 @@ class Campaign:
         """A loss of power at changes of files; resumed. And the ledger of a deployed site."""
         while True:
             for method in self.methods:
-                images = self.recorded(method, 0.3)
+                images = self.recorded(method, 0.3, self.draws["power"])
                 yield from resumed_images(images, self.expected[method], "cut", "power cuts", self.study(method))
                 shutil.rmtree(images)
-                yield from faults_ledger.cut_ledger(self.fresh(), self.draw)
+                yield from faults_ledger.cut_ledger(self.fresh(), self.draws["power"])
 
     def damage(self) -> Iterator[Trial]:
         """One damaged file of an interrupted run, resumed; or of a finished one, read by a command."""
         while True:
             for method in self.methods:
-                images = self.recorded(method, 0.2)
+                images = self.recorded(method, 0.2, self.draws["damage"])
                 for image in sorted(images.glob("*-killed")):
                     if (image / "study.toml").exists():
-                        yield damaged_interrupted(image, self.expected[method], self.draw)
+                        yield damaged_interrupted(image, self.expected[method], self.draws["damage"])
                     shutil.rmtree(image)
                 shutil.rmtree(images)
                 yield from self._damage_finished(method, 12)
@@ -120,7 +124,7 @@ class Campaign:
             for _ in range(count // 6 if before.code == 0 else 0):
                 shutil.rmtree(folder)
                 shutil.copytree(self.finished(method), folder)
-                yield damaged_finished(name, folder, pictures, out, expected, self.draw)
+                yield damaged_finished(name, folder, pictures, out, expected, self.draws["damage"])
             shutil.rmtree(folder)
 
     def disk(self) -> Iterator[Trial]:
@@ -128,7 +132,7 @@ class Campaign:
         while True:
             for method in self.methods:
                 folder = self.fresh()
-                yield from full_disk(self.study(method), folder, self.expected[method], self.draw)
+                yield from full_disk(self.study(method), folder, self.expected[method], self.draws["disk"])
                 shutil.rmtree(folder, ignore_errors=True)
 
     def lies(self) -> Iterator[Trial]:
@@ -136,11 +140,8 @@ class Campaign:
         while True:
             for method in self.methods:
                 folder = self.fresh()
-                yield told_lie(self.study(method), folder, self.finished(method), self.draw)
+                yield told_lie(self.study(method), folder, self.finished(method), self.draws["lies"])
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-KINDS = ("kills", "power", "damage", "disk", "lies")
 
 
 def carry_out(campaign: Campaign, kinds: tuple[str, ...], going_on: Callable[[list[Trial]], bool]) -> list[Trial]:
@@ -169,12 +170,12 @@ def main() -> None:
 
     def going_on(trials: list[Trial]) -> bool:
         if chosen.quick:
-            return len(trials) < 8 * len(kinds)
+            return len(trials) < 5 * len(kinds)
         return time.monotonic() - started < 60 * chosen.minutes
 
     with tempfile.TemporaryDirectory() as place:
         os.environ["POLYCLINIC_CACHE"] = f"{place}/cache"
-        campaign = Campaign(Path(place), chosen.seed, methods)
+        campaign = Campaign(Path(place), chosen.seed, methods, timed=not chosen.quick)
         in_child(lambda: 0)
         trials = carry_out(campaign, kinds, going_on)
     found = {"seed": chosen.seed, "seconds": round(time.monotonic() - started), **totals(trials)}

@@ -28,4 +28,4 @@ def test_no_fault_of_the_quick_campaign_goes_unnoticed(tmp_path):
     assert found["failures"] == []
     tried = {kind: counts["tried"] for kind, counts in found["kinds"].items()}
     assert {"kills", "power cuts", "damaged, interrupted", "full disk", "lies"} <= set(tried)
-    assert sum(tried.values()) >= 40
+    assert sum(tried.values()) >= 25

@@ -16,6 +16,8 @@ from polyclinic.tasks.coarse import round_counts, round_mean
 
 Sums = dict[str, Tensor]
 
+#: what one image may add to a sum of scores: far above any loss or squared error, even of training that diverges
+LARGEST_SUM = 1e12
 #: the largest number of images that a site is believed to have scored
 MOST_IMAGES = 10**8
 
@@ -142,6 +144,10 @@ class Task(Settings):
             negative = not value.is_floating_point() and bool((value < 0).any())
             if value.is_complex() or value.dtype == torch.bool or negative or not bool(torch.isfinite(value).all()):
                 raise ValueError(f"the sum '{name}' is negative, not finite or no number")
+        images = int(sums["count"]) if "count" in sums and sums["count"].numel() == 1 else 1
+        for name, value in sums.items():
+            if value.is_floating_point() and bool((value.abs() > LARGEST_SUM * max(images, 1)).any()):
+                raise ValueError(f"the sum '{name}' is beyond all bounds")
         for name in ("count", "cases"):
             if name in sums and (sums[name].numel() != 1 or sums[name].is_floating_point()):
                 raise ValueError(f"'{name}' is no whole number")
