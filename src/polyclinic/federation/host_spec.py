@@ -68,6 +68,8 @@ class HostSpec:
     #: how what the sites send is added up, and the name of the run in secure sums
     federated: Federated = field(default_factory=Federated)
     run_name: str = ""
+    #: classes, by number, that a site does not know
+    unknown_classes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do

@@ -179,6 +179,7 @@ class OpenSites:
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
             min_cohort=spec.policy.min_cohort if spec.policy.deployed else 0,
             few_images=spec.policy.few_images if spec.policy.deployed else "allow",
+            unknown_classes=spec.unknown_classes.get(name, ()),
             keep_model=spec.keep_model,
             cache_folder=spec.cache,
         )

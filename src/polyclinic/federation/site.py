@@ -33,6 +33,7 @@ class Site:
     the site's people find it; nobody is there at a simulated site. `keys` are the sealing keys that it has and knows.
     `cache_folder` is where a deployed site keeps trained generators; None is the user's cache.
     `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
+    `unknown_classes` are those of the study that the site does not know (`federation.label_sets`).
     `min_cohort` and `few_images` are those of a deployed site's policy, for what is computed from each class by itself.
     """
 
@@ -55,6 +56,7 @@ class Site:
     max_delta: float = 1.0
     min_cohort: int = 0
     few_images: Literal["refuse", "allow"] = "allow"
+    unknown_classes: tuple[int, ...] = ()
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_folder: Path | None = None
 

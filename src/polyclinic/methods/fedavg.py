@@ -44,7 +44,9 @@ class FedAvg(LocalWork, Method):
     )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
-    traits: ClassVar[Traits] = Traits(takes_replay=True, takes_frozen_features=True, weights_stay=True, sums=True)
+    traits: ClassVar[Traits] = Traits(
+        takes_replay=True, takes_frozen_features=True, weights_stay=True, sums=True, label_sets=True
+    )
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

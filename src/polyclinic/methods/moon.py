@@ -44,6 +44,7 @@ class Moon(FedAvg):
         needs_cut=True,
         private_networks=(),
         weights_stay=False,
+        label_sets=False,
     )
 
     def privacy_obstacle(self) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import plugins
+from polyclinic.data.label_sets import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.arriving.settings import Incoming
@@ -208,7 +209,7 @@ class Assembly:
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
             graphs=record_steps(study.engine, device),
-            stacked="never" if study.engine.reproducible else study.engine.stacked,
+            stacked="never" if study.engine.reproducible or study.federation.label_sets else study.engine.stacked,
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
@@ -278,7 +279,14 @@ class Assembly:
         data = self.open_data(site) if self.open_data else open_site(self.prepared.folder, site)
         if attack := self.study.poisoning:
             data = attack.data(data, len(self.prepared.info["classes"]), self.study.seed)
+        if site in self.unknown_classes:
+            data = without_classes(data, self.unknown_classes[site])
         return data if self.study.evaluation.final == "test" else data.without_test()
+
+    @cached_property
+    def unknown_classes(self) -> dict[str, tuple[int, ...]]:
+        """Classes, by number, that a site does not know; BadInput where the table names others than there are."""
+        return unknown_classes(self.study.federation.label_sets, self.prepared.names, self.target.classes)
 
     def host(self) -> SiteHost:
         return SiteHost(self.host_spec())
@@ -310,6 +318,7 @@ class Assembly:
             result_settings_json=self.result_settings_json,
             durable=self.study.engine.durable,
             federated=self.study.federation,
+            unknown_classes=self.unknown_classes,
             run_name=self._run_name(deployed=self.policy is not None and self.policy.deployed),
         )
 

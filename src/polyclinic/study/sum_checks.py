@@ -18,6 +18,7 @@ def check_sums(study: Study) -> None:
     """BadInput if the study's method, sites or defence do not go with the way its answers are added up."""
     settings = study.federation
     _check_unused(settings)
+    _check_label_sets(study)
     if settings.sum == "float":
         return
     if obstacle := study.method.sum_obstacle():
@@ -35,6 +36,22 @@ def _check_unused(settings: Federated) -> None:
         raise BadInput("federation.threshold: is of secure sums; set federation.sum = 'secure', or leave it out")
     if settings.sum != "secure" and settings.liars != usual.liars:
         raise BadInput("federation.liars: is of secure sums; set federation.sum = 'secure', or leave it out")
+
+
+def _check_label_sets(study: Study) -> None:
+    """BadInput where sites know different classes, and the method would make the model unlearn some."""
+    if not study.federation.label_sets:
+        return
+    setting = "federation.label_sets"
+    if study.task.like != "classification":
+        raise BadInput(f"{setting}: {study.task.like} has no classes; take it out")
+    if not study.method.traits.label_sets:
+        raise BadInput(
+            f"{setting}: with '{study.method.name}' a site that does not know a class makes the common model unlearn "
+            "it; choose fedavg, fedprox, gaussian-heads or analytic, or take the classes out of the data"
+        )
+    if study.privacy is not None or "mixup" in study.optimizer.augment or study.replay is not None:
+        raise BadInput(f"{setting}: does not go with [privacy], [replay] or mixup; take one of the two out")
 
 
 def _check_secure(study: Study, count: int) -> None:

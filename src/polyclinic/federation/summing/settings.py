@@ -37,6 +37,12 @@ class Federated(Settings):
         "others' noise alone is enough",
     )
 
+    label_sets: dict[str, tuple[str, ...]] = Field(
+        {},
+        description='classes that a site knows, where it does not know all: { north = ["healthy", "mild"] }; images of '
+        "others are left out there, and the method must not unlearn them",
+    )
+
     @property
     def in_whole_numbers(self) -> bool:
         return self.sum != "float"

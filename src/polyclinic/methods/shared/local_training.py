@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from polyclinic.training.replayed import ReplayedBatches
 
 
+#: a logit so low that its class has no share in a softmax
+HIDDEN = -1e4
 #: changes a network's gradients before a step
 Correct = Callable[[nn.Module], None]
 #: what changes the gradients of the sites at these places, as one stacked network or of the one site
@@ -94,10 +96,26 @@ def fit(site: Site, weights: Weights, how: FitSpec = PLAIN) -> tuple[dict[str, T
             class_weights=how.class_weights,
             correct=how.correct,
             mixing=site.rng("mixup"),
-            objective=how.objective,
+            objective=how.objective or restricted_loss(site),
         )
     keep_optimizer(site, optimizer, how.optimizer_group)
     return trainer.released_weights(), {"samples": len(part), "steps": steps, **metadata}
+
+
+def restricted_loss(site: Site) -> Objective | None:
+    """The loss over the classes that a site knows (restricted softmax; FedRS, Li and Zhan 2021, with alpha 0): what the
+    model says about others is not changed. None where the site knows all."""
+    if not site.unknown_classes:
+        return None
+    trainer = site.trainer
+    hidden = torch.zeros(len(trainer.target.classes), dtype=torch.bool)
+    hidden[list(site.unknown_classes)] = True
+
+    def loss(images: Tensor, targets: Tensor) -> Tensor:
+        output = trainer.forward(images)
+        return trainer.loss(output.masked_fill(hidden.to(output.device), HIDDEN), targets)
+
+    return loss
 
 
 def mean_gradient(trainer: TrainerLike, batches: Iterable[Batch]) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ ENCODER_TRAITS = Traits(
     needs_encoder=True,
     has_course=False,
     sums=True,
+    label_sets=True,
 )
 
 
