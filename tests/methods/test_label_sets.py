@@ -36,7 +36,7 @@ def test_images_of_unknown_classes_are_left_out_and_their_outputs_stay(site_of, 
     loss.backward()
     last = [p for n, p in site.trainer.model.named_parameters() if n.endswith("weight") and p.shape[0] == 2][-1]
     assert torch.count_nonzero(last.grad[1]) == 0
-    assert float(loss) == pytest.approx(0.0, abs=1e-6)  # with one class that can be, nothing is to be learned
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)  # with one class that can be, nothing is to be learned
     assert assembly.unknown_classes == {}
 
 
@@ -72,15 +72,18 @@ def test_unknown_classes_by_number():
     assert unknown_classes({"east": ["c", "a"]}, ("east", "west"), ("a", "b", "c")) == {"east": (1,)}
 
 
-@pytest.mark.parametrize("name", ["cwt", "fedsgd", "moon", "fedpft", "standalone"])
+@pytest.mark.parametrize("name", ["cwt", "fedsgd", "moon", "fedpft", "standalone", "scaffold"])
 def test_methods_that_would_unlearn_classes_refuse_with_the_cure(study_of, name):
     assert not METHODS[name].traits.label_sets
     with pytest.raises(BadInput, match="choose fedavg, fedprox, gaussian-heads or analytic"):
         study_of({"name": name}, federation={"label_sets": SETS})
 
 
-def test_a_study_with_label_sets_runs(tiny_run):
-    """Both classes are known to site-1 here, so the run is the one without the table."""
-    with_sets = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 1}, federation={"label_sets": SETS})
-    without = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 1})
-    assert with_sets.values["weights_sha256"] == without.values["weights_sha256"]
+def test_sites_that_know_different_grades_train_together(tiny_run):
+    sets = {"site-1": ("grade-0", "grade-1"), "site-2": ("grade-2", "grade-3", "grade-4")}
+    data = {"grades": 5, "samples": 80}
+    method = {"name": "fedavg", "rounds": 1, "local_steps": 2}
+    found = tiny_run(method, data=data, sites={"partition": "iid", "count": 3}, federation={"label_sets": sets})
+    without = tiny_run(method, data=data, sites={"partition": "iid", "count": 3})
+    assert found.values["weights_sha256"] != without.values["weights_sha256"]
+    assert set(found.metrics["per_site"]) == {"site-1", "site-2", "site-3"}

@@ -6,6 +6,7 @@ allow explicitly.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -20,6 +21,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
 from polyclinic.methods.shared.local_training import FitSpec
+from polyclinic.methods.shared.traits import Traits
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -30,6 +32,8 @@ class FedAvgShare(FedAvg):
     share: float = Field(0.05, gt=0, le=1, description="share of each site's training images given to all")
 
     summary: ClassVar[str] = "FedAvg after a small share of real images was given to all sites"
+
+    traits: ClassVar[Traits] = replace(FedAvg.traits, label_sets=False)
 
     def privacy_obstacle(self) -> str | None:
         return (

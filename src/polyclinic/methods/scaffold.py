@@ -42,7 +42,7 @@ class Scaffold(FedAvg):
     server_lr: float = Field(1.0, gt=0, description="learning rate of the coordinator")
 
     summary: ClassVar[str] = "FedAvg whose sites correct their drift with control variates"
-    traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
+    traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False, label_sets=False)
 
     def privacy_obstacle(self) -> str | None:
         if self.option == "II":

@@ -48,7 +48,7 @@ class Traits:
     #: its coordinator needs the mean or the sum of the sites' answers only, so that it can be secret
     #: (`federation.sum = "secure"`)
     sums: bool = False
-    #: a site that knows only some of the classes (`federation.label_sets`) does not make the common model unlearn others
+    #: a site that knows only some classes (`federation.label_sets`) does not make the common model unlearn others
     label_sets: bool = False
     #: is for studies with a table [privacy] only
     needs_privacy: bool = False
