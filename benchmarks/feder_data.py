@@ -25,7 +25,7 @@ MOST = 700
 
 def skin(folder: Path, size: int, most: int = MOST) -> dict[str, np.ndarray]:
     """Melanoma or not, by source: fed_isic5_64_jpeg.npz. Groups are lesions, where they are known."""
-    pack = np.load(folder / "fed_isic5_64_jpeg.npz")
+    pack = np.load(folder / "fed_isic5_64_jpeg.npz", allow_pickle=False)
     names = pack["site_names"].astype(str)
     labels, sites = (pack["labels"] == 0).astype(np.int64), names[pack["site"]]
     chosen = balanced(labels, sites, SKIN_SITES, most)
@@ -39,10 +39,10 @@ def skin(folder: Path, size: int, most: int = MOST) -> dict[str, np.ndarray]:
 
 def chest(folder: Path, size: int, most: int = MOST) -> dict[str, np.ndarray]:
     """Finding or none, by source: children of Guangzhou (pneumonia), a tuberculosis collection, NIH ChestX-ray8."""
-    lungs = np.load(folder / "pneumoniamnist.npz")
+    lungs = np.load(folder / "pneumoniamnist.npz", allow_pickle=False)
     guangzhou = [np.concatenate([lungs[f"{s}_{what}"] for s in ("train", "val", "test")]) for what in _PARTS]
-    tuberculosis = np.load(folder / "tb_cxr_64.npz")
-    pool = np.load(folder / "covid_cxr_64.npz")
+    tuberculosis = np.load(folder / "tb_cxr_64.npz", allow_pickle=False)
+    pool = np.load(folder / "covid_cxr_64.npz", allow_pickle=False)
     nih = pool["site_names"][pool["site"]] == "NIH_ChestXray8"
     by_site = {
         "guangzhou": (guangzhou[0], guangzhou[1], None),

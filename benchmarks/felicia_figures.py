@@ -121,10 +121,12 @@ def _planes(rows: list[Row], alphas: list[float], weights: list[float], out: Pat
     for line, alpha in zip(axes, alphas, strict=True):
         for axis, (weight, site) in zip(line, columns, strict=True):
             folder = out / "digits" / f"seed{seed:g}-alpha{alpha:g}-lambda{weight:g}"
-            with np.load(folder / "real-plane.npz") as real:
+            with np.load(folder / "real-plane.npz", allow_pickle=False) as real:
                 for cluster, colour in ((0, "tab:blue"), (1, "tab:red")):
                     axis.scatter(*real["points"][real["cluster"] == cluster].T, s=1, color=colour, alpha=0.25)
-            axis.scatter(*np.load(folder / f"{site}-plane.npy")[:700].T, s=2, color="tab:green", linewidths=0)
+            axis.scatter(
+                *np.load(folder / f"{site}-plane.npy", allow_pickle=False)[:700].T, s=2, color="tab:green", linewidths=0
+            )
             axis.set_xticks([])
             axis.set_yticks([])
             if alpha == alphas[0]:

@@ -221,6 +221,14 @@ def test_every_image_is_inside_half_of_the_shadow_models(count: int, pool: int):
     assert torch.equal(inside, shadow_memberships(count, pool, seed=1))
 
 
+def test_the_models_of_a_pair_share_the_pool_and_no_two_pairs_alike():
+    inside = shadow_memberships(6, 40, seed=1)
+    for pair in range(3):
+        assert int(inside[2 * pair].sum()) == 20
+        assert torch.equal(inside[2 * pair + 1], ~inside[2 * pair])
+    assert len({tuple(row.tolist()) for row in inside}) == 6
+
+
 def test_likelihood_ratio_by_hand():
     shadows = torch.tensor([[3.0], [5.0], [0.0], [2.0]])
     inside = torch.tensor([[True], [True], [False], [False]])

@@ -56,6 +56,8 @@ def test_a_run_without_its_result_has_the_checkpoint(folder, capsys):
 def test_another_seed_has_other_keys(folder, capsys):
     study = folder / "study.toml"
     study.write_text(study.read_text().replace("seed = 0", "seed = 1", 1))
+    assert "study.toml: is damaged" in said(capsys, "verify", "./verify", code=2)
+    (folder / "digests.json").unlink()  # who can write the folder can take that away, too
     assert "line 1: is not signed by the site's key" in said(capsys, "verify", "./verify", code=1)
 
 

@@ -68,6 +68,8 @@ class FileSource(Source):
         False, description="whether files may lie outside the folder of `path`, by their paths or by symbolic links"
     )
 
+    #: whether a table or a link of whoever made the data, and not a setting, says which files are read
+    outside_files: ClassVar[bool] = False
     #: where to get the images and under which terms, for `polyclinic data show`
     where: ClassVar[str] = "Your own."
     #: drawn images that stand in for these, to try a study without them
@@ -114,7 +116,7 @@ class FileSource(Source):
         """Names the content of the source's files."""
         self.refuse_missing_path()
         files = list(self.files())
-        if not self.allow_outside:
+        if self.outside_files and not self.allow_outside:
             top = self.location if self.location.is_dir() else self.location.parent
             refuse_outside(files if len(files) > 1 or self.location.is_dir() else [], top)
         return files_digest(files, self.location)

@@ -100,6 +100,14 @@ def test_gradient_penalty_of_a_known_slope():
     torch.testing.assert_close(penalty, ((direction.norm() - 1) ** 2).expand(4))
 
 
+def test_the_gradient_penalty_is_taken_on_the_way_from_the_fake_to_the_real_image():
+    """A critic of half the squares has the point itself as its gradient: between 1 and 2, a quarter of the way 1.25."""
+    real, fake = torch.full((1, 1, 1, 1), 2.0), torch.full((1, 1, 1, 1), 1.0)
+    for mixing, point in ((0.0, 1.0), (0.25, 1.25), (1.0, 2.0)):
+        found = gradient_penalty(lambda x: x.square().sum((1, 2, 3)) / 2, real, fake, torch.tensor([mixing]))
+        torch.testing.assert_close(found, torch.tensor([(point - 1) ** 2]))
+
+
 # --- networks -----------------------------------------------------------------------------------------
 
 

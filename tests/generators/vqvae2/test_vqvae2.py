@@ -297,3 +297,17 @@ def test_it_is_found_by_name_and_refuses_unknown_settings():
 def test_faults_are_named(words: str, work):
     with pytest.raises(BadInput, match=words):
         work()
+
+
+@pytest.mark.parametrize("value", [-1, 10**6])
+@pytest.mark.parametrize("level", ["top", "bottom"])
+def test_a_code_outside_the_codebook_is_refused_on_either_side(level: str, value: int):
+    """The smallest and the largest code are each looked at: one code is wrong, all others are right."""
+    model = make()
+    codes = {name: torch.zeros(2, side, side, dtype=torch.int64) for name, side in (("top", 4), ("bottom", 8))}
+    sides = {name: found.shape[1] for name, found in model.encode(blobs(2)).items() if name in codes}
+    codes = {name: torch.zeros(2, side, side, dtype=torch.int64) for name, side in sides.items()}
+    model.decode(codes)
+    codes[level][0, 0, 0] = value
+    with pytest.raises(BadInput, match=f"{level} codes of shape"):
+        model.decode(codes)

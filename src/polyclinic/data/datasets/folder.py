@@ -29,6 +29,7 @@ class Folder(FileSource):
     window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
 
+    outside_files: ClassVar[bool] = True
     layout: ClassVar[str] = """
         path/benign/anything/below.png
         path/malignant/scan.dcm

@@ -40,6 +40,7 @@ class Csv(LabelledSource):
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
 
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
+    outside_files: ClassVar[bool] = True
     cure: ClassVar[str] = "remove these rows, or let polyclinic study new --for leave them out"
     layout: ClassVar[str] = """
         path,label,site,split,patient,mask
