@@ -132,6 +132,7 @@ class SiteHost:
         self.sites.refuse_other_names([call.site])
         self._refuse_while_stopped()
         check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
+        self.sums.check(declared)
         if self.spec.policy.deployed:
             check_round(call, self.spec.method.rounds)
         site, asked = self.sites.get(call.site, group), ""

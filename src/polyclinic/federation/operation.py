@@ -24,6 +24,7 @@ class Operation(NamedTuple):
     takes: Mapping[str, str]
     front: bool
     summed: str = ""
+    secure_only: bool = False
 
     def kind_of(self, argument: str) -> str:
         """The kind of parcel that the operation takes as this argument."""
@@ -55,6 +56,7 @@ def operation(
     takes: Mapping[str, str] | None = None,
     front: bool = False,
     summed: Literal["", "mean", "sum"] = "",
+    secure_only: bool = False,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -74,7 +76,8 @@ def operation(
     named like its kind; a deployed site refuses any other kind. `front`: the weights that it is given are those of the
     network up to the study's cut, and not of all of it. `summed`: the coordinator needs nothing of the sites' releases
     but their mean (weighted as `method.weighting` says) or their sum, so that they can be added up in whole numbers, or
-    in secret (`federation.sum`); the method then gets one reply of all sites together.
+    in secret (`federation.sum`); the method then gets one reply of all sites together. `secure_only`: a step of
+    a secure sum, or an answer that only such a sum protects; sites refuse it in a study without them.
     """
 
     def mark(function: Callable) -> Callable:
@@ -93,6 +96,7 @@ def operation(
             dict(takes or {}),
             front,
             summed,
+            secure_only,
         )
         return function
 

@@ -151,7 +151,7 @@ class PrivateHead(Method):
         sites = int(site.state.group(BASIS)["sites"])
         return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(sites), limits=[SHARED])
 
-    @operation("gradients", summed="sum")
+    @operation("gradients", summed="sum", secure_only=True)
     def give_share_of_sum(self, site: Site, statistics: Weights) -> Parcel:
         """The same in a secure sum: the noise of the fewest sites that can open it, without those that may lie, is
         enough, so that the sum is covered even if others drop out or add none."""

@@ -54,7 +54,7 @@ class SiteSums:
 
     # --- the steps before and after the answer -------------------------------------------------------
 
-    @operation("keys")
+    @operation("keys", secure_only=True)
     def give_mask_key(self, site: Site, sum_of: str) -> Parcel:
         """A public key for one sum. A new sum begins: what was left of an earlier one is forgotten."""
         self._refuse_open(site, sum_of)
@@ -69,7 +69,7 @@ class SiteSums:
         keep(site, begun)
         return Parcel("keys", {site.name: _tensor(sealing.public_key(begun.private_key))})
 
-    @operation(SHARES)
+    @operation(SHARES, secure_only=True)
     def give_shares(self, site: Site, keys: Mapping[str, Tensor], sum_of: str) -> Parcel:
         """Shares of both secrets, sealed for each site of which a key came."""
         found = at_step(site, sum_of, "keys")
@@ -95,7 +95,7 @@ class SiteSums:
         tensors = {"boxes": torch.stack(boxes), "commitment": _tensor(commitment)}
         return Parcel(SHARES, tensors, {"sum": {"id": sum_id[:16], "sites": count}})
 
-    @operation()
+    @operation(secure_only=True)
     def take_shares(self, site: Site, shares: Mapping[str, Tensor], sum_of: str) -> None:
         """The shares that the others sealed for this site. Whose shares came, takes part."""
         found = at_step(site, sum_of, "shares")
@@ -109,7 +109,7 @@ class SiteSums:
         self._check_number(len(held), found.threshold)
         keep(site, changed(found, {"step": "ready", "held": held, "members": tuple(sorted(held))}))
 
-    @operation(SHARES)
+    @operation(SHARES, secure_only=True)
     def unmask(self, site: Site, answered: Sequence[str], sum_of: str) -> Parcel:
         """One share of each member: of its own seed if it answered, of its mask key if it did not. Once a sum."""
         found = at_step(site, sum_of, "added")
@@ -125,6 +125,11 @@ class SiteSums:
         return Parcel(SHARES, {"shares": torch.stack(rows)}, {"sum": about})
 
     # --- the answer itself ---------------------------------------------------------------------------
+
+    def check(self, declared: Operation) -> None:
+        """ParcelRejected for a part of a secure sum in a study whose answers leave in the clear."""
+        if declared.secure_only and self.settings.sum != "secure":
+            raise ParcelRejected(f"'{declared.address}' is a part of secure sums, and federation.sum is not 'secure'")
 
     def covers(self, declared: Operation) -> bool:
         """Whether what an operation releases leaves as whole numbers."""
