@@ -27,7 +27,7 @@ def draw(found: JsonObject, file: Path) -> None:
     panels = figure.subplots(1, max(1, len(metrics)), squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=False):
         _panel(axes, found, metric, labels)
-    figure.suptitle(f"{found['paper']}, {found['place']}: holds: {found['holds']}", fontsize=10)
+    figure.suptitle(f"{found['paper']}, {found['place']}. Holds: {found['holds']}", fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
@@ -37,6 +37,7 @@ def draw(found: JsonObject, file: Path) -> None:
 
 def _panel(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> None:
     sides = {"ours": found["ours"], "paper": found["paper_numbers"]}
+    told = any(row["metric"] == metric for row in sides["paper"])
     for side, rows in sides.items():
         mine = {row["label"]: row for row in rows if row["metric"] == metric}
         shown = [label for label in labels if label in mine]
@@ -49,13 +50,15 @@ def _panel(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> Non
                 [float(label) for label in shown], means, spreads, color=COLOURS[side], marker="o", label=side
             )
         else:
-            shift = -0.2 if side == "paper" else 0.2
+            shift = (-0.2 if side == "paper" else 0.2) if told else 0.0
             places = [labels.index(label) + shift for label in shown]
             axes.bar(places, means, 0.38, yerr=spreads, capsize=2, color=COLOURS[side], label=side)
     if found["axis"]:
         axes.set_xlabel(found["axis"])
     else:
         axes.set_xticks(range(len(labels)), labels, rotation=40, ha="right", fontsize=8)
+    if all(row["mean"] == 0 for row in found["ours"] if row["metric"] == metric):
+        axes.set_ylim(0, 1)
     axes.set_title(metric, fontsize=9)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
