@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, FunctionType, ModuleType
@@ -68,7 +68,7 @@ class _Placeholder(ABCMeta):
 
 
 class _Module(ModuleType):
-    __path__: Sequence[str] = []
+    __path__: MutableSequence[str] = []  # noqa: RUF012 (a module has one of its own)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -223,7 +223,8 @@ def _shrink(images: Tensor) -> Tensor:
     factor = SIDE / min(images.shape[-2:])
     if factor >= 1:
         return images
-    return F.adaptive_avg_pool2d(images, tuple(round(side * factor) for side in images.shape[-2:]))
+    height, width = (round(side * factor) for side in images.shape[-2:])
+    return F.adaptive_avg_pool2d(images, (height, width))
 
 
 def smooth(images: Tensor, deviation: float) -> Tensor:

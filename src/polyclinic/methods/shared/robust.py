@@ -85,7 +85,11 @@ def larger_cluster(rows: Tensor, apart: float) -> Tensor:
         parts[a] += parts.pop(b)
     if len(parts) == 1 or float(alike[parts[0]][:, parts[1]].max()) >= apart:
         return torch.arange(len(rows))
-    return torch.tensor(sorted(max(parts, key=len)))
+    return torch.tensor(sorted(_longest(parts)))
+
+
+def _longest(parts: list[list[int]]) -> list[int]:
+    return max(parts, key=len)
 
 
 def _liars(sites: int, share: float) -> int:
