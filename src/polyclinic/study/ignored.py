@@ -118,6 +118,24 @@ RULES: tuple[Rule, ...] = (
         "engine.on_failure = 'stop' ends the run with the first site that fails",
     ),
     Rule(
+        "poisoning",
+        ("share",),
+        _is("poisoning", "attack", "label-flip", "backdoor"),
+        "only poisoning.attack = 'label-flip' and 'backdoor' read it",
+    ),
+    Rule(
+        "poisoning",
+        ("target", "patch"),
+        _is("poisoning", "attack", "backdoor"),
+        "only poisoning.attack = 'backdoor' reads it",
+    ),
+    Rule(
+        "poisoning",
+        ("factor",),
+        _is("poisoning", "attack", "scale", "sign-flip", "noise"),
+        "only poisoning.attack = 'scale', 'sign-flip' and 'noise' read it",
+    ),
+    Rule(
         "federation",
         ("bits",),
         _is("federation", "sum", "integer", "secure"),
@@ -128,6 +146,12 @@ RULES: tuple[Rule, ...] = (
         ("liars",),
         _is("method", "aggregation", "trimmed-mean", "multi-krum"),
         "only method.aggregation = 'trimmed-mean' and 'multi-krum' read it",
+    ),
+    Rule(
+        "method",
+        ("apart",),
+        _is("method", "aggregation", "clusters"),
+        "only method.aggregation = 'clusters' reads it",
     ),
     Rule(
         "method",
