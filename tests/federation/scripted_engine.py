@@ -42,6 +42,9 @@ class Script:
         self.events.append("checkpoint")
         return dict(self.positions)
 
+    def saved_positions(self):
+        return {}
+
     def prune(self, positions):
         self.events.append(("prune", dict(positions)))
 

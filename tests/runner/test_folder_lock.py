@@ -45,7 +45,10 @@ def test_a_run_waits_for_the_workers_of_one_that_was_killed(tmp_path, monkeypatc
     kill(killed)
     with monkeypatch.context() as patch:
         patch.setattr(folder_lock, "ENDS_WITHIN", 0.2)
-        with pytest.raises(BadInput, match="another run is working in it"), run_lock(tmp_path):
+        with (
+            pytest.raises(BadInput, match=f"process {pid}, a worker of an earlier run, has not ended yet"),
+            run_lock(tmp_path),
+        ):
             pass
     os.kill(pid, signal.SIGCONT)
     with run_lock(tmp_path):

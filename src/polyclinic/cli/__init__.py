@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from polyclinic.cli.app import app
@@ -24,7 +26,24 @@ INTERRUPTED = 130  #: the exit code of a command that Ctrl-C ended
 def main() -> None:
     """Entry point of the `polyclinic` command. What it writes, no other user of the machine may read."""
     os.umask(0o077)
+    _note_interrupts()
     sys.exit(run_app(sys.argv[1:]))
+
+
+def _note_interrupts() -> None:
+    """Remember a Ctrl-C: a package that is being imported may turn it into an error of its own."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # a job in the background ignores it
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        _interrupted.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+
+
+#: not empty after a Ctrl-C
+_interrupted: list[int] = []
 
 
 def run_app(arguments: list[str]) -> int:
@@ -54,7 +73,7 @@ def _run_app(arguments: list[str]) -> int:
         # typer's own complaints about flags and arguments know how to put themselves
         if hasattr(error, "format_message"):
             return _say(f"{error.format_message()} (`polyclinic --help` lists commands and flags)", 2)
-        if type(error).__name__ == "Abort":
+        if type(error).__name__ == "Abort" or _interrupted:
             return _say("interrupted; what was finished is kept", 1)
         raise
 

@@ -59,6 +59,9 @@ class InProcess(WorkerPool):
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions) if self._pool else self.host.checkpoint()
 
+    def saved_positions(self) -> dict[str, SitePosition]:
+        return dict(self._positions) if self._pool else self.host.sites.saved_positions()
+
     def close(self) -> None:
         self.host.settle()
         super().close()

@@ -107,6 +107,9 @@ class Ray(WorkerPool):
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions)
 
+    def saved_positions(self) -> dict[str, SitePosition]:
+        return dict(self._positions)
+
     def prune(self, positions: dict[str, SitePosition]) -> None:
         for site, position in positions.items():
             current = state_path(self.folder, site, position.version)

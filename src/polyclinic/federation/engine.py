@@ -24,6 +24,10 @@ class Engine(Protocol):
     def checkpoint(self) -> dict[str, SitePosition]:
         """Make the state of every site durable, and say where each stands."""
 
+    def saved_positions(self) -> dict[str, SitePosition]:
+        """Where the states of the sites that lie on disk stand; writes nothing."""
+        return {}
+
     def prune(self, positions: dict[str, SitePosition]) -> None:
         """Forget older states of the sites: a checkpoint with these positions is durable."""
 

@@ -294,6 +294,8 @@ class Federation:
             self.observer.round_done(self, count, time.perf_counter() - started)
             if self._every and (number % self._every == 0 or number == count):
                 self.save()
+            elif not self._every and self.engine.simulation and not self._checkpoint.path.exists():
+                self.engine.prune(self.engine.saved_positions())  # nobody can go back to older states
         # what follows the rounds concerns all sites again, in a resumed run as in any
         self._out, self.chosen = set(), self.sites
 

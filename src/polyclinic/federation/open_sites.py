@@ -69,6 +69,10 @@ class OpenSites:
             sync_files([ledger.path for ledger in self.ledgers.values() if ledger.take_unsynced()])
         return dict(self._positions)
 
+    def saved_positions(self) -> dict[str, SitePosition]:
+        """Where the states on disk stand."""
+        return dict(self._positions)
+
     def save(self, name: str) -> SitePosition:
         """Write a site's state to disk if it has changed; where the site stands now."""
         self._save(self._sites[name])

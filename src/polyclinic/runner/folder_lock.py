@@ -30,18 +30,28 @@ def run_lock(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(lock(folder / LOCK, wait=LOOKS_WITHIN))
-            for file in (folder / WORKERS).glob("*.lock"):
-                with lock(file, wait=ENDS_WITHIN):
-                    pass
         except TimeoutError:
             raise BadInput(
                 f"--out {folder}: another run is working in it; wait for it, or name another folder"
             ) from None
+        for file in (folder / WORKERS).glob("*.lock"):
+            _wait_for_worker(file, folder)
         shutil.rmtree(folder / WORKERS, ignore_errors=True)
         try:
             yield
         finally:
             shutil.rmtree(folder / WORKERS, ignore_errors=True)
+
+
+def _wait_for_worker(file: Path, folder: Path) -> None:
+    try:
+        with lock(file, wait=ENDS_WITHIN):
+            pass
+    except TimeoutError:
+        raise BadInput(
+            f"--out {folder}: process {file.stem}, a worker of an earlier run, has not ended yet; "
+            "wait for it or end it, or name another folder"
+        ) from None
 
 
 def is_held(folder: Path) -> bool:

@@ -71,6 +71,9 @@ class NVFlare:
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions)
 
+    def saved_positions(self) -> dict[str, SitePosition]:
+        return dict(self._positions)
+
     def prune(self, positions: dict[str, SitePosition]) -> None:
         self._durable = dict(positions)  # the sites hear of it with their next call
         self._when_durable()
