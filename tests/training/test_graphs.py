@@ -17,7 +17,8 @@ from polyclinic.data.parts import ImageSet, prepare
 from polyclinic.errors import BadInput
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.assembly import Assembly, record_steps
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.device import record_steps
 from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import graphs

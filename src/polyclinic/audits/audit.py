@@ -24,7 +24,8 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.registry import reason
-from polyclinic.runner.assembly import Assembly, device_of
+from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.device import device_of
 from polyclinic.settings import nearest
 from polyclinic.study import Study
 from polyclinic.study.audit_settings import EFFORTS, Audit

@@ -131,6 +131,11 @@ class Failure:
     def __bool__(self) -> Literal[False]:
         return False
 
+    @classmethod
+    def before(cls, site: str, operation: str) -> Failure:
+        """Of a site that failed in this round already, and was not asked."""
+        return cls(site, operation, "failed earlier in this round")
+
 
 def pack(header: Mapping[str, Any], blobs: list[bytes]) -> bytes:
     """One byte string: length of the header, header with the blobs' lengths, blobs."""

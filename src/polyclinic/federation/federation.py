@@ -95,7 +95,7 @@ class Federation:
         (`weights=`, `synthetic_images=`) carries tensors by name; any other carries a plain JSON value.
         """
         if site in self._out:
-            return _failed_before(site, operation)
+            return Failure.before(site, operation)
         [answer] = self._answers([site], operation, payload, to)
         return answer
 
@@ -154,9 +154,9 @@ class Federation:
         What leaves the source is sealed for the target: whoever carries it sees kind, size and the two names.
         """
         if target in self._out:  # nothing may leave the source for nobody
-            return _failed_before(target, receive)
+            return Failure.before(target, receive)
         if not self._know_each_other(source, target):
-            return _failed_before(target if source in self._keyed else source, release)
+            return Failure.before(target if source in self._keyed else source, release)
         reply = self.ask(source, release, to=target, **payload)
         if isinstance(reply, Failure):
             return reply
@@ -393,10 +393,6 @@ class Federation:
         """What a simulated site keeps for itself, read from disk: the simulator may look, nobody else."""
         assert self.engine.simulation, "what stays at a real site nobody else sees"
         return read_state(self._folder, site, self.engine.checkpoint().get(site, SitePosition()))
-
-
-def _failed_before(site: str, operation: str) -> Failure:
-    return Failure(site, operation, "failed earlier in this round")
 
 
 def _is_tensors(value: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -41,11 +40,10 @@ from polyclinic.models import (
     is_importable,
 )
 from polyclinic.randomness import seed_of
+from polyclinic.runner.device import device_of, fix_order_of_sums, precision_of, record_steps
 from polyclinic.study import Study, parse_study
 from polyclinic.study.checks import check_names_of_sites
-from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import Target
-from polyclinic.training.choices import recording_pays
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
@@ -374,36 +372,6 @@ def host_from(worker_spec: str) -> SiteHost:
     assembly = assemble_from(worker_spec)
     torch.set_num_threads(assembly.study.engine.threads)
     return assembly.host()
-
-
-def device_of(name: str) -> str:
-    """The device that `engine.device` means on this machine."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BadInput(f"engine.device: torch knows no device '{name}'; write auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"engine.device: there is no GPU for '{name}' here; set engine.device = 'cpu' or 'auto'")
-    return name
-
-
-def precision_of(name: str, device: str) -> str:
-    return name if name != "auto" else "fp32" if device == "cpu" else "bf16"
-
-
-def record_steps(engine: EngineSettings, device: str) -> bool:
-    """Whether training steps are recorded as CUDA graphs."""
-    wanted = recording_pays() if engine.graphs == "auto" else engine.graphs
-    return wanted and device != "cpu" and not engine.reproducible
-
-
-def fix_order_of_sums() -> None:
-    """Have a GPU add numbers up in the same order every time, as far as it can; for the rest of this process."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
 
 
 def trusted_file(folder: Path | None, sha256: str | None) -> Path | None:

@@ -31,7 +31,7 @@ from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonObject
 from polyclinic.models import build
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.assembly import device_of
+from polyclinic.runner.device import device_of
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run, threads
 from polyclinic.study import parse_study

@@ -7,7 +7,8 @@ from polyclinic.engines.ray import Ray, Share
 from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import BadInput
 from polyclinic.federation.engine import Engine
-from polyclinic.runner.assembly import Assembly, device_of, host_from
+from polyclinic.runner.assembly import Assembly, host_from
+from polyclinic.runner.device import device_of
 from polyclinic.study import Study
 from polyclinic.study.plugged import unknown_elsewhere
 

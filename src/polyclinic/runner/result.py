@@ -20,7 +20,7 @@ from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.record import summary
 from polyclinic.runner import result_display
-from polyclinic.runner.assembly import device_of
+from polyclinic.runner.device import device_of
 from polyclinic.runner.predict import Prediction, load_predictor
 from polyclinic.runner.predict import predict as predict_files
 from polyclinic.runner.recorder import Recorder

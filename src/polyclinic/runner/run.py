@@ -23,10 +23,11 @@ from polyclinic.noted_files import note_files, read_result, with_own_digest
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner import advice
-from polyclinic.runner.assembly import WEIGHTS, Assembly, device_of
+from polyclinic.runner.assembly import WEIGHTS, Assembly
 from polyclinic.runner.calibration import Calibration, calibrations_of
 from polyclinic.runner.case_statistics import statistics_of_cases
 from polyclinic.runner.cases import keep_cases, read_cases
+from polyclinic.runner.device import device_of
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.loggers import Loggers
