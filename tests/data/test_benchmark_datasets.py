@@ -14,9 +14,6 @@ from polyclinic.errors import BadInput
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-# --- benchmarks --------------------------------------------------------------------------------------
-
-
 def write_medmnist(file, shape, columns=1, highest=1):
     arrays = {}
     for name, count in {"train": 4, "val": 2, "test": 2}.items():

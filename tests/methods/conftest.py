@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feder_studies import runner
 from json_schemas import assert_valid
 
 from polyclinic.encoders import ENCODERS
@@ -96,3 +97,15 @@ def tiny_run(tmp_path: Path, cache: Path, finished: dict[str, Result], request) 
         return result
 
     return go
+
+
+@pytest.fixture
+def no_contact_sheets(monkeypatch):
+    """A contact sheet takes longer than all the rest."""
+    monkeypatch.setattr("polyclinic.methods.shared.synthetic_buffer.contact_sheet", lambda *_: None)
+
+
+@pytest.fixture
+def go(tmp_path, cache):
+    """Runs tiny studies of FedER."""
+    return runner(tmp_path, cache)

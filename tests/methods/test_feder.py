@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 import torch
+from feder_studies import SITES, lines_of, study_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ForkedWorker
 from run_folders import history, result
-from safetensors.torch import load_file
 
 from polyclinic.data import parts
 from polyclinic.engines.in_process import InProcess
@@ -19,63 +16,20 @@ from polyclinic.federation.leaving.image_codec import pack
 from polyclinic.federation.leaving.parcel import SEALED
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.methods.feder import FedER, random_ring
-from polyclinic.methods.shared import synthetic_buffer
-from polyclinic.methods.shared.peers import mean_prediction
-from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.runner import engines
-from polyclinic.runner.predict import load_predictor
 from polyclinic.runner.recorder import Display
-from polyclinic.runner.release import convergence
 from polyclinic.runner.run import run
-from polyclinic.study import Study, parse_study
-from polyclinic.tasks import Target
+from polyclinic.study import parse_study
 from polyclinic.training.loop import Trainer
 
-TABLES: dict[str, Any] = {
-    "data": {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2},
-    "sites": {"partition": "label-skew", "count": 3, "target_ks": 0.3},
-    "model": {"backbone": "lenet5"},
-    "optimizer": {"lr": 0.05, "batch_size": 8, "augment": ["flip"]},
-    "evaluation": {"every": 0, "select": "last"},
-    "engine": {"workers": 1, "device": "cpu"},
-    # two steps are enough to see what goes where
-    "generator": {"name": "dcgan", "steps": 2, "batch_size": 8, "width": 2, "latent": 4},
-    "tuning": {"on": False},
-}
-SITES = ("site-1", "site-2", "site-3")
-
-
-def study_of(name: str = "feder", method: dict[str, Any] | None = None, **changes: dict[str, Any]) -> Study:
-    tables = {table: {**settings, **changes.get(table, {})} for table, settings in TABLES.items()}
-    return parse_study({**tables, "method": {"name": name, "rounds": 2, "buffer": 16, **(method or {})}})
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """A contact sheet takes longer than all the rest."""
-    monkeypatch.setattr("polyclinic.methods.shared.synthetic_buffer.contact_sheet", lambda *_: None)
-
-
-def runner(tmp_path, cache):
-    """Runs a tiny study of FedER; each call in a folder of its own."""
-    count = iter(range(100))
-    return lambda *given, **changes: run(study_of(*given, **changes), tmp_path / str(next(count)), cache=cache)
-
-
-@pytest.fixture
-def go(tmp_path, cache):
-    return runner(tmp_path, cache)
-
-
-def lines_of(run_result, site):
-    return [json.loads(text) for text in (run_result.folder / "ledger" / f"{site}.jsonl").read_text().splitlines()]
+pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
 
 def kinds_between_sites(run_result):
     return {line["kind"] for site in SITES for line in lines_of(run_result, site) if line["to"] != "coordinator"}
 
 
-# --- the ring -------------------------------------------------------------------------------------------
+# --- the ring ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50, deadline=None)
@@ -110,7 +64,7 @@ def test_each_site_hands_over_once_a_round_to_another_site(go):
         assert all(source != target for source, target in pairs)
 
 
-# --- what passes the coordinator ------------------------------------------------------------------------
+# --- what passes the coordinator ---------------------------------------------------------------------
 
 
 def test_nothing_but_sealed_parcels_and_figures_passes_the_coordinator(go, monkeypatch):
@@ -186,7 +140,7 @@ def test_what_each_variant_trains_on(go, monkeypatch, name):
         assert one["synthetic_images"] == one["steps"] * (16 if name == "feder-b" else 8)
 
 
-# --- what equals what -----------------------------------------------------------------------------------
+# --- what equals what --------------------------------------------------------------------------------
 
 
 def test_lambda_one_is_plain_transfer_from_peer_to_peer(go, cache):
@@ -279,7 +233,7 @@ def test_queues_are_worked_through_in_the_order_of_arrival(go, monkeypatch):
         assert used == came[: len(used)]
 
 
-# --- resume, workers ------------------------------------------------------------------------------------
+# --- resume, workers ---------------------------------------------------------------------------------
 
 
 class Stop(Display):
@@ -313,135 +267,3 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(go, tmp_path, cache, mode
 def test_worker_processes_change_nothing(go, monkeypatch):
     monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     assert go(engine={"workers": 2})["weights_sha256"] == go()["weights_sha256"]
-
-
-# --- networks of their own, the ensemble, the result -----------------------------------------------------
-
-
-def test_sites_may_have_networks_of_their_own(go):
-    found = go(model={"backbone": "lenet5", "backbones": {"site-2": "small-cnn"}})
-    handed = {(site, line["to"]) for site in SITES for line in lines_of(found, site) if line["kind"] == "weights"}
-    assert handed <= {("site-1", "site-3"), ("site-3", "site-1")}  # models go where they fit, buffers everywhere
-    assert all(any(line["kind"] == "synthetic-images" for line in lines_of(found, site)) for site in SITES)
-    assert found.metrics["across_sites"]["site-2"].keys() == set(SITES)
-    ensemble = load_predictor(found.folder, ensemble=True)
-    assert [type(model).__name__ for model in ensemble.models] == ["LeNet5", "SmallCNN", "LeNet5"]
-    assert found.metrics["ensemble"]["test"]["accuracy"] > 0
-
-
-def test_one_site_or_the_ensemble_predicts(go):
-    found = go("feder-a")
-    images = load_predictor(found.folder, ensemble=True)
-    sites = [load_predictor(found.folder, site=site) for site in SITES]
-    noise = torch.randint(0, 256, (4, sites[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
-    together = torch.stack([site.outputs(noise) for site in sites]).mean(0)
-    assert torch.allclose(images.outputs(noise), together)
-
-
-def test_the_ensemble_is_the_mean_of_probabilities_or_of_values():
-    logits = torch.randn(3, 5, 4)
-    assert torch.allclose(mean_prediction(logits, values=False).softmax(1), logits.softmax(2).mean(0), atol=1e-6)
-    assert torch.allclose(mean_prediction(logits, values=True), logits.mean(0))
-
-
-def test_convergence_is_mean_and_deviation_over_the_models_by_hand():
-    across = {
-        "a": {"a": {"accuracy": 0.9}, "b": {"accuracy": 0.5}},
-        "b": {"a": {"accuracy": 0.7}, "b": {"accuracy": 0.5}},
-    }
-    found = convergence(across)
-    assert found["a"]["accuracy"]["mean"] == pytest.approx(0.8)
-    assert found["a"]["accuracy"]["std"] == pytest.approx(0.02**0.5)  # (0.1² + 0.1²) / (2 - 1)
-    assert found["b"]["accuracy"] == {"mean": 0.5, "std": 0.0}
-
-
-def test_the_result_has_site_performance_convergence_and_figures_of_generators(go):
-    found = go()
-    assert found["model"] == "one of each site"
-    assert set(found.metrics["convergence"]) == set(found.metrics["across_sites"]) == set(SITES)
-    assert set(found["generators"]) == set(SITES)
-    assert set(found.metrics["ensemble"]) == {"test", "per_site"}
-    for kind in ("weights", "synthetic-images"):
-        sent = [line["bytes"] for line in lines_of(found, "site-1") if line["kind"] == kind]
-        assert found["handed_over_per_round"]["site-1"][kind] == sum(sent) / 2
-
-
-def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
-    from polyclinic.data.contact_sheet import contact_sheet
-
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", contact_sheet)
-    images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
-    part = SimpleNamespace(images=images.numpy(), labels=torch.tensor([0, 1, 0, 1, 1]).numpy())
-    trainer = SimpleNamespace(target=Target(("clear", "ill")))
-    site = SimpleNamespace(data=SimpleNamespace(train=part), folder=tmp_path, name="site-1", trainer=trainer)
-    synthetic_buffer._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
-    assert (tmp_path / "synthetic.png").stat().st_size > 1000
-
-
-def test_generators_of_sites_start_alike_and_learn_their_own_images(go):
-    found = go()
-    states = [load_file(found.folder / "sites" / site / "generator.safetensors") for site in SITES]
-    name = next(n for n in states[0] if "discriminator" in n and "weight" in n)
-    assert not torch.equal(states[0][name], states[1][name])
-
-
-# --- buffers --------------------------------------------------------------------------------------------
-
-
-def test_labels_of_a_buffer_are_drawn_alike_from_the_classes_of_the_site():
-    target = Target(("a", "b", "c"))
-    drawn = uniform_labels(3000, torch.tensor([0] * 99 + [2]).numpy(), target, torch.Generator().manual_seed(0))
-    counts = drawn.bincount(minlength=3).tolist()
-    assert counts[1] == 0
-    assert abs(counts[0] - 1500) < 150
-    values = uniform_labels(3000, torch.rand(5).numpy(), Target((), "years", (20.0, 80.0)), torch.Generator())
-    assert 20 <= values.min() < 25 < 75 < values.max() <= 80
-
-
-def test_eq_5_by_hand(go):
-    """lambda E[own] + (1 - lambda) E[buffer] is the mean over a batch with that share of each."""
-    method = FedER(real_share=0.25)
-    assert (
-        method.synthetic_images(8),
-        FedER(real_share=0.5).synthetic_images(8),
-        FedER(real_share=1.0).synthetic_images(8),
-    ) == (24, 8, 0)
-    own, made = torch.rand(8), torch.rand(24)
-    assert torch.cat([own, made]).mean() == pytest.approx(float(0.25 * own.mean() + 0.75 * made.mean()))
-
-
-# --- the baselines of Table 2 -----------------------------------------------------------------------------
-
-
-def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
-    found = {}
-    for images in ("real", "synthetic", "both"):
-        tables = {**TABLES, "method": {"name": "centralized", "images": images, "rounds": 1}}
-        if images == "real":
-            tables = {name: table for name, table in tables.items() if name not in ("tuning", "generator")}
-        found[images] = run(parse_study(tables), tmp_path / images, cache=cache)
-    kinds = {name: {line["kind"] for line in lines_of(one, "site-1")} for name, one in found.items()}
-    assert kinds["real"] == {"real-images", "labels", "metrics"}
-    assert kinds["synthetic"] == {"synthetic-images", "metrics"}
-    assert kinds["both"] == {"real-images", "labels", "synthetic-images", "metrics"}
-    assert len({one["weights_sha256"] for one in found.values()}) == 3
-
-
-# --- generators that are kept --------------------------------------------------------------------------
-
-
-def test_a_generator_is_trained_once_and_used_again(go, monkeypatch):
-    fitted = []
-    fit = synthetic_buffer.fit
-    monkeypatch.setattr(synthetic_buffer, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
-    plain = go()
-    assert len(fitted) == 3
-    first = go(method={"reuse_generators": True})
-    again = go("feder-a", method={"reuse_generators": True})
-    assert len(fitted) == 6
-    assert first["weights_sha256"] == plain["weights_sha256"]
-    assert again["generators"] == first["generators"]
-    go(method={"reuse_generators": True}, generator={"steps": 3})
-    assert len(fitted) == 9

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_feder import SITES, TABLES, runner, study_of
+from feder_studies import SITES, TABLES, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.engines.in_process import InProcess

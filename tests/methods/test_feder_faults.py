@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_feder import runner, study_of
+from feder_studies import runner, study_of
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods.feder import FedER, queue_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_feder import TABLES, study_of
+from feder_studies import TABLES, study_of
 
 from polyclinic.errors import BadInput
 from polyclinic.study import parse_study

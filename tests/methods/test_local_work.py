@@ -9,6 +9,9 @@ from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.training.loop import Trainer
 
+pytestmark = pytest.mark.usefixtures("no_contact_sheets")
+
+
 #: 64 training images at 2 sites: 32 each, four batches of 8 in a pass
 EQUAL = {
     "data": {"samples": 80, "validation": 0.0, "test": 0.2},
@@ -17,12 +20,6 @@ EQUAL = {
 }
 LOCAL = ("standalone", "fedavg", "fedprox", "fedavgm", "cwt", "splitnn")
 MADE = {"generator": {"name": "dcgan", "width": 2, "latent": 4, "steps": 1, "batch_size": 8}, "tuning": {"on": False}}
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """A contact sheet takes longer than all the rest."""
-    monkeypatch.setattr("polyclinic.methods.shared.synthetic_buffer.contact_sheet", lambda *_: None)
 
 
 def tables_of(method: str) -> dict:

@@ -5,46 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from report_page import Page, change, charts
 
-from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.report.blocks import Chart, Picture, Table, Text
+from polyclinic.report.blocks import Picture, Table, Text
 from polyclinic.report.html import explained, html_of
 from polyclinic.report.theme import VARIABLES, svg_of
 from polyclinic.report.write import build_report, write_report
-from polyclinic.runner import compare
 from polyclinic.runner.cases import read_cases
 
 OLD = Path(__file__).parents[1] / "data" / "run_format_1" / "finished"
+
+
 EVIL = "<script>alert('x')</script>"
-
-
-class Page(HTMLParser):
-    """What a page consists of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.tags)
-
-    def ids(self) -> list[str]:
-        return [str(given["id"]) for _, given in self.tags if "id" in given]
-
-
-@pytest.fixture(scope="module")
-def classification(tiny, undisturbed):
-    return undisturbed(tiny("fedavg", {"data.samples": 160}, rounds=3)).folder
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +41,6 @@ def personal(tiny, undisturbed):
     return undisturbed(tiny("standalone", rounds=1)).folder
 
 
-@pytest.fixture
-def copied(classification, tmp_path):
-    """A copy that may be changed: nobody has noted its digests."""
-    folder = Path(shutil.copytree(classification, tmp_path / "run"))
-    (folder / "digests.json").unlink()
-    return folder
-
-
 def test_a_file_that_changed_since_the_run_ended_is_refused(classification, tmp_path):
     folder = Path(shutil.copytree(classification, tmp_path / "run"))
     cases = folder / "cases" / "test.npz"
@@ -80,22 +49,12 @@ def test_a_file_that_changed_since_the_run_ended_is_refused(classification, tmp_
         build_report(folder)
 
 
-def change(folder: Path, edit) -> None:
-    values = json.loads((folder / "result.json").read_text())
-    edit(values)
-    (folder / "result.json").write_text(json.dumps(values))
-
-
-def charts(report) -> dict[str, Chart]:
-    return {chart.key: chart for chart in report.charts()}
-
-
 def words_of(report) -> str:
     texts = [block.words for s in report.sections for block in s.blocks if isinstance(block, Text)]
     return " ".join([*report.summary, *texts])
 
 
-# --- what a report says ------------------------------------------------------------------------------------
+# --- what a report says ------------------------------------------------------------------------------
 
 
 def test_a_classification_has_all_its_charts_and_says_the_figures_of_the_result(classification):
@@ -257,7 +216,7 @@ def test_where_a_ledger_does_not_hold_nobody_says_that_no_image_left(copied):
     assert "No real image left" not in " ".join(build_report(copied, images=False).summary)
 
 
-# --- the page ----------------------------------------------------------------------------------------------
+# --- the page ----------------------------------------------------------------------------------------
 
 
 def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classification, tmp_path):
@@ -346,119 +305,3 @@ def test_the_pdf_needs_no_browser(regression, tmp_path):
     content = written.pdf.read_bytes()
     assert content.startswith(b"%PDF")
     assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") >= 3
-
-
-# --- a comparison ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def comparison(tiny, undisturbed, tmp_path_factory):
-    """Two methods, two seeds; the first run of each was audited."""
-    out = tmp_path_factory.mktemp("comparison")
-    planned = compare.entries(tiny("fedavg", rounds=1), ["fedavg", "standalone"], 2, out, [])
-    for entry in planned:
-        shutil.copytree(undisturbed(entry.study).folder, entry.folder)
-    for method, count in (("fedavg", 2), ("standalone", 0)):
-        finding = {
-            "attack": "a",
-            "verdict": "leaks" if count else "withstood",
-            "evidence": {"images": 8, "recovered": count},
-        }
-        audit = {"verdicts": {}, "parcels": [{"findings": [finding]}]}
-        (out / f"{method}-seed0" / "audit.json").write_text(json.dumps(audit))
-    compare.write(compare.summarise(planned, "fedavg"), planned[0].study, out)
-    return out
-
-
-def test_one_picture_has_error_recovered_images_and_bytes(comparison):
-    report = build_report(comparison)
-    content = json.loads((comparison / "comparison.json").read_text())
-    rows = {row[0]: row[1:] for row in charts(report)["picture"].table.rows}
-    for method in ("fedavg", "standalone"):
-        assert rows[method][0] == pytest.approx(content["methods"][method]["test_accuracy"]["mean"])
-        assert rows[method][1] == content["methods"][method]["total_bytes"]["mean"]
-    assert rows["fedavg"][2] == pytest.approx(0.25)
-    assert rows["standalone"][2] == 0
-    drawn = svg_of(charts(report)["picture"])
-    assert "fedavg (25%)" in drawn
-    assert "mathdefault" not in drawn
-    assert {section.key for section in report.sections} >= {"methods", "by-site", "paired", "again"}
-    assert "25%" in " ".join(report.summary)
-
-
-def test_every_chart_of_a_comparison_is_on_the_page(comparison):
-    report = build_report(comparison, images=False)
-    page = Page(html_of(report))
-    assert page.count("svg") == len(report.charts()) >= 5
-    assert page.count("script") == 0
-
-
-def test_a_comparison_whose_rows_lead_elsewhere_is_refused(comparison, tmp_path):
-    content = json.loads((comparison / "comparison.json").read_text())
-    content["rows"][0]["method"] = "../../etc"
-    (tmp_path / "comparison.json").write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=r"comparison\.json: is damaged or empty"):
-        build_report(tmp_path)
-
-
-# --- the command -------------------------------------------------------------------------------------------
-
-
-def fails_with(capsys, arguments: list[str]) -> str:
-    assert run_app(arguments) == 2
-    sentence = capsys.readouterr().err
-    assert sentence.count("\n") == 1, sentence
-    return sentence
-
-
-def test_the_command_writes_into_the_folder(copied, capsys):
-    assert run_app(["report", str(copied), "--by", "subgroup", "--prevalence", "0.1", "--no-images"]) == 0
-    assert str(copied / "report.html") in capsys.readouterr().out
-    assert (copied / "report.html").stat().st_size > 50_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nowhere"], "there is no such folder"),
-        (["empty"], "is neither a run nor a comparison"),
-        (["run", "--by", "age"], "--by age: the run kept no such column; choose from subgroup, site"),
-        (["run", "--prevalence", "7"], "--prevalence 7.0: choose a share between 0 and 1"),
-        (["run", "--out", "nowhere/page.html"], "cannot be written"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, words, copied, monkeypatch, capsys):
-    monkeypatch.chdir(copied.parent)
-    (copied.parent / "empty").mkdir()
-    assert words in fails_with(capsys, ["report", *arguments])
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("result.json", "{"),
-        ("result.json", "[]"),
-        ("result.json", '{"metrics": 3}'),
-        ("study.toml", "= ="),
-        ("cases/test.npz", "PK"),
-        ("audit.json", '{"verdicts": 3}'),
-        ("format.json", '{"format": 99}'),
-    ],
-)
-def test_a_damaged_folder_is_one_sentence_and_nothing_is_written(file, content, copied, capsys):
-    (copied / file).write_text(content)
-    fails_with(capsys, ["report", str(copied)])
-    assert not (copied / "report.html").exists()
-
-
-def test_what_fails_while_charts_are_drawn_is_one_sentence_and_nothing_is_written(copied, capsys):
-    # a site without the count of a class: a table takes it, its drawing does not
-    change(copied, lambda values: values["heterogeneity"]["labels"]["per_site"]["site-1"].pop())
-    build_report(copied, images=False)
-    assert "is damaged or was changed" in fails_with(capsys, ["report", str(copied), "--pdf", "--no-images"])
-    assert not list(copied.glob("report.*"))
-
-
-def test_an_unfinished_run_says_how_to_end_it(copied, capsys):
-    (copied / "result.json").unlink()
-    assert "polyclinic run --resume --out" in fails_with(capsys, ["report", str(copied)])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load, save
+from small_gans import CLASSES, TINY, make, rng, squares
 from torch import nn
 
 from polyclinic.errors import BadInput
@@ -23,34 +24,14 @@ from polyclinic.generators.gan.losses import (
     gradient_penalty,
     site_cross_entropy,
 )
-from polyclinic.generators.gan.model import GANModel, private_losses
 from polyclinic.generators.gan.networks import Spectral, doublings, update_spectral_norms
 from polyclinic.generators.gan.stacked_convolutions import Down
-from polyclinic.privacy import dp_sgd
-from polyclinic.privacy.obstacles import obstacles
 from polyclinic.tasks import Target
 
-TINY = {"steps": 2, "batch_size": 4, "width": 2, "latent": 4}
-CLASSES = Target(classes=("dark", "bright"))
 NAMES = ("gan", "dcgan", "wgan-gp", "privgan")
 
 
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def make(name: str = "dcgan", size: int = 28, channels: int = 1, target: Target = CLASSES, **settings) -> GANModel:
-    return GENERATORS[name](**{**TINY, **settings}).build(channels=channels, size=size, target=target, seed=0)
-
-
-def squares(count: int, size: int = 28) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dark and bright images, uint8, with their labels."""
-    labels = torch.arange(count) % 2
-    noise = torch.randint(0, 40, (count, 1, size, size), generator=rng(5))
-    return (noise + 180 * labels[:, None, None, None]).to(torch.uint8), labels
-
-
-# --- losses -------------------------------------------------------------------------------------------
+# --- losses ------------------------------------------------------------------------------------------
 
 
 def test_log_by_hand():
@@ -108,7 +89,7 @@ def test_the_gradient_penalty_is_taken_on_the_way_from_the_fake_to_the_real_imag
         torch.testing.assert_close(found, torch.tensor([(point - 1) ** 2]))
 
 
-# --- networks -----------------------------------------------------------------------------------------
+# --- networks ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [28, 31, 32, 64])
@@ -251,7 +232,7 @@ def test_the_forward_pass_of_a_discriminator_changes_nothing():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state().items())
 
 
-# --- augmentation -------------------------------------------------------------------------------------
+# --- augmentation ------------------------------------------------------------------------------------
 
 
 def test_augmentation_in_the_middle_of_all_draws_only_blanks():
@@ -275,7 +256,7 @@ def test_augmentation_treats_each_image_by_its_own_draws_and_has_gradients():
     assert torch.autograd.grad(slope.square().sum(), images)[0].abs().sum() > 0
 
 
-# --- learning -----------------------------------------------------------------------------------------
+# --- learning ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -360,102 +341,3 @@ def test_batches_have_the_size_and_each_pass_has_every_image_once():
     assert [len(batch) for batch in found] == [4, 4, 4, 4]
     assert len(set(torch.cat(found[:2]).tolist())) == 8
     assert len(next(endless_batches(3, 8, rng()))) == 3
-
-
-# --- settings and privacy -----------------------------------------------------------------------------
-
-
-def test_a_linear_measure_needs_something_that_bounds_it():
-    with pytest.raises(ValidationError, match="set penalty = 10"):
-        GENERATORS["dcgan"](loss="linear", discriminator_norm="none")
-
-
-PRIVATE = {"discriminator_norm": "group", "labels": "even", "spread": False, "width": 4}
-
-
-def test_what_stands_against_privacy_is_said_with_the_cure():
-    reasons = [
-        GENERATORS["dcgan"]().dp_obstacle(),
-        GENERATORS["gan"](condition="apart").dp_obstacle(),
-        GENERATORS["wgan-gp"]().dp_obstacle(),
-        GENERATORS["dcgan"](discriminator_norm="group").dp_obstacle(),
-        GENERATORS["gan"]().dp_obstacle(),
-    ]
-    assert [reason.split(":")[0] for reason in reasons] == [
-        "generator.discriminator_norm",
-        "generator.condition",
-        "generator.penalty",
-        "generator.spread",
-        "generator.labels",
-    ]
-    for name in ("gan", "dcgan"):
-        settings = GENERATORS[name](**{**TINY, **PRIVATE})
-        assert settings.dp_obstacle() is None
-        assert not obstacles(settings.networks(settings.shape(1, 28, CLASSES))["discriminator"])
-
-
-def test_private_gradients_of_a_discriminator_are_those_of_each_image():
-    """Opacus through the convolutional discriminator, against one backward pass per image."""
-    torch.manual_seed(0)
-    net = make("dcgan", **PRIVATE).networks["discriminator"]
-    rows, labels = torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
-    real = torch.tensor([True, True, False, False])
-    losses = private_losses(net, Hinge())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    expected = {name: torch.zeros_like(weight) for name, weight in net.named_parameters()}
-    for i in range(4):
-        net.zero_grad()
-        losses(rows[i : i + 1], labels[i : i + 1], real[i : i + 1]).sum().backward()
-        norm = torch.sqrt(sum(w.grad.square().sum() for w in net.parameters() if w.grad is not None))
-        for name, weight in net.named_parameters():
-            expected[name] += 0 if weight.grad is None else weight.grad * min(1, 0.5 / norm) / 4
-    mean = dp_sgd.NoisyMean(noise=0.0, clip=0.5, expected=4, draw=dp_sgd.noise_from(torch.device("cpu"), "n"))
-    with dp_sgd.private_gradients(net, optimizer, mean) as put:
-        put(losses, [(rows, labels, real)])
-        for name, weight in net.named_parameters():
-            torch.testing.assert_close(weight.grad, expected[name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gan", "dcgan"])
-def test_with_privacy_only_the_learner_moves_the_discriminator(name):
-    """The generator learns through a copy; real images reach nothing but the learner's losses."""
-    images, labels = squares(8)
-    model = make(name, **PRIVATE)
-    before = model.state()
-    seen = []
-
-    def learn(module, losses, batch_of, schedule, joined):
-        assert module is model.networks["discriminator"]
-        assert joined == 4
-        for _ in range(2):
-            rows, known, is_real = batch_of(torch.tensor([0, 3]), torch.tensor([5, 6]))
-            seen.append(int(is_real.sum()))
-            assert losses(rows, known, is_real).shape == (6,)
-        nobody = torch.tensor([], dtype=torch.long)
-        assert batch_of(nobody, nobody)[0].shape[0] == 4
-
-    found = model.fit(images, labels, rng(), private={"generator": learn})
-    assert seen == [2, 2]
-    assert math.isnan(found["generator"])
-    for part, tensor in model.state().items():
-        if part.startswith("discriminator."):
-            assert torch.equal(tensor, before[part])
-    moved = [(t - before[n]).abs().max() for n, t in model.state().items() if n.startswith("generator.")]
-    assert max(moved) > 1e-4  # about as far as two steps of Adam with its learning rate of 2e-4
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_groups_of_one_feature_are_refused(width):
-    """Their norm is 0 for every image: the generator would learn from rounding errors, or not at all."""
-    with pytest.raises(ValidationError, match=rf"width {width} makes groups of one feature.* set width = 3 or more"):
-        make("gan", width=width, discriminator_norm="group")
-    make("dcgan", width=width, discriminator_norm="group")
-
-
-@pytest.mark.parametrize("width", [3, 4, 24])
-def test_a_dense_discriminator_with_group_norm_sees_its_images(width):
-    networks = make("gan", width=width, discriminator_norm="group").networks
-    labels = torch.tensor([0, 1, 0, 1])
-    images = networks["generator"](torch.randn(4, 4, generator=rng()), labels)
-    (gradient,) = torch.autograd.grad(networks["discriminator"](images, labels).sum(), images)
-    assert gradient.norm() > 1  # 40 to 200; with groups of one feature 0, or 1e-4 by rounding

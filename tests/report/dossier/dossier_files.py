@@ -1,0 +1,18 @@
+"""Dossiers for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from polyclinic.report.dossier import writing
+
+HOSTILE = "<script>alert(1)</script>\u202e\n\"'|"
+
+
+def sealed_anew(folder: Path, digests) -> None:
+    """Put digests into the manifest of a dossier, and seal it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"] |= digests
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    (folder / "manifest.sha256").write_text(writing.digest_of_file(folder / "manifest.json") + "\n")
