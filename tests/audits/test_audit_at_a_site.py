@@ -44,7 +44,7 @@ def test_a_site_audits_its_own_part(kit: Path):
     report = audit(kit / "runs" / RUN)
     assert [(one["site"], one["kind"]) for one in report["parcels"]] == [("site-1", "weights")]
     attacks = {one["attack"]: one for one in report["parcels"][0]["findings"]}
-    assert set(attacks) == {"gradient-inversion", "loss-threshold"}
+    assert set(attacks) == {"gradient-inversion", "loss-threshold", "rmia", "lira"}
     assert (kit / "runs" / RUN / attacks["loss-threshold"]["picture"]).is_file()
     assert json.loads((kit / "runs" / RUN / "audit.json").read_text()) == report
 

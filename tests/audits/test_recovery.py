@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.audits.recovery import best_guess, identify_unordered, recovery
+from polyclinic.audits.recovery import best_guess, chance_of_exchange, identify_unordered, recovery
 from polyclinic.randomness import torch_rng
 
 
@@ -112,3 +112,26 @@ def test_fewer_true_images_than_were_searched_for():
     found = recovery(torch.cat([noise("more", 2), TRUTH[:3]]), TRUTH[:3], HELD_OUT, in_order=False)
     assert len(found.truth) == 3
     assert bool(found.recovered.all())
+
+
+def test_the_chance_of_an_exchange_is_that_of_an_urn():
+    """Three reconstructions that point to three images, two of them among 2 candidates of 10 images: by hand."""
+    assert chance_of_exchange([1, 1, 1], 2, 2, 10) == pytest.approx(3 / 45)
+    assert chance_of_exchange([3], 3, 2, 10) == pytest.approx(2 / 10)
+    assert chance_of_exchange([1, 1], 0, 2, 10) == 1
+
+
+def test_one_image_is_told_only_with_enough_held_out_ones():
+    few = recovery(TRUTH[:1], TRUTH[:1], HELD_OUT[:5], in_order=False).identified
+    assert (few.count, few.chance, few.others) == (1, pytest.approx(1 / 6), 5)
+    assert "too few images to tell" in few.words(0.01)
+    enough = identify_unordered(TRUTH[:3], TRUTH[:3], HELD_OUT)
+    assert enough.chance == pytest.approx(1 / 39711)  # 3 of 63
+    assert "too few" not in enough.words(0.01)
+    assert "than to 60 held-out ones" in enough.words(0.01)
+
+
+def test_reconstructions_that_say_nothing_are_rarely_told():
+    """Of 200 fresh sets, at most 5 at a level of 1 %: 2 are expected."""
+    told = [identify_unordered(noise(f"a{n}", 4), pictures(4, f"b{n}"), HELD_OUT).chance <= 0.01 for n in range(200)]
+    assert sum(told) <= 5

@@ -7,8 +7,9 @@ engines know nothing of it. A further attack is one file and one line here, or a
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack
+from polyclinic.audits.attack_membership import LossMembershipAttack, ReferenceMembershipAttack
 from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
-from polyclinic.audits.attack_updates import GradientInversionAttack, LossMembershipAttack
+from polyclinic.audits.attack_updates import GradientInversionAttack
 from polyclinic.registry import Registry
 from polyclinic.study.audit_settings import Audit
 
@@ -19,6 +20,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "gradient-inversion": GradientInversionAttack,
         "analytic-inversion": AnalyticInversionAttack,
         "loss-threshold": LossMembershipAttack,
+        "reference-models": ReferenceMembershipAttack,
         "latent-inversion": LatentInversionAttack,
         "generator": GeneratorAttack,
         "decoding": DecodingAttack,

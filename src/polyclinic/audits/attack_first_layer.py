@@ -37,7 +37,7 @@ class AnalyticInversionAttack(Attack):
             own=truth.used < truth.own if seen.sites > 1 else None,
         )
         unexplained = f"{float(found.residual):.1%} of the first layer's gradient is not explained by one image"
-        return [Finding(settings.name, str(settings), result.verdict(), [unexplained], result.draw)]
+        return [Finding(settings.name, str(settings), result.verdict(tools.level), [unexplained], result.draw)]
 
 
 def _update(seen: Seen) -> dict[str, Tensor]:

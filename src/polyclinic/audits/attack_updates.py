@@ -1,4 +1,4 @@
-"""Attacks on gradients and weights: gradient inversion, and membership by the loss of the model that was sent."""
+"""Attacks on gradients and weights: gradient inversion from the weights that the site was sent."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from polyclinic.attacks.gradient_inversion.labels import last_linear
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.attacks.membership.attacks import LossThreshold
-from polyclinic.attacks.membership.scores import Scorer
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_split_weights import invert_front, is_front
-from polyclinic.audits.plots import histograms
+from polyclinic.audits.planting import planted_update
 from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
-from polyclinic.models import Backbone
+from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
+from polyclinic.study.audit_settings import EFFORTS
+
+#: a search for so few images is cheap, and takes more steps
+FEW, FEW_TIMES = 2, 5
 
 
 class GradientInversionAttack(Attack):
@@ -31,14 +32,8 @@ class GradientInversionAttack(Attack):
     def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         return [invert_gradients(seen, truth)]
 
-
-class LossMembershipAttack(Attack):
-    """Tells training images from others by the loss of the model that was sent (Yeom et al. 2018)."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("weights",)
-
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        return [loss_membership(seen, truth)]
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        return [] if is_front(seen) else planted_update(seen, truth, AttackPlan(seen).batch_size)
 
 
 # --- gradient inversion -------------------------------------------------------------------------------
@@ -55,7 +50,15 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = AttackPlan(seen)
-    return invert_and_score(seen, truth, plan.settings(), plan.knowledge(truth), plan.assumed)
+    return invert_and_score(
+        seen,
+        truth,
+        plan.settings(),
+        plan.knowledge(truth),
+        plan.assumed,
+        doubt=plan.doubt,
+        labels=plan.true_labels(truth) if plan.exact else None,
+    )
 
 
 class AttackPlan:
@@ -85,6 +88,14 @@ class AttackPlan:
         return self.seen.sites * min(size, self.samples) if mini else self.samples
 
     @property
+    def doubt(self) -> str:
+        """Why a larger budget may win, whatever this one finds."""
+        most = EFFORTS["thorough"].images
+        if self.exact or self.unknown_momentum or not self.sgd or self.images > most:
+            return ""
+        return f"{self._update_text} are taken for one step; a larger budget simulates up to {most} images as they were"
+
+    @property
     def assumed(self) -> list[str]:
         defence = self.seen.tools.assembly.study.defence
         blind = [f"what the defence '{defence.name}' did to the update is not taken into account"] if defence else []
@@ -112,7 +123,7 @@ class AttackPlan:
         readable = self.seen.tools.assembly.study.task.like == "classification" and self._last_layer_sent()
         changes = {
             "kind": self.seen.kind,
-            "iterations": self.seen.tools.effort.update_steps,
+            "iterations": self.seen.tools.effort.update_steps * (FEW_TIMES if self.batch_size <= FEW else 1),
             "total_variation": 1e-4,
             "label": found if readable or labels_known else "joint",
         }
@@ -127,10 +138,8 @@ class AttackPlan:
         study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
         classes = len(target.classes) if study.task.like == "classification" else None
         shape, dense = self.seen.tools.image_shape, study.task.dense
-        known = None
-        if self.exact and Capability.LABELS in self.seen.tools.threat.granted:
-            answers = truth.labels(torch.cat(truth.batches)[: self.images], self.seen.tools.what)
-            known = (study.task.targets(answers, answers) if dense else answers)[None]
+        granted = self.exact and Capability.LABELS in self.seen.tools.threat.granted
+        known = self.true_labels(truth)[None] if granted else None
         return Knowledge(
             self.seen.network,
             shape,
@@ -142,6 +151,12 @@ class AttackPlan:
             training=self._training(),
             labels=known,
         )
+
+    def true_labels(self, truth: Truth) -> Tensor:
+        """Labels [B] of the images behind the update, or masks: where they are granted, and for scoring."""
+        answers = truth.labels(torch.cat(truth.batches)[: self.images], self.seen.tools.what)
+        task = self.seen.tools.assembly.study.task
+        return task.targets(answers, answers) if task.dense else answers
 
     def _training(self) -> LocalTraining | None:
         if self.seen.kind == "gradients":
@@ -158,48 +173,3 @@ class AttackPlan:
             weight_decay=optimizer.weight_decay,
             proximal=getattr(self.seen.tools.assembly.study.method, "mu", 0.0),
         )
-
-
-# --- membership ---------------------------------------------------------------------------------------
-
-
-def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
-    """Tell training images from held-out ones by the loss of the model that was sent."""
-    settings = LossThreshold()
-    model = seen.network
-    unsent = set(dict(model.named_parameters())) - set(seen.parcel.tensors)
-    if unsent:
-        return NotTried(settings.name, "only a part of the network was sent", "membership")
-    if refused := not_granted(settings, seen, "membership"):
-        return refused
-    count, what = seen.tools.effort.candidates, seen.tools.what
-    (members, labels), (others, other_labels) = truth.members(count, what), truth.held_out(count, what)
-    if min(len(members), len(others)) < 2:
-        return NotTried(settings.name, "the site has no held-out images to compare with", "membership")
-    scorer = _losses(seen, model)
-    result = settings.run(scorer, members, others, member_labels=labels, other_labels=other_labels)
-    return Finding(
-        settings.name,
-        result.threat_model,
-        result.verdict(),
-        draw=histograms(
-            "minus the loss of an image",
-            {"training images": result.members, "held-out images": result.others},
-            title="Membership: the further apart, the better an attacker tells who was trained on",
-        ),
-        question="membership",
-    )
-
-
-def _losses(seen: Seen, model: Backbone) -> Scorer:
-    """The loss of each image under the model as it was sent, evaluated as it would be used."""
-    task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
-    model.load_state_dict({**model.state_dict(), **seen.parcel.tensors})
-    model = model.to(seen.tools.device).eval()
-
-    def losses(images: Tensor, labels: Tensor) -> Tensor:
-        there = seen.tools.device
-        answers = labels.to(there)
-        return task.losses(model(images.to(there)), task.targets(answers, answers if task.dense else None), target)
-
-    return losses

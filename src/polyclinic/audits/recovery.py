@@ -5,11 +5,12 @@ Two kinds of evidence, either is a leak:
 1. An image is *recovered* if its reconstruction has at most half the squared error (3 dB better) of the best guess: the
    nearest held-out image, or the mean of all held-out images, whichever is closer.
 2. Reconstructions *identify* the images that were used: minus the mean image, they correlate with the true image more
-   than with any held-out one, more often than by chance. That finds images which came back too bright or too noisy.
+   than with all held-out ones, more often than by chance. That finds images which came back too bright or too noisy.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from polyclinic.randomness import torch_rng
 
 RECOVERED = 0.5
 SIGNIFICANT = 0.001  # many parcels are looked at
-SHUFFLES = 1999
 
 #: orientations that a study's augmentation may have shown an image in
 ORIENTATIONS_OF = {(): (0,), ("flip",): (0, 4), ("turn",): (0, 1, 2, 3), ("flip", "turn"): tuple(range(8))}
@@ -56,16 +56,17 @@ class Recovery:
     def recovered(self) -> Tensor:
         return self.error < RECOVERED * self.guess_error
 
-    def verdict(self) -> Verdict:
+    def verdict(self, level: float = SIGNIFICANT) -> Verdict:
+        """`level`: at which p reconstructions are said to identify images."""
         count, total = int(self.recovered.sum()), len(self.error)
         ours, theirs = (float(_decibels(values).median()) for values in (self.error, self.guess_error))
         paired = ", each paired with the image it resembles most" if self.by_assignment else ""
         words = f"{count} of {total} images were recovered" if count else f"none of {total} images was recovered"
         because = (
             f"{words} (median PSNR {ours:.1f} dB{paired}; the best guess without the parcel, from held-out images, "
-            f"has {theirs:.1f} dB); {self.identified}"
+            f"has {theirs:.1f} dB); {self.identified.words(level)}"
         )
-        return Verdict(count > 0 or self.identified.significant, because, self.evidence())
+        return Verdict(count > 0 or self.identified.chance <= level, because, self.evidence())
 
     def evidence(self) -> dict[str, float | int | str]:
         similar = ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
@@ -184,21 +185,22 @@ def _decibels(error: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Identification:
-    """How many reconstructions point to a true image more than to any held-out one, and how often chance does that."""
+    """How many of `total` reconstructions point to a true image more than to all of `others` held-out ones, how often
+    chance does that, and the smallest chance that these numbers of images could show at all (`reach`)."""
 
     count: int
     total: int
     chance: float
+    others: int = 0
+    reach: float = 1.0
 
-    @property
-    def significant(self) -> bool:
-        return self.chance <= SIGNIFICANT
-
-    def __str__(self) -> str:
+    def words(self, level: float = SIGNIFICANT) -> str:
         if self.total == 0:
             return "there are no held-out images to compare with"
         by_chance = f"which chance does in {self.chance:.2g} of cases" if self.chance < 1 else "as chance has it"
-        return f"{self.count} of {self.total} point to a true image more than to any held-out one, {by_chance}"
+        pointing = f"{self.count} of {self.total} point to a true image more than to {self.others} held-out ones"
+        few = f" (too few images to tell: not below {self.reach:.2g})" if self.reach > level else ""
+        return f"{pointing}, {by_chance}{few}"
 
 
 def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identification:
@@ -209,31 +211,49 @@ def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identif
     own = _correlations(found - mean, truth - mean).diagonal()
     others = _correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
-    chance = stats.binom.sf(count - 1, len(found), 1 / (len(held_out) + 1))
-    return Identification(count, len(found), float(chance))
+    share = 1 / (len(held_out) + 1)
+    chance = float(stats.binom.sf(count - 1, len(found), share))
+    return Identification(count, len(found), chance, len(held_out), share ** len(found))
 
 
 def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> Identification:
-    """Found images of unknown order against as many candidates as held-out images.
+    """Found images of unknown order against candidates and all held-out images; of the candidates, as many as these.
 
     They share both sets, so chance is how often a random exchange of candidates and held-out images tells as many.
     """
-    count = min(len(candidates), len(held_out))
-    if not count:
+    kept = min(len(candidates), len(held_out))
+    if not kept:
         return Identification(0, 0, 1.0)
     rng = torch_rng("audit", "told apart")
-    sets = [images[torch.randperm(len(images), generator=rng)[:count]] for images in (candidates, held_out)]
+    candidates = candidates[torch.randperm(len(candidates), generator=rng)[:kept]]
     mean = held_out.mean(0)
-    table = _correlations(found - mean, torch.cat(sets) - mean)
-    closer = _closer_to_first(table, torch.arange(2 * count))
-    shuffled = [_closer_to_first(table, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
-    chance = (1 + sum(other >= closer for other in shuffled)) / (1 + SHUFFLES)
-    return Identification(closer, len(found), chance)
+    nearest = _correlations(found - mean, torch.cat([candidates, held_out]) - mean).argmax(1)
+    pointed, times = nearest.unique(return_counts=True)
+    count = int(times[pointed < kept].sum())
+    chance = chance_of_exchange(times.tolist(), count, kept, kept + len(held_out))
+    best = min(len(found), kept)
+    reach = chance_of_exchange([1] * best, best, kept, kept + len(held_out))
+    return Identification(count, len(found), chance, len(held_out), reach)
 
 
-def _closer_to_first(table: Tensor, order: Tensor) -> int:
-    half = len(order) // 2
-    return int((table[:, order[:half]].amax(1) > table[:, order[half:]].amax(1)).sum())
+def chance_of_exchange(times: list[int], count: int, candidates: int, images: int) -> float:
+    """How likely `count` or more reconstructions point to candidates, where any of the images may be the candidates.
+
+    `times`: how many reconstructions point to each of the images that any points to. Exact: subsets of these are
+    counted by their size and by how many reconstructions they have.
+    """
+    subsets = {(0, 0): 1}
+    for weight in times:
+        for (size, told), number in list(subsets.items()):
+            key = (size + 1, told + weight)
+            subsets[key] = subsets.get(key, 0) + number
+    rest = images - len(times)
+    ways = sum(
+        number * math.comb(rest, candidates - size)
+        for (size, told), number in subsets.items()
+        if told >= count and size <= candidates
+    )
+    return ways / math.comb(images, candidates)
 
 
 def _correlations(first: Tensor, second: Tensor) -> Tensor:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
@@ -12,6 +16,9 @@ from polyclinic.attacks.trajectory_plots import draw_images
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
+
+#: share by which a search may stay above the loss of the true images and still count as ended
+ENOUGH = 0.05
 
 
 def invert_and_score(
@@ -22,8 +29,14 @@ def invert_and_score(
     assumed: list[str],
     *,
     has: Iterable[Capability] = (),
+    doubt: str = "",
+    labels: Tensor | None = None,
 ) -> Finding | NotTried:
-    """Run the attack if the threat model grants what it needs; `has`: what the attacker has made itself."""
+    """Run the attack if the threat model grants what it needs; `has`: what the attacker has made itself.
+
+    `labels` of the true images [B], where the search simulates the update as it was made: then its loss is compared
+    with that of the true images. `doubt`: why a longer attack may win whatever the loss.
+    """
     tools = seen.tools
     if refused := not_granted(settings, seen, has=has):
         return refused
@@ -45,7 +58,28 @@ def invert_and_score(
         own=truth.used < truth.own if seen.sites > 1 else None,
     )
     search = None if back.trajectory is None else search_steps(back.trajectory, result)
-    return Finding(settings.name, back.threat_model, result.verdict(), assumed, result.draw, search)
+    verdict = result.verdict(tools.level)
+    if not doubt and labels is not None and not verdict.leak:
+        doubt = unfinished(seen, truth, settings, replace(knowledge, labels=labels[None]), float(back.loss[0]))
+    return Finding(settings.name, back.threat_model, verdict, assumed, result.draw, search, doubt=doubt)
+
+
+def unfinished(seen: Seen, truth: Truth, settings: GradientInversion, knowledge: Knowledge, loss: float) -> str:
+    """Why a longer search may win: its loss is above that of the true images, so it did not find the best images.
+
+    Where it is not, the update itself does not tell more (noise, a defence), however long one searches.
+    """
+    start = truth.images(torch.cat(truth.batches))[None]
+    where = replace(knowledge, start_images=start)
+    still = {"start": "given", "label": "known", "iterations": 1, "lr": 1e-9, "restarts": 1, "trajectory": ()}
+    try:
+        at_truth = settings.model_copy(update=still).run([seen.parcel], where, seed=0, device=seen.tools.device)
+    except (BadInput, ValueError) as error:
+        return f"the loss of the true images is not known ({error})"
+    best = float(at_truth.loss[0])
+    if loss <= best * (1 + ENOUGH):
+        return ""
+    return f"the search had not ended: its loss is {loss:.2g}, that of the true images {best:.2g}; use a larger budget"
 
 
 def steps_within(wanted: tuple[int, ...], iterations: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Membership scores (GAN-Leaks, LOGAN, loss threshold, LiRA): was this image in the training set?
+"""Membership scores (GAN-Leaks, LOGAN, loss threshold, LiRA, RMIA): was this image in the training set?
 
 An attack gives each candidate image a score, higher where membership is more likely; `separation` (in `roc`) then
 measures how well scores of members stand out from scores of held-out images. Who is a member enters there alone.
@@ -132,6 +132,23 @@ def lira(observed: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = Tr
     mean_in, spread_in = _moments(shadows, inside)
     far_in = (observed.double() - mean_in) / spread_in
     return (far_out.square() - far_in.square()) / 2 + spread_out.log() - spread_in.log()
+
+
+def rmia(observed: Tensor, shadows: Tensor, population: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """Robust membership inference (Zarifzadeh et al. 2024, RMIA): a score [N] in [0, 1] for each candidate.
+
+    `observed` [N] and `shadows` [S, N]: log probabilities of the true class (or minus the loss) under the attacked
+    model and under S reference models, of which half saw each candidate. The likelihood ratio of a candidate is its
+    probability under the attacked model over its mean under the reference models. The score is the share of the
+    images `population` (bool [N], not trained on) whose ratio it beats by the factor `gamma`; itself left out.
+    """
+    if shadows.shape[1:] != observed.shape or population.shape != observed.shape or not bool(population.any()):
+        raise BadInput("membership: RMIA takes scores [N], of reference models [S, N], and a population bool [N]")
+    count = torch.tensor(float(len(shadows)), dtype=torch.float64).log()
+    ratio = observed.double() - (shadows.double().logsumexp(0) - count)
+    beaten = ratio[:, None] - ratio[None, population] >= torch.tensor(gamma, dtype=torch.float64).log()
+    own = population.double()  # an image of the population beats itself where gamma is 1
+    return (beaten.double().sum(1) - own * float(gamma <= 1)) / (population.sum() - own).clamp(min=1)
 
 
 def _moments(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

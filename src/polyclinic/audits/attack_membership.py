@@ -1,0 +1,243 @@
+"""Membership of the model that was sent: by its loss, and by its loss beside that of reference models (RMIA, LiRA).
+
+The power check trains the sent model further on some held-out images until it tells them from other held-out images
+with an area of `WEAKEST`: a weaker leak is not claimed to be excluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyclinic.attacks.membership.attacks import LossThreshold, Memberships, ShadowModels
+from polyclinic.attacks.membership.scores import Scorer, lira, rmia, score_all, shadow_scores
+from polyclinic.attacks.verdict import Verdict
+from polyclinic.audits.attack import Attack
+from polyclinic.audits.planting import site_of
+from polyclinic.audits.plots import histograms
+from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.metrics.roc import auc, separation
+from polyclinic.models import Backbone
+from polyclinic.randomness import torch_rng
+
+WEAKEST = 0.7  #: area under the curve of the planted leak
+FEWEST = 8  #: images of either kind
+PASSES = 20  #: over the planted images, at most
+STEPS = 400  #: of a reference model, at most
+RARE = 0.001  #: the smaller of the two rates of false alarms that are reported
+
+TITLE = "Membership: the further apart, the better an attacker tells who was trained on"
+
+
+class LossMembershipAttack(Attack):
+    """Tells training images from others by the loss of the model that was sent (Yeom et al. 2018)."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        return [loss_membership(seen, truth)]
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        return planted_memory(seen, truth)
+
+
+class ReferenceMembershipAttack(Attack):
+    """Compares the model that was sent with reference models (Zarifzadeh et al. 2024; Carlini et al. 2022)."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        return reference_membership(seen, truth)
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        return planted_memory(seen, truth)
+
+
+# --- attacks --------------------------------------------------------------------------------------------
+
+
+class Candidates:
+    """Images [N, C, H, W] that are asked about with their answers, those that were trained on first."""
+
+    def __init__(self, seen: Seen, truth: Truth) -> None:
+        count, what = seen.tools.effort.candidates, seen.tools.what
+        (inside, answers), (outside, others) = truth.members(count, what), truth.held_out(count, what)
+        self.members, self.others = len(inside), len(outside)
+        self.images = torch.cat([inside, outside]).float() / 255
+        self.answers = torch.cat([answers, others])
+
+    @property
+    def enough(self) -> bool:
+        return min(self.members, self.others) >= FEWEST
+
+
+def why_not(seen: Seen, truth: Truth, settings: LossThreshold | ShadowModels) -> NotTried | None:
+    if unsent_names(seen):
+        return NotTried(settings.name, "only a part of the network was sent", "membership")
+    if refused := not_granted(settings, seen, "membership"):
+        return refused
+    if not Candidates(seen, truth).enough:
+        why = f"fewer than {FEWEST} training or held-out images to compare"
+        return NotTried(settings.name, why, "membership")
+    return None
+
+
+def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
+    """Tell training images from held-out ones by the loss of the model that was sent."""
+    settings = LossThreshold()
+    if refused := why_not(seen, truth, settings):
+        return refused
+    asked = Candidates(seen, truth)
+    losses = score_all(_losses(seen, sent_model(seen)), asked.images, asked.answers)
+    return membership_finding(settings.name, str(settings), -losses, asked, seen, "minus the loss of an image")
+
+
+def reference_membership(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    """RMIA and LiRA with the same reference models, which are trained as a site trains, on halves of the candidates."""
+    settings = ShadowModels(count=seen.tools.effort.references)
+    if refused := why_not(seen, truth, settings):
+        return [refused]
+    asked = Candidates(seen, truth)
+    observed = -score_all(_losses(seen, sent_model(seen)), asked.images, asked.answers)
+
+    def train(index: Tensor, seed: int) -> Scorer:
+        losses = _losses(seen, reference_model(seen, asked, index, seed))
+        return lambda images, answers: -losses(images, answers)
+
+    shadows, inside = shadow_scores(train, asked.images, asked.answers, count=settings.count, seed=seen.tools.seed)
+    population = torch.arange(len(observed)) >= asked.members
+    by_name = {"rmia": rmia(observed, shadows, population), "lira": lira(observed, shadows, inside)}
+    return [
+        membership_finding(name, str(settings), scores, asked, seen, f"score of {name.upper()}", tests=2)
+        for name, scores in by_name.items()
+    ]
+
+
+def membership_finding(
+    name: str, threat_model: str, scores: Tensor, asked: Candidates, seen: Seen, measured: str, tests: int = 1
+) -> Finding:
+    """`tests`: how many scores share the level of one attack."""
+    inside, outside = scores[: asked.members], scores[asked.members :]
+    level = seen.tools.level / tests
+    found = separation(inside, outside, confidence=1 - 2 * level)
+    result = Memberships(inside, outside, separation(inside, outside), "", threat_model)
+    said = result.verdict()
+    words = "can" if found.significant else "cannot"
+    because = f"members {words} be told from images that were held out: {result.separation}"
+    evidence = {**said.evidence, **rare_hits(inside, outside), **by_class(scores, asked), "level": level}
+    return Finding(
+        name,
+        threat_model,
+        Verdict(found.significant, because, evidence),
+        draw=histograms(measured, {"training images": inside, "held-out images": outside}, title=TITLE),
+        question="membership",
+    )
+
+
+def rare_hits(inside: Tensor, outside: Tensor) -> dict[str, float]:
+    """The share of members found at 0.1 % of false alarms, with its interval."""
+    found = separation(inside, outside, false_alarms=RARE)
+    return {"hits_rare": found.hits, "hits_rare_low": found.hits_low, "hits_rare_high": found.hits_high}
+
+
+def by_class(scores: Tensor, asked: Candidates) -> dict[str, float]:
+    """The area under the curve of each class that has enough images, where answers are classes."""
+    answers = asked.answers
+    if answers.dim() != 1 or answers.is_floating_point():
+        return {}
+    member = torch.arange(len(scores)) < asked.members
+    groups = {int(label): answers == label for label in answers.unique()}
+    return {
+        f"auc_class_{label}": auc(scores[rows & member], scores[rows & ~member])
+        for label, rows in groups.items()
+        if min(int((rows & member).sum()), int((rows & ~member).sum())) >= FEWEST
+    }
+
+
+# --- models ---------------------------------------------------------------------------------------------
+
+
+def sent_model(seen: Seen) -> Backbone:
+    """The network as it was sent, on the device."""
+    model = seen.network
+    model.load_state_dict({**model.state_dict(), **seen.parcel.tensors})
+    return model.to(seen.tools.device)
+
+
+def reference_model(seen: Seen, asked: Candidates, index: Tensor, seed: int) -> Backbone:
+    """A network trained as the study's sites train, for as many passes, on some of the candidates."""
+    study = seen.tools.assembly.study
+    model = seen.tools.assembly.build_model(seen.tools.assembly.backbones.get(seen.site))
+    model.load_state_dict(seen.tools.assembly.initial_weights(seen.tools.assembly.backbones.get(seen.site)))
+    each = getattr(study.method, "local_steps", None) or max(1, len(index) // study.optimizer.batch_size)
+    fit(seen, model, asked.images[index], asked.answers[index], min(STEPS, each * seen.round), seed)
+    return model
+
+
+def fit(seen: Seen, model: Backbone, images: Tensor, answers: Tensor, steps: int, seed: int) -> None:
+    """Train with the study's optimiser on random batches."""
+    study, device = seen.tools.assembly.study, seen.tools.device
+    settings = study.optimizer.at_site(seen.site)
+    model.to(device).train()
+    optimizer = settings.make(model.parameters(), seen.round)
+    rng = torch_rng(seed, "membership", "batches")
+    size = min(settings.batch_size, len(images))
+    for _ in range(steps):
+        rows = torch.randperm(len(images), generator=rng)[:size]
+        optimizer.zero_grad(set_to_none=True)
+        _losses(seen, model, train=True)(images[rows], answers[rows]).mean().backward()
+        optimizer.step()
+
+
+def _losses(seen: Seen, model: Backbone, *, train: bool = False) -> Scorer:
+    """The loss of each image, evaluated as the model would be used (or trained)."""
+    task, target, there = seen.tools.assembly.study.task, seen.tools.assembly.target, seen.tools.device
+    model = model.to(there).train(train)
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        answers = labels.to(there)
+        return task.losses(model(images.to(there)), task.targets(answers, answers if task.dense else None), target)
+
+    return losses
+
+
+# --- power ----------------------------------------------------------------------------------------------
+
+
+def planted_memory(seen: Seen, truth: Truth) -> list[Planted]:
+    """The sent model, trained further on half of the held-out images until it just remembers them."""
+    if unsent_names(seen):
+        return []
+    images, answers = truth.held_out(2 * seen.tools.effort.candidates, seen.tools.what)
+    half = len(images) // 2
+    if half < FEWEST:
+        return []
+    weights, area = remembering(seen, images.float() / 255, answers, half)
+    data = site_of(truth.data, images, answers, members=half, what=seen.tools.what)
+    words = f"the same model, trained until its loss tells {half} images from {len(images) - half} with AUC {area:.2f}"
+    parcel = Parcel(seen.kind, weights, seen.parcel.metadata)
+    return [Planted("memory", words, replace(seen, parcel=parcel, together=()), Truth([], data, truth.seed))]
+
+
+def unsent_names(seen: Seen) -> set[str]:
+    return set(dict(seen.network.named_parameters())) - set(seen.parcel.tensors)
+
+
+def remembering(seen: Seen, images: Tensor, answers: Tensor, half: int) -> tuple[Mapping[str, Tensor], float]:
+    """Weights that tell the first `half` of the images from the rest, and how well; the weakest that reach the goal."""
+    model = sent_model(seen)
+    size = seen.tools.assembly.study.optimizer.at_site(seen.site).batch_size
+    area = 0.5
+    for number in range(PASSES):
+        fit(seen, model, images[:half], answers[:half], max(1, half // size), number)
+        losses = score_all(_losses(seen, model), images, answers)
+        area = auc(-losses[:half], -losses[half:])
+        if area >= WEAKEST:
+            break
+    state = model.state_dict()
+    return {name: state[name].detach().cpu().clone() for name in seen.parcel.tensors if name in state}, area
