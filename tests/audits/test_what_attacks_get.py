@@ -12,7 +12,13 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
-from polyclinic.audits import attack_latents, attack_split_weights, attack_synthetic, attack_updates
+from polyclinic.audits import (
+    attack_latents,
+    attack_membership,
+    attack_split_weights,
+    attack_synthetic,
+    attack_updates,
+)
 from polyclinic.audits.audit import audit
 from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.plots import histograms
@@ -146,7 +152,7 @@ def test_membership_is_asked_of_the_model_that_left(opened):
     tools, (kept, _) = opened("fedavg")
     seen, truth = of_site(tools, kept[0])
     images, labels = truth.members(6)
-    found = attack_updates._losses(seen, seen.network)(images.float() / 255, labels)
+    found = attack_membership._losses(seen, attack_membership.sent_model(seen))(images.float() / 255, labels)
     model = tools.assembly.build_model()
     model.load_state_dict({**tools.assembly.initial_weights(), **seen.parcel.tensors})
     expected = torch.nn.functional.cross_entropy(model.eval()(images.float() / 255), labels.long(), reduction="none")
