@@ -21,7 +21,7 @@ from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 from polyclinic.study.audit_settings import EFFORTS
 
 #: a search for so few images is cheap, and takes more steps
-FEW, FEW_TIMES = 2, 5
+FEW, FEW_TIMES = 1, 5
 
 
 class GradientInversionAttack(Attack):
