@@ -356,6 +356,6 @@ def test_a_study_names_the_attack_on_its_gradients(audited, monkeypatch):
         "audit.gradient_inversion": attack,
     }
     report, _ = audited("fedsgd", changes, batch="mini")
-    assert used == [GradientInversion(**attack)]
+    assert used[0] == GradientInversion(**attack)
     (found,) = [one for parcel in report["parcels"] for one in parcel["findings"]]
     assert "labels are searched for together with the images" in found["threat_model"]
