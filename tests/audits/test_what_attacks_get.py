@@ -276,9 +276,13 @@ def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
     assert not bool(result.recovered.any())
 
 
-@pytest.mark.parametrize(("chance", "significant"), [(0.0009, True), (0.002, False)])
-def test_one_in_a_thousand_is_the_limit_of_chance(chance: float, significant: bool):
-    assert Identification(5, 8, chance).significant == significant
+@pytest.mark.parametrize(("chance", "leak"), [(0.0009, True), (0.002, False)])
+def test_a_chance_counts_up_to_the_level(chance: float, leak: bool):
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    nothing = recovery(torch.full_like(images, 0.5), images, images + 0.3, in_order=True)
+    told = dataclasses.replace(nothing, identified=Identification(5, 8, chance, 20))
+    assert told.verdict(0.001).leak == leak
+    assert told.verdict(0.01).leak
 
 
 def test_a_perceptual_distance_of_reconstructions_is_zero_for_the_images_themselves():
