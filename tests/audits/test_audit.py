@@ -69,15 +69,15 @@ def audited(tiny, undisturbed, tmp_path):
         (
             "splitnn",
             {"model.backbone": "small-cnn"},
-            {"activations": {"latent-inversion"}, "weights": {"gradient-inversion"}},
+            {"activations": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}},
         ),
-        ("fedreplay", {}, {"latents": {"latent-inversion"}, "weights": {"gradient-inversion"}}),
+        ("fedreplay", {}, {"latents": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}}),
         (
             "cwt-replay",
             GENERATOR,
             {
                 "codes": {"decoding", "copies", "nearest-synthetic"},
-                "generator": {"copies", "nearest-synthetic", "projection"},
+                "generator": {"copies", "near-copies", "nearest-synthetic", "projection"},
                 "weights": {"gradient-inversion", *MEMBERSHIP},
             },
         ),
@@ -86,7 +86,7 @@ def audited(tiny, undisturbed, tmp_path):
             {**GENERATOR, "replay.codes": "as-trained"},
             {
                 "codes": {"decoding", "copies", "nearest-synthetic"},
-                "generator": {"copies", "nearest-synthetic", "projection"},
+                "generator": {"copies", "near-copies", "nearest-synthetic", "projection"},
                 "weights": {"gradient-inversion", *MEMBERSHIP},
             },
         ),
@@ -119,8 +119,8 @@ def test_generators_of_every_kind_are_projected_into(audited, generator, changes
     replay = {"replay.codes": "prior", "replay.probe": False, "replay.samples": 8}
     report, _ = audited("fedavg-replay", {**table, **replay})
     (parcel,) = [one for one in report["parcels"] if one["kind"] == "generator"]
-    assert [one["attack"] for one in parcel["findings"]] == ["copies", "nearest-synthetic", "projection"]
-    said = parcel["findings"][-1]["threat_model"]
+    assert [one["attack"] for one in parcel["findings"]] == ["copies", "nearest-synthetic", "projection", "near-copies"]
+    said = parcel["findings"][2]["threat_model"]
     assert ("the labels of those that it asks about" in said) == (generator == "dcgan")  # StyleGAN2's styles have none
 
 

@@ -34,7 +34,8 @@ def test_codes_of_latents_are_inverted_and_their_generator_has_no_images(
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run")
     by_kind = {parcel["kind"]: parcel for parcel in report["parcels"]}
-    (found,) = by_kind["codes"]["findings"]
+    found, decoded = by_kind["codes"]["findings"]
+    assert decoded["attack"] == "learned-decoder"
     assert found["attack"] == "latent-inversion"
     assert found["picture"]
     assert by_kind["generator"]["findings"] == []

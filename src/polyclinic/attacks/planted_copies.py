@@ -120,14 +120,16 @@ def _highest(levels: Mapping[float, float]) -> float | None:
     return best
 
 
-def search_power(index: CopyIndex, made: int, *, seed: int = 0, level: float = LEVEL) -> SearchPower:
+def search_power(
+    index: CopyIndex, made: int, *, seed: int = 0, level: float = LEVEL, planted: int = PLANTED
+) -> SearchPower:
     """Plant changed training images, each as the only copy among `made` images, and count those that are found."""
     rng = torch_rng(seed, "planted copies", "which")
-    chosen = index.training[torch.randperm(len(index.training), generator=rng)[:PLANTED]]
+    chosen = index.training[torch.randperm(len(index.training), generator=rng)[:planted]]
     steps = [(name, value) for name, ladder in LADDERS.items() for value in ladder.levels]
     changed = [LADDERS[name].change(chosen, value, index.held_out, rng) for name, value in steps]
-    planted = torch.cat([*(to_uint8(images) for images in changed), weakest_copies(chosen, seed)])
-    hits = index.search(planted, among=made, level=level).is_copy.view(-1, len(chosen)).double().mean(1).tolist()
+    copies = torch.cat([*(to_uint8(images) for images in changed), weakest_copies(chosen, seed)])
+    hits = index.search(copies, among=made, level=level).is_copy.view(-1, len(chosen)).double().mean(1).tolist()
     found: dict[str, dict[float, float]] = {}
     for (name, value), share in zip(steps, hits, strict=False):
         found.setdefault(name, {})[value] = share

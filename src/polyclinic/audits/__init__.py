@@ -8,8 +8,10 @@ from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack
 from polyclinic.audits.attack_membership import LossMembershipAttack, ReferenceMembershipAttack
+from polyclinic.audits.attack_near_copies import NearCopiesAttack
 from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
 from polyclinic.audits.attack_updates import GradientInversionAttack
+from polyclinic.audits.attack_with_decoder import LearnedDecoderAttack
 from polyclinic.registry import Registry
 from polyclinic.study.audit_settings import Audit
 
@@ -22,9 +24,11 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "loss-threshold": LossMembershipAttack,
         "reference-models": ReferenceMembershipAttack,
         "latent-inversion": LatentInversionAttack,
+        "learned-decoder": LearnedDecoderAttack,
         "generator": GeneratorAttack,
         "decoding": DecodingAttack,
         "copies": CopiesAttack,
+        "near-copies": NearCopiesAttack,
     },
     base=Attack,
 )

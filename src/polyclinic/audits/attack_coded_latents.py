@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyclinic.audits.attack_latents import invert
+from polyclinic.audits.attack_with_decoder import decode_latents
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.methods.shared.replay_space import public_limits
 
@@ -26,7 +27,8 @@ def invert_codes(seen: Seen, truth: Truth, model: CodedModel, codes: Codes) -> l
     limits = public_limits(public_trainer(tools), tools.image_shape)
     count = 4 * tools.effort.images
     few = {level: values[:count] for level, values in codes.items()}
-    return invert(seen, truth, limits.to_latents(model.decode(few).float() / 255))
+    latents = limits.to_latents(model.decode(few).float() / 255)
+    return [*invert(seen, truth, latents), decode_latents(seen, truth, latents)]
 
 
 def shape_of_latents(tools: Tools) -> tuple[int, ...]:

@@ -26,6 +26,12 @@ class Audit(Settings):
         description="what the attacker sees, holds and knows: " + ", ".join(Capability),
     )
 
+    own_images: str = Field(
+        "auto",
+        description="the attacker's own images, on which it trains decoders: other-sites (their held-out images), "
+        "held-out (half of the site's own), phantoms, a source of data by its name, or none; auto takes other sites' "
+        "where they are at hand",
+    )
     gradient_inversion: GradientInversion | None = Field(
         None,
         description="settings of the search for images behind gradients and weights; if not given, the attack of "
@@ -42,7 +48,8 @@ class Audit(Settings):
 
     @property
     def threat(self) -> ThreatModel:
-        return ThreatModel(granted=frozenset(self.threat_model))
+        granted = frozenset(self.threat_model)
+        return ThreatModel(granted=granted - {Capability.SIMILAR_IMAGES} if self.own_images == "none" else granted)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""The truth of a planted leak: held-out images take the place of training images, so that no private image is used."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from polyclinic.audits.views import Truth
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.randomness import numpy_rng
+
+FEWEST = 8  #: held-out images, half of which are planted
+
+
+def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
+    """A site whose training images are up to `count`, and at most half, of this site's held-out images; None where
+    there are too few."""
+    together = _join(truth.data.validation, truth.data.test)
+    if len(together) < FEWEST:
+        return None
+    order = numpy_rng(truth.seed, truth.data.name, "audit", "planted").permutation(len(together))
+    count = min(count, len(together) // 2)
+    planted, rest = _rows(together, order[:count]), _rows(together, order[count:])
+    data = SiteData(truth.data.name, planted, rest, _rows(together, order[:0]))
+    return Truth([torch.arange(count)], data, truth.seed)
+
+
+def _join(first: ImageSet, second: ImageSet) -> ImageSet:
+    names = [one.name for one in fields(ImageSet) if getattr(first, one.name) is not None]
+    return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})
+
+
+def _rows(part: ImageSet, index: np.ndarray) -> ImageSet:
+    names = [one.name for one in fields(ImageSet) if getattr(part, one.name) is not None]
+    return ImageSet(**{name: getattr(part, name)[index] for name in names})
