@@ -111,3 +111,13 @@ def test_links_lead_to_pages_of_the_site(building):
     assert mended("[a](study.md) [b](#c) [d](https://e.org/f.md)", "tune.md") == (
         "[a](study.md) [b](#c) [d](https://e.org/f.md)"
     )
+
+
+def test_what_is_indented_below_an_item_stays_in_its_list(building):
+    pytest.importorskip("mkdocs")
+    page = "1. one\n\n   ```toml\n   a = 1\n   ```\n\n2. two\n   more\n\nplain\n\n```text\n1. code\n   as it is\n```\n"
+    wanted = (
+        "1. one\n\n    ```toml\n    a = 1\n    ```\n\n2. two\n    more\n\nplain\n\n```text\n1. code\n   as it is\n```\n"
+    )
+    assert building("hooks").with_deep_lists(page) == wanted
+    assert building("hooks").with_deep_lists("- a\n  - b\n    c\n") == "- a\n    - b\n      c\n"

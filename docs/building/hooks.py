@@ -55,7 +55,24 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     path = page.file.src_uri
     if path.startswith("methods/"):
         markdown = filled(markdown, Path(path).stem)
-    return with_site_links(markdown, path)
+    return with_site_links(with_deep_lists(markdown), path)
+
+
+ITEM = re.compile(r"(\d+\.|[-*]) +")
+
+
+def with_deep_lists(markdown: str) -> str:
+    """A page whose lists hold what is indented below them: MkDocs wants four spaces there, and would end the list."""
+    lines, width, in_code = [], 0, False
+    for line in markdown.split("\n"):
+        indented = width and line.startswith(" " * width)
+        if not in_code and line and not indented:
+            item = ITEM.match(line)
+            width = len(item[0]) if item else 0
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        lines.append("    " + line[width:] if indented else line)
+    return "\n".join(lines)
 
 
 def pages_from_code() -> dict[str, str]:
