@@ -114,10 +114,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="phantoms, two attacks, two rules, two rounds")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--attacks", default=",".join(ATTACKS), help="attacks, separated by commas")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    attacks = ("none", "scale x 10") if chosen.quick else tuple(ATTACKS)
+    attacks = ("none", "scale x 10") if chosen.quick else tuple(chosen.attacks.split(","))
     rules = ("mean", "clusters") if chosen.quick else RULES
     rounds, seeds = (2, 1) if chosen.quick else (chosen.rounds, chosen.seeds)
     found: dict[str, dict[str, list[dict[str, float]]]] = {}

@@ -323,3 +323,53 @@ def test_a_call_that_was_given_up_while_its_worker_started_is_not_waited_for():
     assert [worker.killed.is_set() for worker in workers] == [True, False]
     first.join(30)
     assert not first.is_alive()
+
+
+# --- bounds ---------------------------------------------------------------------------------------------
+
+
+def answer_with(federation, site, change):
+    """From now on the site's answers are what `change(what, header, blobs)` makes of them."""
+    honest = federation.relays[site].handle
+
+    def handle(what, payload):
+        return pack(*change(what, *unpack(honest(what, payload))))
+
+    federation.relays[site].handle = handle
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**60, "many", None, True])
+def test_an_announced_size_is_bounded(size):
+    federation = Federation("a", "b")
+    answer_with(federation, "a", lambda what, header, blobs: ({**header, "size": size}, blobs))
+    liar, honest = federation.ask("a", "b", parcels=weights(400))
+    assert isinstance(liar, Failure)
+    assert "announced an answer of" in liar.reason
+    assert honest
+
+
+def test_a_piece_is_bounded_by_what_was_announced():
+    federation = Federation("a")
+    grown = lambda what, header, blobs: (header, [blobs[0] * 50] if what == "take" else blobs)  # noqa: E731
+    answer_with(federation, "a", grown)
+    [liar] = federation.ask("a", parcels=weights(400))
+    assert "sent a piece of 50000 bytes where at most 1000 were left" in liar.reason
+
+
+def test_work_without_an_end_is_given_up_without_a_deadline_too(monkeypatch):
+    monkeypatch.setattr(coordinators_end, "LONGEST_WORK", 0.0)
+    federation = Federation("a")
+    answer_with(federation, "a", lambda what, header, blobs: ({"state": "working"}, []))
+    [lost] = federation.ask("a")
+    assert "no answer within the deadline (engine.deadline)" in lost.reason
+
+
+def test_a_site_keeps_no_more_of_a_call_than_any_call_has(monkeypatch):
+    monkeypatch.setattr(sites_end, "LARGEST", 2500)
+    relay = Federation("a").relays["a"]
+    for index in range(2):
+        relay.handle("piece", pack({"call": "c", "index": index}, [bytes(1000)]))
+    with pytest.raises(ValueError, match="a piece of 1000 bytes after 2000: a call has at most 2500 bytes"):
+        relay.handle("piece", pack({"call": "c", "index": 2}, [bytes(1000)]))
+    with pytest.raises(ValueError, match="a piece of 1001 bytes"):
+        relay.handle("piece", pack({"call": "d", "index": 0}, [bytes(1001)]))

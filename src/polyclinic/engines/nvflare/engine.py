@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from polyclinic.engines.daemon_thread import DaemonThread
-from polyclinic.engines.nvflare.wire import PATIENCE, PIECE, pieces
+from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE, pieces
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.state import SitePosition
@@ -22,6 +22,8 @@ Send = Callable[[str, bytes, float], bytes]
 AT_ONCE = 4
 #: seconds for a site that was lost to show that it is back
 SHORT = 5.0
+#: seconds after which a site that says "working" and nothing else is given up, where engine.deadline says nothing
+LONGEST_WORK = 24 * 3600.0
 #: seconds between attempts to reach a site
 PAUSE = 1.0
 
@@ -97,11 +99,11 @@ class NVFlare:
 
     def _until_done(self, name: str, call: Call, abandoned: threading.Event) -> tuple[JsonObject, list[bytes]]:
         self._look_for(call.site)
-        deadline = self._patience.deadline
-        until = None if deadline is None else time.monotonic() + deadline + PATIENCE
+        deadline = LONGEST_WORK if self._patience.deadline is None else self._patience.deadline
+        until = time.monotonic() + deadline + PATIENCE
         said, blobs = self._send_call(name, call)
         while said["state"] == "working" and not abandoned.is_set():
-            if until is not None and time.monotonic() > until:
+            if time.monotonic() > until:
                 raise SiteLost("no answer within the deadline (engine.deadline)")
             said, blobs = self._message(call.site, "wait", {"call": name})
         return said, blobs
@@ -136,7 +138,8 @@ class NVFlare:
         """The answer, its bytes fetched if they did not come at once."""
         try:
             if said["failed"] is None:
-                reply = Reply.from_bytes(blobs[0] if said["whole"] else self._fetch(call.site, name, said["size"]))
+                size = announced(said)
+                reply = Reply.from_bytes(blobs[0] if said["whole"] else self._fetch(call.site, name, size))
                 self._positions[call.site] = SitePosition(*said["position"])
                 return reply
             reason = said["failed"]
@@ -151,6 +154,8 @@ class NVFlare:
             _, [piece] = self._message(site, "take", {"call": name, "offset": size - missing})
             if not piece:
                 raise SiteLost(f"sent {size - missing} of {size} bytes")
+            if len(piece) > min(PIECE, missing):
+                raise SiteLost(f"sent a piece of {len(piece)} bytes where at most {min(PIECE, missing)} were left")
             came.append(piece)
             missing -= len(piece)
         return b"".join(came)
@@ -179,3 +184,11 @@ class NVFlare:
                     silence = f"engine.silence = {self._patience.silence:g}"
                     raise SiteLost(f"gives no sign of life ({error}; {silence})") from None
                 time.sleep(PAUSE)
+
+
+def announced(said: JsonObject) -> int:
+    """How many bytes a site says that its answer has; SiteLost for no number, or more than is ever taken."""
+    size = said.get("size")
+    if type(size) is not int or not 0 < size <= LARGEST:
+        raise SiteLost(f"announced an answer of {size!r} bytes; the limit is {LARGEST}")
+    return size

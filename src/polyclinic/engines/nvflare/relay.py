@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from polyclinic.engines.nvflare.wire import PATIENCE, PIECE
+from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE
 from polyclinic.engines.worker_process import EXITS_WITHIN, WorkerGone, WorkerProcess, reason_of
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.state import SitePosition
@@ -45,11 +45,19 @@ class Relay:
         if what == "ping":
             return pack({"site": self.site}, [])
         if what == "piece":
-            self._pieces.setdefault(header["call"], {})[header["index"]] = blobs[0]
+            self._keep_piece(header["call"], header["index"], blobs[0])
             return pack({}, [])
         if what == "run":
             self._begin(header, blobs)
         return self._take(header) if what == "take" else self._wait(header)
+
+    def _keep_piece(self, call: str, index: int, piece: bytes) -> None:
+        """Keep a part of a call until it is whole; ValueError for more than any call has."""
+        held = sum(len(one) for of_call in self._pieces.values() for one in of_call.values())
+        if len(piece) > PIECE or held + len(piece) > LARGEST:
+            self._pieces.clear()
+            raise ValueError(f"a piece of {len(piece)} bytes after {held}: a call has at most {LARGEST} bytes")
+        self._pieces.setdefault(call, {})[index] = piece
 
     def close(self) -> None:
         """End the child process."""

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 
 #: bytes of a piece, and of the largest call or answer that travels in one message
 PIECE = 8 * 2**20
+#: bytes of the largest call or answer that is taken: a parcel has at most 4 GiB (`Expected.max_bytes`)
+LARGEST = 4 * 2**30 + 2**24
 #: seconds that a site lets the coordinator wait for an answer before it says that it is still working
 PATIENCE = 10.0
 
