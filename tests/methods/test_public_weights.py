@@ -46,7 +46,7 @@ def test_a_public_front_wants_weights_that_are_not_random(study_of):
         study_of({"name": "fedreplay", "flips": True}, privacy={"noise": 1.0, "on": ["primary"]})
 
 
-@pytest.mark.parametrize("method", ["cwt-replay", "fedavg-replay", "feder"])
+@pytest.mark.parametrize("method", ["cwt-replay", pytest.param("fedavg-replay", marks=pytest.mark.slow), "feder"])
 def test_replay_begins_with_public_weights(tiny_run, method):
     feder = {"generator": {"name": "dcgan", "width": 4, "steps": 1}, "tuning": {"on": False}}
     settings = feder if method == "feder" else {}

@@ -22,7 +22,7 @@ def lines_of(result, site):
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("method", ["cwt-replay", "fedavg-replay"])
+@pytest.mark.parametrize("method", ["cwt-replay", pytest.param("fedavg-replay", marks=pytest.mark.slow)])
 def test_latents_are_replayed(tiny_run, method):
     few = {"model": PUBLIC, "optimizer": PLAIN, "data": {"samples": 48}}
     result = tiny_run({"name": method, "rounds": 1}, **few, generator=FINE, replay=LATENTS)
