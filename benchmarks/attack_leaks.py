@@ -180,7 +180,7 @@ def audited(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     findings = report["parcels"][0]["findings"]
     return {
         "generator": name,
-        "leak": report["verdicts"]["generator"]["leak"],
+        "leak": report["verdicts"]["generator"]["verdict"] == "leaks",
         "words": [finding["words"] for finding in findings],
         "evidence": {finding["attack"]: finding["evidence"] for finding in findings},
         "seconds": round(time.perf_counter() - begin, 1),

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, first_layer
+from polyclinic.attacks.gradient_inversion.exact_batch import exact_batch
 from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack_updates import AttackPlan
+from polyclinic.audits.planting import planted_update
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
+from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
+
+EXPLAINED = 0.01  #: share of the gradient that a solved batch may leave unexplained
 
 
 class AnalyticInversionAttack(Attack):
@@ -26,8 +32,9 @@ class AnalyticInversionAttack(Attack):
         if refused := not_granted(settings, seen):
             return [refused]
         found = settings.run(update, seen.network, shape)
+        batch = exact_images(update, seen.network)
         result = recovery(
-            found.inputs.reshape(1, *shape),
+            torch.cat([found.inputs, batch]).reshape(-1, *shape),
             truth.images(truth.used),
             truth.held_out(tools.effort.candidates)[0].float() / 255,
             in_order=False,
@@ -37,7 +44,20 @@ class AnalyticInversionAttack(Attack):
             own=truth.used < truth.own if seen.sites > 1 else None,
         )
         unexplained = f"{float(found.residual):.1%} of the first layer's gradient is not explained by one image"
-        return [Finding(settings.name, str(settings), result.verdict(tools.level), [unexplained], result.draw)]
+        solved = [f"a batch of {len(batch)} images explains all of it"] if len(batch) else []
+        assumed = [unexplained, *solved]
+        return [Finding(settings.name, str(settings), result.verdict(tools.level), assumed, result.draw)]
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        return planted_update(seen, truth, AttackPlan(seen).batch_size)
+
+
+def exact_images(update: dict[str, Tensor], network: nn.Module) -> Tensor:
+    """A small batch behind the first layer's gradient, [B, in], where ReLU lets it be solved for; else none."""
+    name, layer = first_layer(network)  # type: ignore[misc]
+    prefix = f"{name}." if name else ""
+    found = exact_batch(update[f"{prefix}weight"][0], update[f"{prefix}bias"][0])
+    return found.images if found is not None and found.residual < EXPLAINED else torch.zeros(0, layer.in_features)
 
 
 def _update(seen: Seen) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polyclinic.audits import ATTACKS, Attack
+from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.power import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power
@@ -48,6 +49,7 @@ def audit(
     study: Path | None = None,
     plugins: Sequence[str] = (),
     trajectory: Sequence[int] = (),
+    coordinator: bool = False,
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
@@ -56,6 +58,7 @@ def audit(
     At a deployed site, `folder` is `KIT/runs/NAME`; `study` names the run's study where the kit has it no more.
     `plugins`: where the study's plug-ins are now, if they have moved. `trajectory`: steps of a gradient inversion at
     which images, loss and distance are kept and drawn, 0 being the start; the last step is always added.
+    `coordinator`: also rehearse a coordinator that sends crafted weights, with and without the site's incoming check.
     """
     folder = Path(folder)
     with only_site_plugins(folder):
@@ -72,6 +75,9 @@ def audit(
             report["parcels"].append(audit_parcel(tools, audited, folder, clock))
             report["verdicts"] = verdicts(report["parcels"], lines)
             report["complete"] = done + 1 == len(wanted)
+            _write_report(folder, report)
+        if coordinator:
+            report["coordinator"] = rehearse(tools, wanted[0].site)
             _write_report(folder, report)
         if progress:
             progress("done", len(wanted), len(wanted))

@@ -36,6 +36,9 @@ def audit(
     trajectory: str = typer.Option(
         "", help="Steps of a gradient inversion to keep and draw, with commas between them, such as 0,10,100."
     ),
+    coordinator: bool = typer.Option(
+        False, "--coordinator", help="Also rehearse a coordinator that sends crafted weights to a site of this run."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
@@ -45,16 +48,17 @@ def audit(
 
     if budget not in EFFORTS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
-    if grid and (kinds or sites or study or trajectory or features != "pixels"):
+    if grid and (kinds or sites or study or trajectory or coordinator or features != "pixels"):
         raise BadInput(
-            "--grid: attacks every variation alike; leave --kinds, --sites, --features, --study and --trajectory out"
+            "--grid: attacks every variation alike; leave --kinds, --sites, --features, --study, "
+            "--trajectory and --coordinator out"
         )
     display = None if quiet or as_json else AuditProgress()
     show_progress = display.show if display else None
     options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins, "progress": show_progress}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
-        options |= {"trajectory": _steps(trajectory)}
+        options |= {"trajectory": _steps(trajectory), "coordinator": coordinator}
     report = _report(run, grid, options, display)
     if as_json:
         typer.echo(json.dumps(report))

@@ -20,6 +20,8 @@ def show_verdicts(report: Mapping[str, Any], run: Path) -> None:
     console = Console()
     console.print(verdict_table(report))
     console.print(threat_table(report))
+    if "coordinator" in report:
+        console.print(coordinator_table(report["coordinator"]))
     for kind, verdict in report["verdicts"].items():
         if verdict["not_tried"]:
             typer.echo(f"{kind}, not tried: {'; '.join(verdict['not_tried'])}")
@@ -55,6 +57,18 @@ def threat_table(report: Mapping[str, Any]) -> Table:
     table = Table(title="the attacker", show_header=False)
     for row in report["threat_table"]:
         table.add_row(*row)
+    return table
+
+
+def coordinator_table(found: Mapping[str, Any]) -> Table:
+    """What crafted weights got back from a site, without and with its incoming check."""
+    table = Table(title=f"a coordinator that chooses the weights: {found['verdict']}", caption=shorten(found["why"]))
+    for column in ("attack", "incoming check", "images back", "other images named", "PSNR, dB"):
+        table.add_column(column)
+    for row in found["rows"]:
+        back = "stopped" if row["stopped"] else f"{row['identified']} of {row['of']}"
+        psnr = "-" if row["psnr"] is None else f"{row['psnr']:.1f}"
+        table.add_row(row["attack"], "on" if row["checked"] else "off", back, str(row["by_chance"]), psnr)
     return table
 
 

@@ -22,7 +22,9 @@ from polyclinic.errors import BadInput
 class ExactInput:
     """`inputs` [N, in] of a linear layer, and `residual` [N]: the share of the gradient that they do not explain.
 
-    A residual near 0 says that one image was behind the gradient. With several it is not, and `inputs` is a mixture.
+    A residual near 0 says that the gradient has rank one. One image gives that; but so do several whose outputs have
+    proportional gradients, as two of one class at a layer that starts from zero: `inputs` is then their weighted mean.
+    A gradient of zero explains nothing: its residual is 1.
     """
 
     inputs: Tensor
@@ -87,5 +89,6 @@ def input_of_linear(weight: Tensor, bias: Tensor) -> ExactInput:
     power = (bias * bias).sum(-1, keepdim=True)
     inputs = torch.einsum("noi,no->ni", weight, bias) / power.clamp(min=torch.finfo(bias.dtype).tiny)
     unexplained = weight - bias[..., None] * inputs[:, None]
-    total = (weight * weight).sum((1, 2)).clamp(min=torch.finfo(weight.dtype).tiny)
-    return ExactInput(inputs, (unexplained * unexplained).sum((1, 2)) / total)
+    total = (weight * weight).sum((1, 2))
+    share = (unexplained * unexplained).sum((1, 2)) / total.clamp(min=torch.finfo(weight.dtype).tiny)
+    return ExactInput(inputs, torch.where(total > 0, share, 1.0))

@@ -1,0 +1,94 @@
+"""Exact batches from a first linear layer with ReLU, in the spirit of SPEAR (Dimitrov et al. 2024).
+
+The gradient of the weight is L X: L [out, B] holds the gradient of each unit for each image, X [B, in] the images. Its
+rank is the number of images B, and ReLU makes L sparse: a unit that an image does not reach has no gradient. Every
+column of L lies in the column space of the gradient, of dimension B. A vector of that space that is zero at B - 1
+rows drawn at random is unique; where these rows were zeros of one column of L, it is that column, and has many more
+zeros. The bias' gradient, the sum of the columns, gives their lengths. With L, the images are a linear system.
+
+The number of draws grows as 2^B: this is for small batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyclinic.randomness import torch_rng
+
+RANK = 1e-4  #: singular values below this share of the largest are rounding (float32)
+ZERO = 1e-3  #: of a column's largest entry: smaller ones are zeros
+AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class ExactBatch:
+    """`images` [B, in], and the share of the gradient that they do not explain: near 0 if they are exact."""
+
+    images: Tensor
+    residual: float
+
+
+def exact_batch(weight: Tensor, bias: Tensor, *, draws: int = 8192, most: int = 12, seed: int = 0) -> ExactBatch | None:
+    """The inputs behind the gradients of a linear layer's weight [out, in] and bias [out]; None where it fails.
+
+    It fails with more than `most` images, with fewer units than images, and where images share their units.
+    """
+    weight, bias = weight.double(), bias.double()
+    left, sizes, _ = torch.linalg.svd(weight, full_matrices=False)
+    rank = int((sizes > RANK * sizes[0]).sum()) if float(sizes[0]) > 0 else 0
+    alive = weight.abs().amax(1) > 0  # a unit that no image reaches is a zero of every column, and tells nothing
+    if not 0 < rank <= min(most, int(alive.sum()) - 1):
+        return None
+    basis = left[alive, :rank]
+    columns = _sparse_columns(basis, draws, seed)
+    if columns.shape[1] < rank:
+        return None
+    return _solve(weight[alive], bias[alive], columns)
+
+
+def _sparse_columns(basis: Tensor, draws: int, seed: int) -> Tensor:
+    """As many independent vectors [out, B] of the space as it has dimensions, those with the most zeros first."""
+    rows, rank = basis.shape
+    if rank == 1:
+        return basis
+    rng = torch_rng(seed, "exact batch", rows, rank)
+    found = []
+    for _ in range(max(1, draws // AT_ONCE)):
+        chosen = torch.stack([torch.randperm(rows, generator=rng)[: rank - 1] for _ in range(AT_ONCE)])
+        null = torch.linalg.svd(basis[chosen])[2][:, -1]  # [AT_ONCE, rank]: zero at the chosen rows
+        found.append(null @ basis.T)
+    vectors = torch.cat(found)
+    vectors = vectors / vectors.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    zeros = (vectors.abs() < ZERO).sum(1)
+    best = zeros.argsort(descending=True, stable=True)
+    kept = [vectors[i] for i in best[: 50 * rank] if int(zeros[i]) > rank - 1]
+    return _independent(kept, rank)
+
+
+def _independent(vectors: list[Tensor], wanted: int) -> Tensor:
+    """The first vectors that no combination of earlier ones gives, [out, up to wanted]."""
+    chosen: list[Tensor] = []
+    for vector in vectors:
+        if chosen:
+            known = torch.stack(chosen, 1)
+            rest = vector - known @ torch.linalg.lstsq(known, vector[:, None]).solution[:, 0]
+            if float(rest.norm()) < 1e-2 * float(vector.norm()):
+                continue
+        chosen.append(vector)
+        if len(chosen) == wanted:
+            break
+    return torch.stack(chosen, 1) if chosen else torch.zeros(0, 0)
+
+
+def _solve(weight: Tensor, bias: Tensor, columns: Tensor) -> ExactBatch | None:
+    """The images, from columns of L whose lengths the bias' gradient gives."""
+    lengths = torch.linalg.lstsq(columns, bias[:, None]).solution[:, 0]
+    if float(lengths.abs().min()) < 1e-9 * float(lengths.abs().max()):
+        return None
+    gradients = columns * lengths
+    images = torch.linalg.lstsq(gradients, weight).solution
+    unexplained = (weight - gradients @ images).norm() + (bias - gradients.sum(1)).norm()
+    return ExactBatch(images.float(), float(unexplained / (weight.norm() + bias.norm())))

@@ -1,0 +1,145 @@
+"""A rehearsal of a malicious coordinator: crafted weights against a site of the run's own, with and without its check.
+
+The attacks choose weights and nothing else. A site of a simulated FedSGD deployment with the run's network and images
+answers one round to each. What comes back is compared with the site's images and with as many that it never had.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.attacks.coordinator.crafted_sum import CraftedSum
+from polyclinic.attacks.coordinator.crafting import CoordinatorAttack
+from polyclinic.attacks.coordinator.imprint import Imprint
+from polyclinic.attacks.coordinator.trap_weights import TrapWeights
+from polyclinic.attacks.scoring import identified
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.audits.views import Tools, Truth
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Call
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import Study, parse_study
+
+MOST = 64  #: images of a batch
+#: how a site answers weights that it does not work with
+REFUSALS = (ParcelRejected, DataDependentRefusal, Suspended, GateRefused, WorkFailed)
+TABLES = ("seed", "plugins", "data", "sites", "task", "model", "optimizer")
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One attack against the site: images that it identified, by chance among others, and whether it was stopped."""
+
+    attack: str
+    checked: bool
+    stopped: bool
+    identified: int
+    by_chance: int
+    of: int
+    psnr: float | None
+    seconds: float
+
+
+def rehearse(tools: Tools, site: str) -> dict[str, Any]:
+    """What crafted weights give back at a site, with and without the incoming check, and a verdict on the check."""
+    try:
+        study = fedsgd_study(tools.assembly.study)
+        victim = Victim(tools, site, study)
+        rows = [victim.attack(attack, checked) for attack in attacks_on(victim) for checked in (False, True)]
+    except BadInput as error:
+        return {"site": site, "verdict": NOT_TESTED, "why": str(error), "rows": []}
+    word, why = judge(rows)
+    return {"site": site, "verdict": word, "why": why, "rows": [vars(row) for row in rows]}
+
+
+def judge(rows: list[Rehearsal]) -> tuple[Word, str]:
+    """The check withstood if it stops every attack that works without it."""
+    works = {row.attack for row in rows if not row.checked and row.identified > row.by_chance}
+    through = sorted({row.attack for row in rows if row.checked and row.identified > row.by_chance})
+    if through:
+        return LEAKS, f"{', '.join(through)}: images come back although the site checks what arrives"
+    if not works:
+        return NOT_TESTED, "no attack gets images back without the check either"
+    return WITHSTOOD, f"{', '.join(sorted(works))} get images back without the incoming check, and are stopped with it"
+
+
+def fedsgd_study(study: Study) -> Study:
+    """A study of one step a round with the run's data, network and optimiser, as every attack here reads."""
+    tables = {name: table for name, table in study.as_tables().items() if name in TABLES}
+    optimizer = {**tables.get("optimizer", {}), "augment": [], "batch_size": min(MOST, study.optimizer.batch_size)}
+    optimizer.pop("batch_sizes", None)
+    return parse_study(
+        {
+            **tables,
+            "optimizer": optimizer,
+            "method": {"name": "fedsgd", "rounds": 100, "batch": "mini"},
+            "engine": {"device": "cpu", "workers": 1, "durable": False},
+        }
+    )
+
+
+class Victim:
+    """A site of the rehearsal, new for each attack, with or without its check."""
+
+    def __init__(self, tools: Tools, site: str, study: Study) -> None:
+        self.site, self.study, self.assembly = site, study, tools.assembly
+        truth = Truth([], tools.site_data(site), tools.seed)
+        held_out = truth.held_out(2 * len(truth.data.train) + MOST)[0].float() / 255
+        self.images = truth.images(torch.arange(len(truth.data.train)))
+        self.public, self.others = held_out[::2], held_out[1::2]
+        if min(len(self.public), len(self.others)) < 2:
+            raise BadInput("the site has no held-out images that could be the attacker's own")
+        self.model = self._assembly(False, Path()).build_model()
+        self.model.load_state_dict(tools.assembly.initial_weights())
+
+    def _assembly(self, checked: bool, folder: Path) -> Assembly:
+        study = self.study.with_settings({"policy.incoming": {"on": checked}})
+        return Assembly(study, self.assembly.prepared, folder, open_data=self.assembly.open_data)
+
+    def attack(self, attack: CoordinatorAttack, checked: bool) -> Rehearsal:
+        begin = time.perf_counter()
+        crafted = attack.craft(self.model, self.public)  # type: ignore[attr-defined]
+        update = self.ask(crafted, checked)
+        found = self.public[:0] if update is None else attack.recover(update, crafted, self.public)  # type: ignore
+        count = min(len(self.images), len(self.others))
+        scored = identified(found[: 2 * MOST], self.images[:count], self.others)
+        psnr = scored.psnr if scored.images else None
+        took = round(time.perf_counter() - begin, 1)
+        return Rehearsal(attack.name, checked, update is None, scored.images, scored.by_chance, scored.of, psnr, took)
+
+    def ask(self, crafted: nn.Module, checked: bool) -> dict[str, Tensor] | None:
+        """The site's answer to crafted weights in its first round; None where it refuses."""
+        with tempfile.TemporaryDirectory() as folder:
+            host = self._assembly(checked, Path(folder)).host()
+            weights = Parcel("weights", dict(crafted.state_dict()))
+            try:
+                reply = host.handle(Call(self.site, "gradient", 1, {"weights": weights}))
+            except REFUSALS:
+                return None
+            return dict(reply.parcels[0].tensors) if reply.parcels else None
+
+
+def attacks_on(victim: Victim) -> Iterator[CoordinatorAttack]:
+    """Those that fit the network; BadInput where none does."""
+    tried: list[CoordinatorAttack] = [Imprint(), TrapWeights(alive=0.1), CraftedSum()]
+    reasons = []
+    for attack in tried:
+        try:
+            attack.craft(victim.model, victim.public)  # type: ignore[attr-defined]
+        except BadInput as error:
+            reasons.append(str(error))
+            continue
+        yield attack
+    if len(reasons) == len(tried):
+        raise BadInput(reasons[0])
