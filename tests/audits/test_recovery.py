@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.audits.recovery import best_guess, chance_of_exchange, identify_unordered, recovery
+from polyclinic.audits.recovery import (
+    best_guess,
+    best_median_worst,
+    chance_of_exchange,
+    identify_unordered,
+    recovery,
+)
 from polyclinic.randomness import torch_rng
 
 
@@ -135,3 +141,15 @@ def test_reconstructions_that_say_nothing_are_rarely_told():
     """Of 200 fresh sets, at most 5 at a level of 1 %: 2 are expected."""
     told = [identify_unordered(noise(f"a{n}", 4), pictures(4, f"b{n}"), HELD_OUT).chance <= 0.01 for n in range(200)]
     assert sum(told) <= 5
+
+
+def test_best_median_and_worst_are_shown():
+    assert best_median_worst(20, 2) == ([0, 1, 9, 10, 18, 19], ["best", "best", "median", "median", "worst", "worst"])
+    assert best_median_worst(3, 3) == ([0, 1, 2], ["best", "", "worst"])
+
+
+def test_a_picture_says_whose_it_is(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("polyclinic.data.contact_sheet.contact_sheet", lambda *given: drawn.append(given))
+    recovery(TRUTH, TRUTH, HELD_OUT, in_order=True, where="north, weights, round 2").draw(tmp_path / "a.png")
+    assert drawn[0][3].startswith("north, weights, round 2. 8 of 8 reconstructions (all); 8 count as recovered.")

@@ -15,7 +15,7 @@ from polyclinic.audits.planting import planted_update
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
 
-EXPLAINED = 0.01  #: share of the gradient that a solved batch may leave unexplained
+AGREES = 0.95  #: share of units and images at which a solved batch agrees with ReLU
 
 
 class AnalyticInversionAttack(Attack):
@@ -42,9 +42,10 @@ class AnalyticInversionAttack(Attack):
             distance=tools.distance,
             device=tools.device,
             own=truth.used < truth.own if seen.sites > 1 else None,
+            where=f"{seen.where}, {settings.name}",
         )
         unexplained = f"{float(found.residual):.1%} of the first layer's gradient is not explained by one image"
-        solved = [f"a batch of {len(batch)} images explains all of it"] if len(batch) else []
+        solved = [f"a batch of {len(batch)} images was solved for, and agrees with ReLU"] if len(batch) else []
         assumed = [unexplained, *solved]
         return [Finding(settings.name, str(settings), result.verdict(tools.level), assumed, result.draw)]
 
@@ -56,8 +57,8 @@ def exact_images(update: dict[str, Tensor], network: nn.Module) -> Tensor:
     """A small batch behind the first layer's gradient, [B, in], where ReLU lets it be solved for; else none."""
     name, layer = first_layer(network)  # type: ignore[misc]
     prefix = f"{name}." if name else ""
-    found = exact_batch(update[f"{prefix}weight"][0], update[f"{prefix}bias"][0])
-    return found.images if found is not None and found.residual < EXPLAINED else torch.zeros(0, layer.in_features)
+    found = exact_batch(layer, update[f"{prefix}weight"][0], update[f"{prefix}bias"][0])
+    return found.images if found is not None and found.agreement > AGREES else torch.zeros(0, layer.in_features)
 
 
 def _update(seen: Seen) -> dict[str, Tensor]:

@@ -134,7 +134,9 @@ def membership_finding(
         name,
         threat_model,
         Verdict(found.significant, because, evidence),
-        draw=histograms(measured, {"training images": inside, "held-out images": outside}, title=TITLE),
+        draw=histograms(
+            measured, {"training images": inside, "held-out images": outside}, title=f"{seen.where}, {name}\n{TITLE}"
+        ),
         question="membership",
     )
 

@@ -51,6 +51,7 @@ class Recovery:
     perceptual: dict[str, float | str] = field(default_factory=dict)
     shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
     rows: tuple[int, ...] = ()  #: [M]: which of the images that the attack returned each of `found` is
+    where: str = ""  #: whose parcel it is: site, kind and round, for the picture
 
     @property
     def recovered(self) -> Tensor:
@@ -85,25 +86,40 @@ class Recovery:
             **self.perceptual,
         }
 
-    def draw(self, path: Path, count: int = 8) -> None:
-        """Target beside reconstruction, the best ones first, and the guess below. No picture if none may be shown."""
+    def draw(self, path: Path, each: int = 3) -> None:
+        """Target beside reconstruction: the best, the median and the worst, and the guess below. No picture if none may
+        be shown."""
         from polyclinic.data.contact_sheet import contact_sheet
 
         order = self.error.argsort()
-        order = (order if self.shown is None else order[self.shown[order]])[:count]
+        order = order if self.shown is None else order[self.shown[order]]
         if not len(order):
             return
+        places, names = best_median_worst(len(order), each)
+        order = order[places]
         rows = {"target": self.truth, "reconstruction": self.found}
         if self.shown is None:  # a guess may be another site's held-out image
             rows["guess"] = self.guess
         pictures = {name: to_uint8(images[order]) for name, images in rows.items()}
+        values = _decibels(self.error[order]).tolist()
+        captions = [f"{name}\n{value:.1f} dB" for name, value in zip(names, values, strict=True)]
+        contact_sheet(pictures, path, captions, self._title(len(order), "guess" in rows))
+
+    def _title(self, shown: int, guess: bool) -> str:
+        where = f"{self.where}. " if self.where else ""
+        chosen = "best, median and worst" if shown < len(self.error) else "all"
+        words = "Guess: the nearest image that an attacker has without the parcel." if guess else ""
         told = int(self.recovered.sum())
-        guess = " Guess: the nearest image that an attacker has without the parcel." if "guess" in rows else ""
-        title = (
-            f"The {len(order)} best of {len(self.error)} reconstructions; {told} count as recovered. Above each: its "
-            f"PSNR.{guess}"
-        )
-        contact_sheet(pictures, path, [f"{value:.1f} dB" for value in _decibels(self.error[order])], title)
+        return f"{where}{shown} of {len(self.error)} reconstructions ({chosen}); {told} count as recovered. {words}"
+
+
+def best_median_worst(count: int, each: int) -> tuple[list[int], list[str]]:
+    """Places in an order of `count`, the best first: `each` of the best, the median and the worst, or all."""
+    if count <= 3 * each:
+        return list(range(count)), ["best" if n == 0 else "worst" if n == count - 1 else "" for n in range(count)]
+    middle = (count - each) // 2
+    places = [*range(each), *range(middle, middle + each), *range(count - each, count)]
+    return places, [name for name in ("best", "median", "worst") for _ in range(each)]
 
 
 def recovery(
@@ -116,13 +132,14 @@ def recovery(
     distance: Distance | None = None,
     device: str = "cpu",
     own: Tensor | None = None,
+    where: str = "",
 ) -> Recovery:
     """Score found images [M, C, H, W] against the true ones [N, C, H, W], all in [0, 1].
 
     In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
     A study that augments may have used an image mirrored or turned: the orientation of least error counts. A
     perceptual `distance`, which lies on `device`, is reported beside the errors. `own` bool [N]: the true images that
-    may be drawn, where some are another site's.
+    may be drawn, where some are another site's. `where`: site, kind and round, for the picture's title.
     """
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted({"flip", "turn"} & set(augmentation)))])
@@ -137,7 +154,7 @@ def recovery(
         identified = identify_unordered(found, candidates, held_out)
     seen = _perceptual(distance, found, truth, guess, device)
     shown = None if own is None else own[torch.tensor(index)]
-    return Recovery(truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows))
+    return Recovery(truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows), where)
 
 
 def _perceptual(

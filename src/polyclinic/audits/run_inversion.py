@@ -56,6 +56,7 @@ def invert_and_score(
         distance=tools.distance,
         device=tools.device,
         own=truth.used < truth.own if seen.sites > 1 else None,
+        where=f"{seen.where}, {settings.name}",
     )
     search = None if back.trajectory is None else search_steps(back.trajectory, result)
     verdict = result.verdict(tools.level)

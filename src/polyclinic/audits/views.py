@@ -82,6 +82,12 @@ class Seen:
     def kind(self) -> str:
         return self.parcel.kind
 
+    @property
+    def where(self) -> str:
+        """Whose parcel it is, for titles of pictures."""
+        who = self.site if self.sites == 1 else f"sum of {self.sites} sites"
+        return f"{who}, {self.kind}, round {self.round}"
+
     def companion(self, kind: str) -> Parcel | None:
         """A parcel that left together with this one."""
         return next((parcel for parcel in self.together if parcel.kind == kind), None)

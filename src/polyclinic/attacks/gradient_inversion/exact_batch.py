@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyclinic.randomness import torch_rng
 
@@ -25,14 +25,17 @@ AT_ONCE = 512
 
 @dataclass(frozen=True)
 class ExactBatch:
-    """`images` [B, in], and the share of the gradient that they do not explain: near 0 if they are exact."""
+    """`images` [B, in], and the `agreement`: for how many pairs of unit and image the gradient is zero just where ReLU
+    is, near 1 if the images are exact. (Any vectors of the right space explain the gradient; that is no proof.)"""
 
     images: Tensor
-    residual: float
+    agreement: float
 
 
-def exact_batch(weight: Tensor, bias: Tensor, *, draws: int = 8192, most: int = 12, seed: int = 0) -> ExactBatch | None:
-    """The inputs behind the gradients of a linear layer's weight [out, in] and bias [out]; None where it fails.
+def exact_batch(
+    layer: nn.Linear, weight: Tensor, bias: Tensor, *, draws: int = 8192, most: int = 12, seed: int = 0
+) -> ExactBatch | None:
+    """The inputs behind the gradients of a layer's weight [out, in] and bias [out]; None where it fails.
 
     It fails with more than `most` images, with fewer units than images, and where images share their units.
     """
@@ -46,7 +49,7 @@ def exact_batch(weight: Tensor, bias: Tensor, *, draws: int = 8192, most: int = 
     columns = _sparse_columns(basis, draws, seed)
     if columns.shape[1] < rank:
         return None
-    return _solve(weight[alive], bias[alive], columns)
+    return _solve(layer, weight, bias, columns, alive)
 
 
 def _sparse_columns(basis: Tensor, draws: int, seed: int) -> Tensor:
@@ -63,9 +66,20 @@ def _sparse_columns(basis: Tensor, draws: int, seed: int) -> Tensor:
     vectors = torch.cat(found)
     vectors = vectors / vectors.abs().amax(1, keepdim=True).clamp(min=1e-300)
     zeros = (vectors.abs() < ZERO).sum(1)
-    best = zeros.argsort(descending=True, stable=True)
-    kept = [vectors[i] for i in best[: 50 * rank] if int(zeros[i]) > rank - 1]
-    return _independent(kept, rank)
+    few = zeros <= rank - 1  # no more zeros than were asked for: no column of L
+    order = zeros.masked_fill(few, -1).argsort(descending=True, stable=True)[: int((~few).sum())]
+    return _independent(_distinct(vectors[order], 20 * rank), rank)
+
+
+def _distinct(vectors: Tensor, most: int) -> list[Tensor]:
+    """The first vectors [N, out] that are not parallel to an earlier one: a column is drawn many times."""
+    unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    left, kept = torch.arange(len(unit)), []
+    while len(left) and len(kept) < most:
+        first = unit[left[0]]
+        kept.append(first)
+        left = left[(unit[left] @ first).abs() < 0.999]
+    return kept
 
 
 def _independent(vectors: list[Tensor], wanted: int) -> Tensor:
@@ -83,12 +97,14 @@ def _independent(vectors: list[Tensor], wanted: int) -> Tensor:
     return torch.stack(chosen, 1) if chosen else torch.zeros(0, 0)
 
 
-def _solve(weight: Tensor, bias: Tensor, columns: Tensor) -> ExactBatch | None:
-    """The images, from columns of L whose lengths the bias' gradient gives."""
-    lengths = torch.linalg.lstsq(columns, bias[:, None]).solution[:, 0]
+@torch.no_grad()
+def _solve(layer: nn.Linear, weight: Tensor, bias: Tensor, columns: Tensor, alive: Tensor) -> ExactBatch | None:
+    """The images, from columns of L whose lengths the bias' gradient gives; and whether ReLU agrees with them."""
+    lengths = torch.linalg.lstsq(columns, bias[alive][:, None]).solution[:, 0]
     if float(lengths.abs().min()) < 1e-9 * float(lengths.abs().max()):
         return None
     gradients = columns * lengths
-    images = torch.linalg.lstsq(gradients, weight).solution
-    unexplained = (weight - gradients @ images).norm() + (bias - gradients.sum(1)).norm()
-    return ExactBatch(images.float(), float(unexplained / (weight.norm() + bias.norm())))
+    images = torch.linalg.lstsq(gradients, weight[alive]).solution
+    reached = layer.weight.double()[alive] @ images.T + layer.bias.double()[alive, None] > 0
+    has_gradient = gradients.abs() > ZERO * gradients.abs().amax(0)
+    return ExactBatch(images.float(), float((reached == has_gradient).double().mean()))

@@ -1,0 +1,45 @@
+"""The rehearsal of a coordinator that crafts weights: what comes back without the site's check, and with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD
+from polyclinic.audits.audit import build_tools
+from polyclinic.audits.coordinator import Rehearsal, judge, rehearse
+from polyclinic.audits.open_run import open_run
+
+STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80}
+
+
+def row(attack: str, *, checked: bool, found: int, stopped: bool = False) -> Rehearsal:
+    return Rehearsal(attack, checked, stopped, found, 0, 10, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "word"),
+    [
+        ([row("a", checked=False, found=5), row("a", checked=True, found=0, stopped=True)], WITHSTOOD),
+        ([row("a", checked=False, found=5), row("a", checked=True, found=1)], LEAKS),
+        ([row("a", checked=False, found=0), row("a", checked=True, found=0, stopped=True)], NOT_TESTED),
+    ],
+)
+def test_the_check_withstands_only_attacks_that_work_without_it(rows, word):
+    assert judge(rows)[0] == word
+
+
+def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, undisturbed):
+    folder = undisturbed(tiny("fedavg", STUDY, rounds=1)).folder
+    assembly, _ = open_run(folder)
+    found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
+    by_check = {(one["attack"], one["checked"]): one for one in found["rows"]}
+    assert by_check["imprint", False]["identified"] > 0
+    assert by_check["imprint", True]["stopped"]
+    assert found["verdict"] == WITHSTOOD
+
+
+def test_a_network_without_a_dense_layer_is_not_tested(tiny, undisturbed):
+    folder = undisturbed(tiny("fedavg", {**STUDY, "model.backbone": "small-cnn"}, rounds=1)).folder
+    assembly, _ = open_run(folder)
+    found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
+    assert (found["verdict"], found["rows"]) == (NOT_TESTED, [])
