@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 
 import pytest
 import torch
@@ -88,3 +89,23 @@ def test_tensors_that_were_written_as_another_file_are_damage(tmp_path):
     assert read_tensors(tmp_path / "state-2.safetensors")["a"].tolist() == [2, 2]
     with pytest.raises(Damaged, match=r"it holds what was written as .*/state-2\.safetensors"):
         read_tensors(tmp_path / "state-1.safetensors")
+
+
+@pytest.mark.parametrize("command", [["report"], ["predict", "a.png"], ["ledger", "verify"], ["forgetting"]])
+def test_a_name_that_no_system_has_is_bad_input(command, tmp_path, capsys):
+    long = str(tmp_path / ("x" * 300))
+    arguments = [command[0], long, *command[1:]] if command[0] != "ledger" else [*command, long]
+    assert cli.run_app(arguments) == 2
+    assert "the name 'xxxxxxxxxxxxxxxxxxxx...' has over 255 bytes; take a shorter one" in capsys.readouterr().err
+
+
+def test_a_damaged_hand_over_is_named(tiny, undisturbed, tmp_path, capsys):
+    done = undisturbed(tiny("cwt", {"sites.count": 2, "evaluation.handovers": "all"}, rounds=2)).folder
+    shutil.copytree(done, tmp_path / "run")
+    first = sorted((tmp_path / "run" / "handovers").rglob("*.safetensors"))
+    assert cli.run_app(["forgetting", str(tmp_path / "run")]) == 0
+    first[0].write_bytes(first[-1].read_bytes())  # whole, and of another turn
+    assert cli.run_app(["forgetting", str(tmp_path / "run")]) == 2
+    first[0].write_bytes(b"junk")
+    assert cli.run_app(["forgetting", str(tmp_path / "run")]) == 2
+    assert "001-site-1.safetensors: is damaged" in capsys.readouterr().err

@@ -99,7 +99,11 @@ def make_folder_durable(folder: Path) -> None:
 
 def storage_sentence(error: OSError) -> str:
     """What a failed read or write means to a user: the file, the reason, the cure."""
-    place = f"{error.filename}: " if error.filename else ""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+    if error.errno == errno.ENAMETOOLONG:
+        longest = max(name.split(os.sep), key=len)
+        return f"the name '{longest[:20]}...' has over {LONGEST_NAME} bytes; take a shorter one"
+    place = f"{name}: " if name else ""
     cure = STORAGE_ERRORS.get(error.errno or 0)
     return f"{place}{error.strerror or error}" + (
         f"; {cure}, then do this again or go on with --resume" if cure else ""

@@ -6,6 +6,7 @@ POLYCLINIC_TRACEBACK is set.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -68,7 +69,7 @@ def _run_app(arguments: list[str]) -> int:
     except BrokenPipeError:  # `polyclinic ... | head`
         return 0
     except OSError as error:  # a full disk, a folder where a file should be, a name that is too long
-        return _say(storage_sentence(error), 1)
+        return _say(storage_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
     except Exception as error:
         # typer's own complaints about flags and arguments know how to put themselves
         if hasattr(error, "format_message"):

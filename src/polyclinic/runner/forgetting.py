@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, read_tensors
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import load_run_study
 from polyclinic.tasks.regression import IN_UNITS
@@ -25,7 +23,8 @@ def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) ->
     if not (folder / "study.toml").exists():
         raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
     study = load_run_study(folder, moved=plugins)
-    kept = sorted((folder / "handovers").glob("round-*"), key=lambda path: int(path.name.split("-")[1]))
+    found = [path for path in (folder / "handovers").glob("round-*") if path.name.removeprefix("round-").isdecimal()]
+    kept = sorted(found, key=lambda path: int(path.name.split("-")[1]))
     if not kept:
         raise BadInput(_why_none(study.method.traits.serial, study.method.name, folder))
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
@@ -47,9 +46,9 @@ def _why_none(serial: bool, method: str, folder: Path) -> str:
 def _matrix(assembly: Assembly, handovers: Path, split: str) -> dict[str, dict[str, float]]:
     trainer, task = assembly.trainer(), assembly.study.task
     table: dict[str, dict[str, float]] = {site: {} for site in assembly.prepared.names}
-    for file in sorted(handovers.glob("*.safetensors")):
+    for file in sorted(handovers.glob("*-*.safetensors")):
         trained_last = file.stem.split("-", 1)[1]
-        trainer.load({**trainer.initial_local, **load_file(file)})
+        trainer.load({**trainer.initial_local, **read_tensors(file)})
         for site in table:
             part = getattr(open_site(assembly.prepared.folder, site), split)
             if len(part):

@@ -113,7 +113,7 @@ class Recorder(Observer):
         folder = self.folder / "handovers" / f"round-{federation.round}"
         folder.mkdir(parents=True, exist_ok=True)
         turn = federation.sites.index(site) + 1
-        write_tensors(folder / f"{turn:03d}-{site}.safetensors", weights)
+        write_tensors(folder / f"{turn:03d}-{site}.safetensors", weights, placed=True)
         if keep == "last":
             for old in folder.parent.glob("round-*"):
                 if old != folder:
