@@ -107,6 +107,14 @@ def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, atta
     assert json.loads((folder / "audit.json").read_text()) == report
 
 
+def test_what_a_secure_sum_shows_is_attacked_and_nothing_else(audited):
+    report, _ = audited("fedavg", {"federation.sum": "secure", "sites.count": 3})
+    assert {(parcel["kind"], parcel["site"]) for parcel in report["parcels"]} == {("masked", "sum of 3 sites")}
+    assert "weights" not in report["verdicts"]
+    assert report["verdicts"]["masked"]["attacked"] >= 1
+    assert report["verdicts"]["shares"]["verdict"] == "not tested"
+
+
 @pytest.mark.parametrize(
     ("generator", "changes"),
     [

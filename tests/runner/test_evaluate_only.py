@@ -14,8 +14,9 @@ from polyclinic.methods.inspect_sites import histogram_ks, suppressed
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.runner.evaluate import evaluate
 from polyclinic.runner.export.export import export
-from polyclinic.runner.inspect_federated import draw_inspection, inspect_federated
+from polyclinic.runner.inspect_federated import as_question, draw_inspection, inspect_federated
 from polyclinic.runner.label_map import LabelMap
+from polyclinic.runner.run import run
 from polyclinic.runner.worth import worth
 
 
@@ -113,6 +114,16 @@ def test_the_command_prints_and_writes_figures(study, trained, tmp_path, capsys)
         assert "Traceback" not in capsys.readouterr().err
     assert run_app(["evaluate", str(trained.folder), "--study", str(file), "--set", "data.size=32"]) == 2
     assert "add --set data.size=28" in capsys.readouterr().err
+
+
+def test_sites_asked_to_evaluate_tell_intervals_and_train_nothing(study, trained, tmp_path):
+    asked = as_question(study, "evaluate", model__weights=str(trained.folder / "model.safetensors"))
+    found = run(asked, tmp_path / "run").values
+    assert found["metrics"]["test"]["accuracy"] == pytest.approx(trained.metrics["test"]["accuracy"], abs=1e-9)
+    assert found["weights_sha256"] == trained.values["weights_sha256"]
+    told = found["safe_statistics"]
+    assert set(told["per_site"]) == {"site-1", "site-2", "site-3"}  # of fewer than ten patients each: no interval
+    assert all(sum(one["bins"]) > 0 for one in told["calibration"].values())
 
 
 # --- counts before training ----------------------------------------------------------------------------

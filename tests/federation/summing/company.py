@@ -77,11 +77,14 @@ class Company:
         if call.operation != "answer":
             payload: dict[str, Any] = {name: parcel.tensors for name, parcel in call.parcels.items()}
             return getattr(self.sums, call.operation)(site, **payload, **call.arguments)
-        sent = {name: t * self.answers[call.site] for name, t in call.parcels["weights"].tensors.items()}
-        parcel = Parcel("weights", sent, {"samples": 10 + len(call.site)})
+        parcel = Parcel("weights", self.answer(call), {"samples": 10 + len(call.site)})
         gate: Any = SimpleNamespace(check_summand=lambda _: None)
         [left] = self.sums.outgoing(site, call, gate, Adding.answer.operation, (parcel,), "samples")
         return left
+
+    def answer(self, call: Call) -> dict[str, torch.Tensor]:
+        """What a site sends: its own number, times what came."""
+        return {name: t * self.answers[call.site] for name, t in call.parcels["weights"].tensors.items()}
 
     def federation(self) -> Federation:
         spec = FederationSpec(

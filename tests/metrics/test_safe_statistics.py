@@ -1,0 +1,51 @@
+"""Statistics that may leave a site: near the fine ones, wider and never narrower, and silent about few patients."""
+
+import numpy as np
+import pytest
+
+from polyclinic.metrics.statistics.case_metrics import classification_metrics
+from polyclinic.metrics.statistics.safe import calibration_counts, mean_of_sites, safe_intervals
+
+
+def cases(count, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    chance = np.clip(0.5 + 0.25 * (labels - 0.5) + 0.25 * rng.standard_normal(count), 0.01, 0.99)
+    return np.stack([1 - chance, chance], 1), labels
+
+
+def told(count, least):
+    said, labels = cases(count)
+    return safe_intervals(classification_metrics(said, labels, said), count, None, least)
+
+
+@pytest.mark.parametrize("count", [40, 200])
+def test_coarse_intervals_hold_the_fine_ones_and_differ_by_a_few_patients(count):
+    fine, coarse = told(count, 0), told(count, 5)
+    assert fine.keys() == coarse.keys() >= {"accuracy", "auc", "brier"}
+    for name in fine:
+        assert coarse[name][1] <= fine[name][1] <= fine[name][2] <= coarse[name][2]
+        for exact, rounded in zip(fine[name][:3], coarse[name][:3], strict=True):
+            assert abs(exact - rounded) <= 2.5 / count + 1e-9
+            assert round(rounded * 2000) == pytest.approx(rounded * 2000, abs=1e-6)
+
+
+def test_nothing_is_told_of_few_patients():
+    assert told(9, 0) == {}
+    assert told(40, 41) == {}
+
+
+def test_bins_of_few_images_are_empty():
+    said, labels = cases(100)
+    images, right = calibration_counts(said, labels, 0)
+    assert images.sum() == 100
+    coarse, coarse_right = calibration_counts(said, labels, 20)
+    assert all(count == 0 or count >= 20 for count in coarse)
+    assert (coarse_right <= coarse).all()
+    assert (right <= images).all()
+
+
+def test_variances_of_sites_add_up():
+    value, low, high, variance = mean_of_sites({"a": [0.8, 0, 0, 0.04], "b": [0.6, 0, 0, 0.12]})
+    assert (value, variance) == (pytest.approx(0.7), pytest.approx(0.04))
+    assert (low, high) == (pytest.approx(0.7 - 1.96 * 0.2, abs=1e-3), pytest.approx(0.7 + 1.96 * 0.2, abs=1e-3))
