@@ -1,14 +1,14 @@
 """Statistics before training: how many images, patients and labels the sites have, and how they differ.
 
-Nothing is trained. A site tells counts; those of fewer patients than its policy's `min_cohort` are left out, and so is
-the next larger count of the same table, from which the missing one would follow. With `federation.sum = "secure"` the
-coordinator learns the totals over all sites only.
+Nothing is trained. A site tells counts, in steps; those of fewer patients than its policy's `min_cohort` are left out,
+and so is the next larger count of the same table, from which the missing one would follow. With `federation.sum =
+"secure"` the coordinator learns the totals over all sites only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.tasks.coarse import round_counts
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
 
 #: bins of values and of intensities
 BINS = 16
@@ -63,16 +67,19 @@ class InspectSites(Method):
     def survey(self, site: Site) -> Parcel:
         """Counts of the site's images by split, of patients, labels, mean intensities, and of missing columns."""
         train, least = site.data.train, site.min_cohort
+        missing = np.zeros(len(train), bool) if train.columns is None else (np.asarray(train.columns) == "").any(1)
+        splits = [_counted(np.zeros(len(one), int), 1, one) for one in (getattr(site.data, name) for name in SPLITS)]
+        patients = splits[0].patients
         counts = {
-            "splits": [len(getattr(site.data, split)) for split in SPLITS],
-            "patients": [len(train) if train.cases is None else len(np.unique(train.cases))],
-            "labels": label_counts(train.labels, site.trainer.target),
-            "intensities": np.histogram(mean_intensities(train.images), BINS, (0, 255))[0].tolist(),
-            "missing": [0 if train.columns is None else int((np.asarray(train.columns) == "").any(1).sum())],
+            "splits": Counted(*(torch.cat(column) for column in zip(*splits, strict=True))),
+            "patients": Counted(patients, patients),
+            "labels": _counted(*label_bins_of(train.labels, site.trainer.target), train),
+            "intensities": _counted(in_bins(mean_intensities(train.images), 0, 255), BINS, train),
+            "missing": _counted(np.where(missing, 0, -1), 1, train),
         }
         tensors: dict[str, Tensor] = {}
-        for name, some in counts.items():
-            tensors[name], tensors[f"{name} told"] = suppressed(torch.tensor(some), least)
+        for name, one in counts.items():
+            tensors[name], tensors[f"{name} told"] = suppressed(one.images, least, one.patients)
         return Parcel("statistics", tensors)
 
 
@@ -80,27 +87,49 @@ def label_bins(classes: Any) -> int:
     return len(classes) or BINS
 
 
-def label_counts(labels: np.ndarray, target: Any) -> list[int]:
-    """Labels of each class, or values in equal bins between the study's bounds."""
+class Counted(NamedTuple):
+    """int64 [bins] each: images, and the patients whose images they are."""
+
+    images: Tensor
+    patients: Tensor
+
+
+def _counted(bins: np.ndarray, size: int, part: ImageSet) -> Counted:
+    """Images and patients in each bin, by the bin of each image (-1: in none)."""
+    cases = np.arange(len(bins)) if part.cases is None else np.asarray(part.cases)
+    images = [int((bins == number).sum()) for number in range(size)]
+    patients = [len(np.unique(cases[bins == number])) for number in range(size)]
+    return Counted(torch.tensor(images), torch.tensor(patients))
+
+
+def label_bins_of(labels: np.ndarray, target: Any) -> tuple[np.ndarray, int]:
+    """The class of each image, or the bin of its value between the study's bounds, and how many there are."""
     if target.classes:
-        return np.bincount(np.asarray(labels, np.int64), minlength=len(target.classes)).tolist()
+        return np.asarray(labels, np.int64), len(target.classes)
     low, high = target.label_range or (float(np.min(labels)), float(np.max(labels)))
-    return np.histogram(np.clip(labels, low, high), BINS, (low, high))[0].tolist()
+    return in_bins(np.asarray(labels, float), low, high), BINS
+
+
+def in_bins(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """The one of BINS equal bins between two bounds in which each value lies; those outside are in the outer ones."""
+    return np.clip(((values - low) / max(high - low, 1e-12) * BINS).astype(int), 0, BINS - 1)
 
 
 def mean_intensities(images: np.ndarray) -> np.ndarray:
     return np.array([float(np.asarray(image).mean()) for image in images])
 
 
-def suppressed(counts: Tensor, least: int) -> tuple[Tensor, Tensor]:
-    """Counts, 0 where they are not told, and 1 where they are. A count from 1 to `least` - 1 is not told. Where exactly
-    one is not, the smallest of the others is not told either: the total of the table would give the one away."""
-    told = (counts == 0) | (counts >= least)
+def suppressed(counts: Tensor, least: int, patients: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Counts, 0 where they are not told, and 1 where they are. A count of 1 to `least` - 1 `patients` (of images, where
+    nobody knows them) is not told. Where exactly one is not, the smallest of the others is not told either: the total
+    of the table would give the one away. Counts are told in steps, as in coarse scores: two questions that differ by a
+    hair could be subtracted."""
+    told = (counts == 0) | ((counts if patients is None else patients) >= least)
     if int((~told).sum()) == 1 and len(counts) > 1:
         others = torch.where(told & (counts > 0), counts, torch.iinfo(torch.int64).max)
         told = told.clone()
         told[int(others.argmin())] = False
-    return torch.where(told, counts, 0), told.long()
+    return torch.where(told, round_counts(counts, max(least, 1)), 0), told.long()
 
 
 def tables(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
