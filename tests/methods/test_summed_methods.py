@@ -94,3 +94,13 @@ def test_numbers_that_do_not_fit_are_refused_with_the_cure(tiny_run):
             federation={"sum": "integer", "bits": 40},
             optimizer={"lr": 1e4},
         )
+
+
+def test_sites_share_noise_in_a_secure_sum(tiny_run):
+    """The record of each parcel says for how many honest sites the sum is covered."""
+    method = {"name": "private-head", "rounds": 1, "noise": "shared", "numbers": 8, "phantoms": 10}
+    folder = tiny_run(method, federation={"sum": "secure"}).folder
+    for file in sorted((folder / "ledger").glob("*.jsonl")):
+        [masked] = [line for line in verify(file) if line["kind"] == "masked"]
+        assert masked["operation"] == "give_share_of_sum"
+        assert any("fewer than 3 honest sites" in limit for limit in masked["privacy"]["does_not_cover"])

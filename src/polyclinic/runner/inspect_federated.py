@@ -45,6 +45,7 @@ def inspect_federated(study: Study, *, cache: Path | None = None) -> JsonObject:
 def draw_inspection(found: JsonMapping, title: str) -> Figure:
     """Labels of each site, or of all together where only totals are known, and how they differ. No image is shown."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     from polyclinic.data.plots import CLASS_COLOURS, INK
 
@@ -59,6 +60,7 @@ def draw_inspection(found: JsonMapping, title: str) -> Figure:
         axes.barh(list(rows), counts, left=left, color=colour, label=name, edgecolor="white", linewidth=0.5)
         left += counts
     axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("training images" + ("" if found["classes"] else ", by bins of the label's value"))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

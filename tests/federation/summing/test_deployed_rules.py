@@ -1,0 +1,107 @@
+"""What a deployed site keeps to, whatever a coordinator puts back; and numbers of images that a policy hides."""
+
+import pytest
+import torch
+from company import Company
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.operation import operation
+from polyclinic.federation.release_checks import without_samples
+from polyclinic.federation.state import SiteState
+from polyclinic.federation.summing.open_sum import honest_sites, known
+from polyclinic.federation.summing.settings import Federated
+from polyclinic.federation.summing.site_sums import draw
+
+NAMES = ("ann", "bo", "cleo", "di")
+
+
+@pytest.fixture
+def company(tmp_path):
+    some = Company(tmp_path, dict.fromkeys(NAMES, torch.tensor(2.0)), Federated(sum="secure", liars=1))
+    for site in some.sites.values():
+        site.secret = "a secret of its own"
+        site.folder.mkdir(parents=True)
+    return some
+
+
+def unmask(company, site, answered):
+    return company.work(Call(site, "unmask", 1, arguments={"answered": list(answered), "sum_of": "answer"}))
+
+
+def until_answered(company):
+    """All have answered; the states of the sites at that point."""
+    federation = company.federation()
+    keys = {reply.site: reply.keys[reply.site] for reply in federation.ask_all("give_mask_key", sum_of="answer")}
+    given = federation.ask_all("give_shares", keys=keys, sum_of="answer")
+    order = sorted(keys)
+    for place, name in enumerate(order):
+        boxes = {reply.site: reply.shares["boxes"][place] for reply in given if reply.site != name}
+        company.work(Call(name, "take_shares", 1, {"shares": Parcel("shares", boxes)}, {"sum_of": "answer"}))
+    for name in NAMES:
+        company.work(Call(name, "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(5)})}))
+    return {name: dict(site.state) for name, site in company.sites.items()}
+
+
+def test_deployed_sites_add_up_with_secrets_of_their_own(company):
+    assert float(company.total(3)[0]) == pytest.approx(2.0)
+    assert draw(company.sites["ann"], "x") != draw(company.sites["ann"], "x")
+
+
+def test_a_site_that_is_put_back_opens_no_second_sum_of_other_sites(company):
+    """With one sum of all and one without 'di', their difference would be what 'di' sent."""
+    states = until_answered(company)
+    unmask(company, "ann", NAMES)
+    company.sites["ann"].state = SiteState(states["ann"])
+    with pytest.raises(GateRefused, match="was opened before, of other sites or for another question"):
+        unmask(company, "ann", NAMES[:3])
+    unmask(company, "ann", NAMES)  # the same again tells nothing new
+
+
+def test_noise_is_shared_over_the_honest_sites_that_open_a_sum(company):
+    """Of four sites three must be left, and one of them may lie: two carry the noise."""
+    site = company.sites["ann"]
+    site.round = 1
+    with pytest.raises(ParcelRejected, match="noise is shared in a secure sum only"):
+        honest_sites(site)
+    company.broken = {(name, "answer") for name in NAMES}
+    with pytest.raises(WorkFailed, match="is down"):
+        company.total(3)
+    assert known(site).step == "ready"
+    assert honest_sites(site) == 2
+
+
+class Weighted:
+    @operation("weights", summed="mean")
+    def train(self, site): ...
+
+    @operation("statistics", summed="sum")
+    def give(self, site): ...
+
+
+@pytest.mark.parametrize(
+    ("policy", "declared", "weighting", "told"),
+    [
+        ("tell", Weighted.train, "samples", True),
+        ("hide", Weighted.train, "uniform", False),
+        ("hide", Weighted.train, "samples", None),
+        ("hide", Weighted.give, "uniform", None),
+    ],
+)
+def test_a_policy_may_hide_how_many_images_there_are(policy, declared, weighting, told):
+    parcels = (Parcel("weights", {"w": torch.ones(2)}, {"samples": 7, "steps": 2}),)
+    if told is None:
+        with pytest.raises(GateRefused, match=r"set federation\.sum = 'secure'"):
+            without_samples(Policy(samples=policy), declared.operation, parcels, weighting)
+    else:
+        [left] = without_samples(Policy(samples=policy), declared.operation, parcels, weighting)
+        assert ("samples" in left.metadata) == told
+        assert left.metadata["steps"] == 2
+
+
+def test_fewer_than_three_sites_cannot_be_allowed():
+    with pytest.raises(ValueError, match="greater than or equal to 3"):
+        Policy(min_sites=2)
