@@ -66,7 +66,7 @@ def main() -> None:
         for name in names:
             found[name] = timed(name, Path(folder))
             print(f"{name:<16}{found[name]['cpu_s']:>8}{found[name]['wall_s']:>9}", flush=True)
-    figures = {"limit_s": LIMIT_S, "rounds": ROUNDS, "cores": os.cpu_count(), "methods": found}
+    figures: dict[str, object] = {"limit_s": LIMIT_S, "rounds": ROUNDS, "cores": os.cpu_count(), "methods": found}
     figures["above"] = [name for name, one in found.items() if one["cpu_s"] > LIMIT_S]
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
