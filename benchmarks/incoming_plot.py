@@ -23,15 +23,16 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     backbones = list(dict.fromkeys(row["backbone"] for row in rows))
     figure, panels = plt.subplots(1, len(backbones), figsize=(3.4 * len(backbones), 4.6), sharey=True, squeeze=False)
     names = list(dict.fromkeys(_family(row["attack"]) for row in rows))
-    colours = {name: f"C{place % 10}" for place, name in enumerate(names)}
+    colours = {name: plt.get_cmap("tab20")(place % 20) for place, name in enumerate(names)}
     for panel, backbone in zip(panels[0], backbones, strict=True):
         for (family, _, _), (alarms, share) in _means([r for r in rows if r["backbone"] == backbone]).items():
             marker = "s" if family == "honest" else "o"
             beside = 1.5 * (names.index(family) - len(names) / 2)  # so that marks do not cover each other
-            panel.scatter(100 * alarms + beside, 100 * share, color=colours[family], marker=marker, alpha=0.7, s=36)
+            panel.scatter(100 * alarms + beside, 100 * share, color=[colours[family]], marker=marker, s=36)
         panel.set_title(backbone)
         panel.set_xlabel("sites that give alarm (%)")
-        panel.set_xlim(-12, 112)
+        panel.set_xlim(-16, 116)
+        panel.set_xticks([0, 50, 100])
         panel.set_ylim(-4, 104)
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("images identified, less by chance (%)")
@@ -45,7 +46,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def _family(attack: str) -> str:
-    return attack.split(",")[0].lstrip("0123456789 ")
+    return attack.split(",")[0].lstrip("0123456789 ").replace("-", " ")
 
 
 def _means(rows: list[dict[str, Any]]) -> dict[tuple[str, str, float], tuple[float, float]]:
