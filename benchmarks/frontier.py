@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "figures" / "frontier"
 PICTURE = ROOT / "docs" / "images" / "frontier.png"
 #: measured before, on one H200: docs/results.md. Mechanism, epsilon, months, deviation, what is covered
-OTHERS = [("CWT+Replay, private generator (delta 1 / images; covers the generator only)", 27.1, 26.3, 2.8)]
+OTHERS = [("CWT+Replay, private generator (covers that only; other delta)", 27.1, 26.3, 2.8)]
 #: the same table: without any privacy
 WITHOUT = {"FedAvg from random weights, no privacy": 32.3, "analytic, no privacy (sums leave)": 15.8}
 COLOURS = ["#1f6f8b", "#c8553d", "#5b8e7d", "#7a5195"]
@@ -54,7 +54,7 @@ def draw(rows: list[Row], file: Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
     for colour, mechanism in zip(COLOURS, dict.fromkeys(row["mechanism"] for row in rows), strict=False):
         mine = sorted((row["epsilon"], row["mean"], row["std"]) for row in rows if row["mechanism"] == mechanism)
         x, y, spread = zip(*mine, strict=True)
@@ -72,7 +72,7 @@ def draw(rows: list[Row], file: Path) -> None:
     )
     axes.set_title("What privacy costs: four hospitals that hardly share an age", fontsize=11)
     axes.grid(color="#e6eaee", linewidth=0.6)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)
 
 

@@ -76,7 +76,7 @@ CASES = (
     Case("ResNet-18, 64 px, 4 sites x 15 steps", "resnet18", 64, sites=4, steps=15),
     Case("ResNet-18, 224 px, 4 sites x 4 steps", "resnet18", 224, sites=4, steps=4),
     Case("small CNN, 32 px, 64 sites x 4 steps", "small-cnn", 32, sites=64, steps=4),
-    Case("ResNet-34, 256 px, 4 sites x 15 steps, tuned loop", "resnet34", 256, sites=4, steps=15, block=2, tuned=True),
+    Case("ResNet-34, 256 px, 4 sites x 30 steps, tuned loop", "resnet34", 256, sites=4, steps=30, block=2, tuned=True),
 )
 QUICK = (
     Case("ResNet-18, 32 px, 2 sites x 1 step", "resnet18", 32, sites=2, steps=1, batch_size=4, block=1, turns=2),

@@ -100,9 +100,62 @@ def encoder(figures: Figures) -> str:
     return table(["EfficientNet-Lite0", "images a second of one core"], [["224 px", figures["images_per_second"]]])
 
 
+def steps(figures: Figures) -> str:
+    """Milliseconds of a training step by way, and how many times faster than the plain loop the best way is."""
+    rows = []
+    for row in (one for one in figures["rows"] if "milliseconds" in one):
+        found = row["milliseconds"]
+        recorded = found.get("graph, fused optimiser", found.get("graph"))
+        best = min(found.values())
+        name = f"{row['backbone']}, {row['size']} px, batches of {row['batch']}"
+        cells = [found["eager"], recorded, found.get("stacked, graph", "")]
+        rows.append([name, row["networks"], *cells, f"{found['eager'] / best:.1f}"])
+    head = ["network", "networks", "plain loop, ms", "recorded, one by one", "recorded, stacked", "times as fast"]
+    check = next(one for one in figures["rows"] if "check" in one)
+    apart = f"Weights of a stacked run lie {check['stacked']:.1e} (relative) from those of sites one by one."
+    return f"{table(head, rows)}\n\n{apart}"
+
+
+def dp_gradients(figures: Figures) -> str:
+    """Private sums beside a loop over images, for every backbone."""
+    worst: dict[str, dict[str, float]] = {}
+    for row in figures["checks"]:
+        worst.setdefault(row["backbone"], {})[row["precision"]] = max(row["errors"].values())
+    rows = [[name, f"{found['fp32']:.1e}", f"{found['bf16']:.1e}"] for name, found in worst.items()]
+    return table(["backbone", "largest relative error, fp32", "bf16"], rows)
+
+
+def dp_steps(figures: Figures) -> str:
+    """What a private step costs beside the plain one, both recorded."""
+    rows = []
+    for row in figures["steps"]:
+        found = row["milliseconds"]
+        plain, private = found["plain in a graph"], found["ghost in a graph"]
+        name = f"{row['backbone']}, {row['size']} px, batches of {row['batch']}"
+        rows.append([name, plain, private, f"{private / plain:.2f}", f"{found['ghost'] / found['plain']:.2f}"])
+    return table(["network", "plain step, ms", "private step, ms", "ratio", "ratio, not recorded"], rows)
+
+
+def vqvae2(figures: Figures) -> str:
+    before = dict(figures.get("before", []))
+    rows = [[name, f"{value:,}", f"{before[name]:,}" if name in before else ""] for name, value in figures["rows"]]
+    return table(["generator", "images a second", "before steps were recorded"], rows)
+
+
+def stylegan2(figures: Figures) -> str:
+    rows = [[case, f"{found['images per second']:.0f}"] for case, found in figures["cases"].items()]
+    return table(["StyleGAN2, all regularisers and ADA", "images a second"], rows)
+
+
 #: file in `figures` -> heading and what its table shows
 SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
+    "gpu_round_tuned": ("The same beside a loop that is recorded as a CUDA graph, too", gpu_round),
+    "steps": ("Steps on a GPU: plain, recorded, stacked", steps),
+    "dp_gradients": ("Private gradients on a GPU beside a loop over images", dp_gradients),
+    "dp_steps": ("Private steps on a GPU", dp_steps),
+    "vqvae2": ("VQ-VAE-2 on a GPU, 256 px, batches of 32", vqvae2),
+    "stylegan2": ("StyleGAN2 on a GPU, 256 px, batches of 32", stylegan2),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
     "scaling": ("Many sites", scaling),
