@@ -19,7 +19,7 @@ ALWAYS = {
     "tuning": "preset on",
     "privacy": "on cover noise noise_form clip unit delta target_epsilon clipping accountant",
     "defence": "name",
-    "audit": "keep_parcels threat_model gradient_inversion secure_sum defences",
+    "audit": "keep_parcels threat_model gradient_inversion secure_sum defences own_images",
     "evaluation": "every select final handovers",
     "engine": "name workers threads device precision graphs stacked reproducible deadline on_failure checkpoint_every",
     "policy": "kinds incoming shares",
