@@ -74,7 +74,8 @@ def _sparse_columns(basis: Tensor, draws: int, seed: int) -> Tensor:
 def _distinct(vectors: Tensor, most: int) -> list[Tensor]:
     """The first vectors [N, out] that are not parallel to an earlier one: a column is drawn many times."""
     unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    left, kept = torch.arange(len(unit)), []
+    left = torch.arange(len(unit))
+    kept: list[Tensor] = []
     while len(left) and len(kept) < most:
         first = unit[left[0]]
         kept.append(first)
