@@ -48,7 +48,8 @@ def run(
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
     chosen = chosen_study(study, sets, out if resume else None)
-    notice_ignored(chosen)
+    if not resume:  # said when it began; and a comparison, which begins its runs so, is of methods that differ
+        notice_ignored(chosen)
     display = Display() if quiet or as_json else RunDisplay()
     folder = out or default_folder(chosen)
     live = LiveFile(folder, display)
