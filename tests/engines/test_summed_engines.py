@@ -1,6 +1,7 @@
 """Secure sums on every engine end in the weights of one process, and at deployed sites as in a simulation."""
 
 import json
+import shutil
 
 import psutil
 import pytest
@@ -8,6 +9,7 @@ from processes import free_port
 from run_folders import assert_same_run, result
 
 from polyclinic.cli import run_app
+from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.deployment.processes import Rehearsal
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.runner.run import run
@@ -74,6 +76,9 @@ def test_deployed_sites_tell_counts_and_score_a_model(rehearsal, undisturbed, ti
     assert (tmp_path / "sites.png").stat().st_size > 5000
     ours = undisturbed(tiny("fedavg", {"engine.silence": 600.0}, rounds=1, local_steps=2))
     model = str(ours.folder / "model.safetensors")
+    for kit in (rehearsal / "sites").iterdir():  # the people of each site trust this file
+        (kit / TRUSTED_WEIGHTS).mkdir()
+        shutil.copy(model, kit / TRUSTED_WEIGHTS)
     assert run_app(["deploy", "evaluate", model, "--study", study, *flags, "--out", str(tmp_path / "run")]) == 0
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found["metrics"]["test"]["accuracy"] == pytest.approx(ours.metrics["test"]["accuracy"], abs=1e-6)
