@@ -42,7 +42,11 @@ def audit(
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
-    """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel."""
+    """Attack what left the sites of a run; target beside reconstruction, and a verdict for each kind of parcel.
+
+    `polyclinic audit update` and `polyclinic audit images` attack what other programs made: see their --help. A RUN
+    that is called like one of them is written ./update.
+    """
     from polyclinic.cli.audit_table import show_verdicts
     from polyclinic.study.audit_settings import EFFORTS
 

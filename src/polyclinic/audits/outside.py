@@ -1,0 +1,279 @@
+"""Audits of what others made: an update that any federation saved, and the images of any generator.
+
+The same attacks, scores and words as for a run, and the same power checks: where nothing is found, a leak is planted
+in the same setting, and only an attack that finds it may say "withstood".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyclinic.attacks.copies import CopySearch
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
+from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
+from polyclinic.attacks.gradient_inversion.solver import Knowledge
+from polyclinic.attacks.membership.attacks import LossThreshold, NearestSynthetic
+from polyclinic.attacks.near_copies import FEWEST, CopyIndex
+from polyclinic.attacks.planted_copies import WEAKEST_WORDS, weakest_copies
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.audits.attack_near_copies import finding_of
+from polyclinic.audits.audit import write_file
+from polyclinic.audits.outside_images import OutsideImages, read_folder
+from polyclinic.audits.outside_update import (
+    UpdateSettings,
+    build_network,
+    fit_names,
+    read_tensors,
+)
+from polyclinic.audits.recovery import recovery
+from polyclinic.audits.verdicts import gravest
+from polyclinic.audits.views import Finding
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.metrics.perceptual import Pixels
+from polyclinic.study.audit_settings import EFFORTS, Effort
+
+Json = dict[str, Any]
+
+
+# --- images -------------------------------------------------------------------------------------------
+
+
+def audit_images(
+    synthetic: Path, training: Path, held_out: Path, out: Path, *, budget: str = "quick", seed: int = 0
+) -> Json:
+    """Search the images of any generator for copies of its training images; the content of `out`/audit.json."""
+    real = read_folder(training, "--training")
+    size, channels = real.images.shape[-1], real.images.shape[1]
+    others = read_folder(held_out, "--held-out", size=size, channels=channels)
+    made = read_folder(synthetic, "SYNTHETIC", size=size, channels=channels)
+    if min(len(real), len(others)) < FEWEST:
+        raise BadInput(
+            f"--held-out: {len(real)} training and {len(others)} held-out images; give {FEWEST} or more of each"
+        )
+    index = CopyIndex(real.images, others.images)
+
+    def search(images: Tensor) -> Finding:
+        return finding_of(index, index.search(images), images, seed, str(CopySearch()))
+
+    begin = time.perf_counter()
+    finding = search(made.images)
+    spoiled = made.images.clone()
+    spoiled[0] = weakest_copies(real.images[:1].float() / 255, seed)[0]
+    check = {} if finding.verdict.leak else _power("near copy", WEAKEST_WORDS, search(spoiled))
+    rows = [_row(finding, [check] if check else [], out, time.perf_counter() - begin)]
+    begin = time.perf_counter()
+    members = NearestSynthetic().run(made.images, real.images, others.images, Pixels())
+    told = Finding("nearest-synthetic", members.threat_model, members.verdict(), question="membership")
+    rows.append(_row(told, [], out, time.perf_counter() - begin))
+    facts = {"synthetic": len(made), "training": len(real), "held_out": len(others), "size": size}
+    return _write(out, {"audited": "images", "budget": budget, **facts}, rows)
+
+
+# --- updates ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an attacker has of an update: the network before it, both states, and how the site trained."""
+
+    network: nn.Module
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    settings: UpdateSettings
+    shape: tuple[int, int, int]
+    outputs: int
+
+
+def audit_update(
+    before: Path,
+    after: Path,
+    model: str,
+    images: Path,
+    out: Path,
+    *,
+    settings: UpdateSettings,
+    held_out: Path | None = None,
+    budget: str = "quick",
+    device: str = "cpu",
+    seed: int = 0,
+) -> Json:
+    """Attack the update between two files; the content of `out`/audit.json.
+
+    `images`: those that the site trained with, for scoring; `held_out`: others, to compare with.
+    """
+    effort = EFFORTS[budget]
+    true = read_folder(images, "--images", size=settings.size, channels=settings.channels)
+    update = open_update(before, after, model, settings, true)
+    size, channels = true.images.shape[-1], true.images.shape[1]
+    others = (
+        read_folder(held_out, "--held-out", size=size, channels=channels, classes=true.classes) if held_out else None
+    )
+    held = others.images.float() / 255 if others else torch.zeros(0, *update.shape)
+    truth = true.images.float() / 255
+    rows = []
+    for attack in (_invert, _compute):
+        row = _attacked(attack, update, truth, held, effort, out, seed, device)
+        rows += [row] if row else []
+    if others is not None and true.labels is not None and others.labels is not None:
+        rows.append(_membership(update, true, others, out))
+    facts = {"model": model, "images": len(true), "held_out": len(held), "settings": settings.model_dump()}
+    return _write(out, {"audited": "update", "budget": budget, **facts}, rows)
+
+
+def open_update(before: Path, after: Path, model: str, settings: UpdateSettings, true: OutsideImages) -> Update:
+    """The two files, under the names of the network that they are of."""
+    first, second = read_tensors(before, "--before"), read_tensors(after, "--after")
+    shape = (true.images.shape[1], *true.images.shape[2:])
+    network = build_network(model, settings, first, shape[-1], shape[0])
+    states = [fit_names(t, network, p, f) for t, p, f in ((first, before, "--before"), (second, after, "--after"))]
+    if all(torch.equal(states[0][name], states[1][name]) for name, _ in network.named_parameters()):
+        raise BadInput("--after: holds the same weights as --before; name the weights after the site trained")
+    network.load_state_dict({**network.state_dict(), **states[0]})
+    with torch.no_grad():
+        outputs = int(network.eval()(torch.zeros(1, *shape)).shape[1])
+    return Update(network, states[0], states[1], settings, shape, outputs)
+
+
+Attack = Callable[[Update, Tensor, Tensor, Effort, int, str], Finding | None]
+
+
+def _attacked(
+    attack: Attack, update: Update, truth: Tensor, held: Tensor, effort: Effort, out: Path, seed: int, device: str
+) -> Json | None:
+    """One attack on the update; where it finds nothing, the same on the update of one held-out image."""
+    begin = time.perf_counter()
+    found = attack(update, truth, held, effort, seed, device)
+    if found is None:
+        return None
+    checks = []
+    if not found.verdict.leak and len(held) > 1:
+        planted = plant(update, held[:1])
+        check = attack(planted, held[:1], held[1:], effort, seed, device)
+        if check is not None:
+            checks = [_power("single image", "one step of plain descent on one held-out image", check)]
+    return _row(found, checks, out, time.perf_counter() - begin)
+
+
+def plant(update: Update, image: Tensor) -> Update:
+    """The update of one step of plain descent on one image [1, C, H, W], of the first class."""
+    network, lr = update.network.train(update.settings.batch_norm == "train"), update.settings.lr
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.eval()  # batch norm of one image has no statistics of its own
+    loss = nn.functional.cross_entropy(network(image), torch.zeros(len(image), dtype=torch.int64))
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    network.load_state_dict(buffers, strict=False)
+    names = [name for name, _ in network.named_parameters()]
+    moved = {n: update.before[n] - lr * g for n, g in zip(names, gradients, strict=True)}
+    changes = {"steps": 1, "batch": len(image), "batch_norm": "eval"}
+    return replace(update, after={**update.before, **moved}, settings=update.settings.model_copy(update=changes))
+
+
+def _invert(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: int, device: str) -> Finding | None:
+    settings = update.settings
+    exact = settings.optimizer == "sgd" and settings.images <= effort.images
+    batch = settings.images if exact else min(settings.images, effort.images)
+    training = LocalTraining(settings.lr)
+    if exact:
+        training = LocalTraining(settings.lr, settings.steps, settings.batch, settings.momentum, settings.weight_decay)
+    changes = {
+        "kind": "weights",
+        "iterations": effort.update_steps,
+        "total_variation": 1e-4,
+        "label": "sign" if batch == 1 else "counts",
+        "batch_norm": settings.batch_norm,
+    }
+    attack: GradientInversion = PRESETS["geiping"].model_copy(update=changes)
+    knowledge = Knowledge(update.network, update.shape, batch_size=batch, classes=update.outputs, training=training)
+    sent = {name: tensor for name, tensor in update.after.items() if name in dict(update.network.named_parameters())}
+    try:
+        found = attack.run([Parcel("weights", sent)], knowledge, seed=seed, device=device)
+    except (BadInput, ValueError) as error:
+        raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
+    result = recovery(found.images[0], truth, held, in_order=False)
+    assumed = f"{settings.images} images in {settings.steps} steps" + (
+        "" if exact else f" are taken for one plain step on {batch}"
+    )
+    return Finding(attack.name, found.threat_model, result.verdict(), [assumed], result.draw)
+
+
+def _compute(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: int, device: str) -> Finding | None:
+    """By algebra, where the network begins with a linear layer."""
+    attack = AnalyticInversion(kind="weights")
+    if not attack.fits(update.network, update.shape):
+        return None
+    moved = {name: (update.before[name] - update.after[name])[None] for name, _ in update.network.named_parameters()}
+    found = attack.run(moved, update.network, update.shape)
+    result = recovery(found.inputs.reshape(1, *update.shape), truth, held, in_order=False)
+    return Finding(attack.name, str(attack), result.verdict(), draw=result.draw)
+
+
+def _membership(update: Update, true: OutsideImages, others: OutsideImages, out: Path) -> Json:
+    begin = time.perf_counter()
+    network = update.network
+    network.load_state_dict({**network.state_dict(), **update.after})
+    network.eval()
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(network(images), labels, reduction="none")
+
+    assert true.labels is not None
+    assert others.labels is not None
+    found = LossThreshold().run(
+        losses, true.images, others.images, member_labels=true.labels, other_labels=others.labels
+    )
+    network.load_state_dict({**network.state_dict(), **update.before})
+    finding = Finding("loss-threshold", found.threat_model, found.verdict(), question="membership")
+    return _row(finding, [], out, time.perf_counter() - begin)
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
+def _power(leak: str, words: str, found: Finding) -> Json:
+    return {"leak": leak, "words": words, "found": found.verdict.leak, "evidence": found.verdict.evidence}
+
+
+def _row(finding: Finding, checks: list[Json], out: Path, seconds: float) -> Json:
+    out.mkdir(parents=True, exist_ok=True)
+    picture = out / f"{finding.attack}.png"
+    if finding.draw is not None:
+        finding.draw(picture)
+    earned = checks and all(check["found"] for check in checks) and not finding.doubt
+    word: Word = LEAKS if finding.verdict.leak else WITHSTOOD if earned else NOT_TESTED
+    return {
+        "attack": finding.attack,
+        "question": finding.question,
+        "verdict": word,
+        "words": str(finding.verdict),
+        "doubt": finding.doubt,
+        "evidence": finding.verdict.evidence,
+        "power": checks,
+        "threat_model": finding.threat_model,
+        "assumed": finding.assumed,
+        "picture": picture.name if picture.is_file() else None,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _write(out: Path, facts: Json, rows: list[Json]) -> Json:
+    questions: dict[str, list[Word]] = {}
+    for row in rows:
+        questions.setdefault(row["question"], []).append(row["verdict"])
+    # one attack with power answers a question; a leak of any is a leak
+    words = {
+        name: LEAKS if LEAKS in found else WITHSTOOD if WITHSTOOD in found else NOT_TESTED
+        for name, found in questions.items()
+    }
+    report = {**facts, "verdict": gravest(list(words.values())), "questions": words, "findings": rows}
+    write_file(out / "audit.json", json.dumps(report, indent=2) + "\n")
+    return report

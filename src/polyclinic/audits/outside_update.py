@@ -1,0 +1,121 @@
+"""Weights that any program saved before and after a site trained, and what the attacker knows about that training."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+
+from polyclinic.errors import BadInput
+from polyclinic.models import build
+from polyclinic.models.weights_file import read_weights
+from polyclinic.settings import Settings
+
+
+class UpdateSettings(Settings):
+    """How the site trained; `--settings lr=0.1,steps=1,batch=8,optimizer=sgd`."""
+
+    lr: float = Field(gt=0, description="learning rate of the site")
+    steps: int = Field(1, ge=1, description="optimiser steps between the two files")
+    batch: int = Field(1, ge=1, description="images in a step")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the site's optimiser")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of sgd")
+    size: int | None = Field(None, ge=8, description="side of the images that the network takes; that of the files")
+    channels: int | None = Field(None, ge=1, le=3, description="1 or 3; that of the files if not given")
+    outputs: int | None = Field(None, ge=1, description="outputs of the network; those of its last layer")
+    batch_norm: Literal["train", "eval"] = Field("train", description="batch norm while the site trained")
+
+    @property
+    def images(self) -> int:
+        return self.steps * self.batch
+
+
+def parse_settings(text: str) -> UpdateSettings:
+    """Settings written as name=value with commas between them; BadInput names the one that is wrong."""
+    pairs: dict[str, Any] = {}
+    for part in (one.strip() for one in text.split(",") if one.strip()):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise BadInput(f"--settings: '{part}' is no name=value; write for example lr=0.1,steps=1,batch=8")
+        pairs[name.strip()] = value.strip()
+    try:
+        return UpdateSettings.model_validate(pairs, strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        known = ", ".join(UpdateSettings.model_fields)
+        raise BadInput(f"--settings: {name}: {first['msg']}; the settings are {known}") from None
+
+
+def read_tensors(path: Path, flag: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, of an npz archive (Flower's lists of arrays too) or of a torch file.
+
+    No pickled object is ever built.
+    """
+    if not path.is_file():
+        raise BadInput(f"{flag}: there is no file '{path}'; name the weights that were saved")
+    if path.suffix == ".npz":
+        return _read_npz(path, flag)
+    try:
+        return dict(read_weights(path).tensors)
+    except BadInput as error:
+        raise BadInput(f"{flag}: {str(error).removeprefix('model.weights: ')}") from None
+
+
+def _read_npz(path: Path, flag: str) -> dict[str, Tensor]:
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+            return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
+    except (ValueError, OSError, TypeError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{flag}: '{path}' is no archive of plain arrays ({error}); save it with numpy.savez") from None
+
+
+def fit_names(tensors: Mapping[str, Tensor], network: nn.Module, path: Path, flag: str) -> dict[str, Tensor]:
+    """The tensors under the network's own names: by name, or in its order where a file only numbers them (Flower)."""
+    wanted = network.state_dict()
+    if set(tensors) & set(wanted):
+        found = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    elif len(tensors) in (len(wanted), len(list(network.parameters()))):
+        names = list(wanted) if len(tensors) == len(wanted) else [name for name, _ in network.named_parameters()]
+        found = dict(zip(names, tensors.values(), strict=True))
+    else:
+        raise BadInput(
+            f"{flag}: '{path}' has {len(tensors)} tensors under other names than the network's {len(wanted)}; name the "
+            "network that was trained with --model"
+        )
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            raise BadInput(
+                f"{flag}: '{name}' in '{path}' has the shape {tuple(tensor.shape)}, and the network's is "
+                f"{tuple(wanted[name].shape)}; name the network that was trained with --model"
+            )
+        if not tensor.isfinite().all():
+            raise BadInput(f"{flag}: '{name}' in '{path}' is not finite; name another file")
+    missing = [name for name, _ in network.named_parameters() if name not in found]
+    if missing:
+        raise BadInput(f"{flag}: '{path}' lacks '{missing[0]}' and {len(missing) - 1} more of the network's parameters")
+    return {name: tensor.to(wanted[name].dtype) for name, tensor in found.items()}
+
+
+def build_network(
+    model: str, settings: UpdateSettings, tensors: Mapping[str, Tensor], size: int, channels: int
+) -> nn.Module:
+    """A backbone of `polyclinic list backbones`, or any network as package.module:callable."""
+    outputs = settings.outputs or _outputs(tensors)
+    return build(model, channels=channels, outputs=outputs, size=size)
+
+
+def _outputs(tensors: Mapping[str, Tensor]) -> int:
+    """As many as the last vector has numbers: the bias of the last layer."""
+    vectors = [tensor for tensor in tensors.values() if tensor.dim() == 1]
+    if not vectors:
+        raise BadInput("--settings: outputs: the file has no bias that tells how many there are; add outputs=NUMBER")
+    return len(vectors[-1])

@@ -1,0 +1,165 @@
+"""`audit update` and `audit images`: files of other programs, in process; what is wrong is named with exit code 2."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from polyclinic.attacks.planted_copies import shift
+from polyclinic.cli import run_app
+from polyclinic.data.datasets.phantoms.chest import ChestPhantom
+from polyclinic.models import build
+from polyclinic.randomness import torch_rng
+from polyclinic.study import audit_settings
+from polyclinic.study.audit_settings import EFFORTS
+
+
+@pytest.fixture(scope="module")
+def chests() -> Tensor:
+    return torch.from_numpy(ChestPhantom(samples=90, size=28, seed=2).load().images)
+
+
+def write(folder: Path, images: Tensor, name: str = "") -> Path:
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    for number, image in enumerate(images):
+        Image.fromarray(image[0].numpy()).save(folder / name / f"{number:03d}.png")
+    return folder
+
+
+@dataclass(frozen=True)
+class Ended:
+    exit_code: int
+    stdout: str
+    output: str
+
+
+@pytest.fixture
+def run(capsys):
+    def end(*args: object) -> Ended:
+        capsys.readouterr()
+        code = run_app(["audit", *map(str, args)])
+        said = capsys.readouterr()
+        return Ended(code, said.out, f"{said.out}\n{said.err}")
+
+    return end
+
+
+# --- updates ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def update(tmp_path, chests, monkeypatch) -> dict[str, Path]:
+    """One step of plain descent on one image, saved before and after."""
+    monkeypatch.setitem(audit_settings.EFFORTS, "quick", replace(EFFORTS["quick"], update_steps=60, candidates=20))
+    torch.manual_seed(0)
+    network = build("lenet5", channels=1, outputs=2, size=28)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    image = chests[:1].float() / 255
+    loss = nn.functional.cross_entropy(network(image), torch.tensor([1]))
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    after = {n: before[n] - 0.1 * g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)}
+    after = {**before, **after}
+    save_file(before, tmp_path / "before.safetensors")
+    save_file(after, tmp_path / "after.safetensors")
+    torch.save(after, tmp_path / "after.pt")
+    for name, state in (("before", before), ("after", after)):
+        np.savez(tmp_path / f"{name}.npz", *[tensor.numpy() for tensor in state.values()])  # as Flower does
+    write(tmp_path / "images", chests[:1])
+    write(tmp_path / "held_out", chests[30:60])
+    return {path.name: path for path in tmp_path.iterdir()}
+
+
+def arguments(files: dict[str, Path], tmp_path: Path, **changes: object) -> list[object]:
+    options = {
+        "--before": files["before.safetensors"], "--after": files["after.safetensors"], "--model": "lenet5",
+        "--images": files["images"], "--held-out": files["held_out"], "--out": tmp_path / "out",
+        "--settings": "lr=0.1,steps=1,batch=1",
+    }  # fmt: skip
+    options |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    return ["update", *[part for pair in options.items() for part in pair]]
+
+
+@pytest.mark.parametrize(("before", "after"), [("before.safetensors", "after.pt"), ("before.npz", "after.npz")])
+def test_an_update_of_one_image_is_audited_whatever_saved_it(run, update, tmp_path, before, after):
+    found = run(*arguments(update, tmp_path, before=update[before], after=update[after]), "--json")
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    assert report == json.loads((tmp_path / "out" / "audit.json").read_text())
+    (finding,) = [one for one in report["findings"] if one["attack"] == "gradient-inversion"]
+    assert report["verdict"] in ("leaks", "not tested")
+    assert finding["verdict"] != "withstood"  # one image behind an update is a leak, whether 60 steps show it or not
+    assert (tmp_path / "out" / finding["picture"]).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": "steps=1"}, "--settings: lr: Field required"),
+        ({"settings": "lr=fast"}, "--settings: lr:"),
+        ({"settings": "lr"}, "'lr' is no name=value"),
+        ({"settings": "lr=1,rounds=3"}, "--settings: rounds:"),
+        ({"model": "resnet18"}, "--before: "),
+        ({"model": "lenet6"}, "lenet5"),
+        ({"budget": "huge"}, "--budget: no such choice"),
+        ({"before": "nowhere.npz"}, "--before: there is no file"),
+        ({"images": "nowhere"}, "--images: 'nowhere' is no folder"),
+        ({"after": "BEFORE"}, "--after: holds the same weights as --before"),
+    ],
+)
+def test_bad_input_of_an_update_is_named(run, update, tmp_path, changes, words):
+    if changes.get("after") == "BEFORE":
+        changes = {"after": update["before.safetensors"]}
+    found = run(*arguments(update, tmp_path, **changes))
+    assert found.exit_code == 2, found.output
+    assert words in found.output.replace("\n", " ")
+    assert not (tmp_path / "out" / "audit.json").exists()
+
+
+def test_a_pickled_object_is_refused(run, update, tmp_path):
+    evil = tmp_path / "evil.npz"
+    np.savez(evil, weights=np.array([{"a": 1}], dtype=object))
+    found = run(*arguments(update, tmp_path, before=evil))
+    assert found.exit_code == 2
+    assert "is no archive of plain arrays" in found.output
+
+
+# --- images -------------------------------------------------------------------------------------------
+
+
+def test_a_shifted_copy_among_synthetic_images_leaks_and_honest_ones_do_not(run, tmp_path, chests):
+    training, held_out = write(tmp_path / "training", chests[:30]), write(tmp_path / "held_out", chests[30:60])
+    made = chests[60:80].clone()
+    honest = write(tmp_path / "honest", made)
+    sets = ("--training", training, "--held-out", held_out, "--json", "--out")
+    report = json.loads(run("images", honest, *sets, tmp_path / "first").stdout)
+    assert report["questions"]["copies"] != "leaks"
+    (near,) = [one for one in report["findings"] if one["attack"] == "near-copies"]
+    assert "planted here, a single copy is found if" in near["words"]
+    made[3] = (shift(chests[5:6].float() / 255, 0.07, chests, torch_rng()) * 255).byte()[0]
+    spoiled = write(tmp_path / "spoiled", made)
+    report = json.loads(run("images", spoiled, *sets, tmp_path / "second").stdout)
+    assert report["verdict"] == "leaks"
+    assert "number 3, which is training image 5" in report["findings"][0]["words"]
+    assert (tmp_path / "second" / "near-copies.png").stat().st_size > 1000
+
+
+def test_too_few_images_are_named(run, tmp_path, chests):
+    few = write(tmp_path / "few", chests[:3])
+    found = run("images", few, "--training", few, "--held-out", few, "--out", tmp_path / "out")
+    assert found.exit_code == 2
+    assert "give 20 or more of each" in found.output.replace("\n", " ")
+
+
+def test_the_old_form_goes_on_working(run, tmp_path):
+    found = run(tmp_path / "nowhere")
+    assert found.exit_code == 2
+    assert "is not a run folder" in found.output.replace("\n", " ")
+    assert "--kinds" in run("--help").output
