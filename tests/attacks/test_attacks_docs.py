@@ -52,6 +52,15 @@ def test_the_example_of_a_coordinator_that_chooses_weights_runs(capsys):
     assert "of 4 images identified at" in capsys.readouterr().out
 
 
+def test_the_example_of_the_folders_readme_runs(capsys):
+    text = (DOCS.parent / "src" / "polyclinic" / "attacks" / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    hurried = example.replace('"iterations": 50', '"iterations": 2')
+    assert hurried != example
+    exec(compile(hurried, "README.md", "exec"), {})
+    assert "[3]" in capsys.readouterr().out  # the label
+
+
 def test_every_capability_is_in_the_guide():
     text = (DOCS / "attacks.md").read_text(encoding="utf-8")
     assert [one for one in Capability if f"`{one}`" not in text] == []

@@ -27,7 +27,7 @@ from polyclinic.study.audit_settings import Audit
 MASKS = {
     "data.source": "brain-phantom", "data.samples": 60, "task.name": "segmentation", "model.backbone": "unet",
 }  # fmt: skip
-MEMBERSHIP = {"loss-threshold", "rmia", "lira"}
+MEMBERSHIP = {"loss-threshold", "rmia", "lira", "site-inference"}
 SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 GENERATOR = {
     "generator.name": "vqvae2", "generator.epochs": 1, "generator.prior_epochs": 1, "generator.width": 8,
@@ -289,7 +289,8 @@ def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undis
         (found,) = report["parcels"][0]["findings"]
         assert found["assumed"][0].startswith(said)
         gaps = {gap["attack"]: gap["why"] for gap in report["parcels"][0]["not_tried"]}
-        assert gaps == dict.fromkeys(("loss-threshold", "shadow-models"), "only a part of the network was sent")
+        parts = ("loss-threshold", "shadow-models", "site-inference")
+        assert gaps == dict.fromkeys(parts, "only a part of the network was sent")
 
 
 def test_large_updates_are_taken_for_one_step_and_that_is_said(audited):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyclinic.attacks.membership.scores import rmia
 from polyclinic.audits.attack_membership import WEAKEST, planted_memory, reference_membership
+from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
@@ -77,3 +78,14 @@ def test_reference_models_give_both_scores_with_figures(sent):
         assert found.question == "membership"
         assert found.verdict.evidence["hits_rare_low"] <= found.verdict.evidence["hits_rare"]
         assert 0 <= found.verdict.evidence["auc"] <= 1
+
+
+def test_sites_that_are_alike_cannot_be_told_and_a_planted_site_is_weak(sent):
+    seen, truth = sent
+    (found,) = SiteInferenceAttack().attack(seen, truth)
+    assert isinstance(found, Finding)
+    assert found.question == "site"
+    assert abs(found.verdict.evidence["auc"] - 0.5) < 0.35
+    (planted,) = SiteInferenceAttack().planted(seen, truth)
+    held_out, _ = truth.held_out(150)
+    assert len(planted.truth.held_out(150)[0]) == len(held_out) // 2

@@ -152,7 +152,7 @@ def test_membership_is_asked_of_the_model_that_left(opened):
     tools, (kept, _) = opened("fedavg")
     seen, truth = of_site(tools, kept[0])
     images, labels = truth.members(6)
-    found = attack_membership._losses(seen, attack_membership.sent_model(seen))(images.float() / 255, labels)
+    found = attack_membership.losses_of(seen, attack_membership.sent_model(seen))(images.float() / 255, labels)
     model = tools.assembly.build_model()
     model.load_state_dict({**tools.assembly.initial_weights(), **seen.parcel.tensors})
     expected = torch.nn.functional.cross_entropy(model.eval()(images.float() / 255), labels.long(), reduction="none")

@@ -9,6 +9,7 @@ from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack
 from polyclinic.audits.attack_membership import LossMembershipAttack, ReferenceMembershipAttack
 from polyclinic.audits.attack_near_copies import NearCopiesAttack
+from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
 from polyclinic.audits.attack_updates import GradientInversionAttack
 from polyclinic.audits.attack_with_decoder import LearnedDecoderAttack
@@ -23,6 +24,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "analytic-inversion": AnalyticInversionAttack,
         "loss-threshold": LossMembershipAttack,
         "reference-models": ReferenceMembershipAttack,
+        "site-inference": SiteInferenceAttack,
         "latent-inversion": LatentInversionAttack,
         "learned-decoder": LearnedDecoderAttack,
         "generator": GeneratorAttack,

@@ -93,7 +93,7 @@ def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
     if refused := why_not(seen, truth, settings):
         return refused
     asked = Candidates(seen, truth)
-    losses = score_all(_losses(seen, sent_model(seen)), asked.images, asked.answers)
+    losses = score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
     return membership_finding(settings.name, str(settings), -losses, asked, seen, "minus the loss of an image")
 
 
@@ -103,10 +103,10 @@ def reference_membership(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     if refused := why_not(seen, truth, settings):
         return [refused]
     asked = Candidates(seen, truth)
-    observed = -score_all(_losses(seen, sent_model(seen)), asked.images, asked.answers)
+    observed = -score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
 
     def train(index: Tensor, seed: int) -> Scorer:
-        losses = _losses(seen, reference_model(seen, asked, index, seed))
+        losses = losses_of(seen, reference_model(seen, asked, index, seed))
         return lambda images, answers: -losses(images, answers)
 
     shadows, inside = shadow_scores(train, asked.images, asked.answers, count=settings.count, seed=seen.tools.seed)
@@ -192,11 +192,11 @@ def fit(seen: Seen, model: Backbone, images: Tensor, answers: Tensor, steps: int
     for _ in range(steps):
         rows = torch.randperm(len(images), generator=rng)[:size]
         optimizer.zero_grad(set_to_none=True)
-        _losses(seen, model, train=True)(images[rows], answers[rows]).mean().backward()
+        losses_of(seen, model, train=True)(images[rows], answers[rows]).mean().backward()
         optimizer.step()
 
 
-def _losses(seen: Seen, model: Backbone, *, train: bool = False) -> Scorer:
+def losses_of(seen: Seen, model: Backbone, *, train: bool = False) -> Scorer:
     """The loss of each image, evaluated as the model would be used (or trained)."""
     task, target, there = seen.tools.assembly.study.task, seen.tools.assembly.target, seen.tools.device
     model = model.to(there).train(train)
@@ -237,7 +237,7 @@ def remembering(seen: Seen, images: Tensor, answers: Tensor, half: int) -> tuple
     area = 0.5
     for number in range(PASSES):
         fit(seen, model, images[:half], answers[:half], max(1, half // size), number)
-        losses = score_all(_losses(seen, model), images, answers)
+        losses = score_all(losses_of(seen, model), images, answers)
         area = auc(-losses[:half], -losses[half:])
         if area >= WEAKEST:
             break
