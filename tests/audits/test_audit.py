@@ -148,7 +148,7 @@ def test_sealed_parcels_are_audited_at_their_sender(audited):
     table = {"generator.name": "dcgan", "generator.steps": 2, "generator.width": 2, "generator.latent": 4}
     report, folder = audited("feder", {**table, "generator.batch_size": 8, "tuning.on": False}, buffer=24, rounds=2)
     done = {one["kind"]: {found["attack"] for found in one["findings"]} for one in report["parcels"]}
-    assert done == {"weights": MEMBERSHIP, "synthetic-images": {"copies", "nearest-synthetic"}}
+    assert done == {"weights": MEMBERSHIP, "synthetic-images": {"copies", "near-copies", "nearest-synthetic"}}
     assert {one["round"] for one in report["parcels"]} == {2}  # the last ones: the longer it learns, the more it tells
     lines = [json.loads(line) for line in (folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
     assert any(line["to"] == "site-2" for line in lines if line["operation"] == "hand_over")
