@@ -228,6 +228,7 @@ def test_what_the_threat_model_withholds_is_not_tried(audited):
         "gradient-inversion": "the threat model does not grant weights",
         "loss-threshold": "the threat model does not grant classifier",
         "shadow-models": "the threat model does not grant classifier",
+        "site-inference": "the threat model does not grant classifier, weights",
     }
     assert report["verdicts"]["weights"]["verdict"] == "not tested"
 

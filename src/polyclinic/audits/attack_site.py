@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.membership.scores import score_all
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.audits.attack import Attack
@@ -22,6 +23,7 @@ from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.roc import separation
 
+NEEDS = frozenset({Capability.WEIGHTS, Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
 NAME, QUESTION = "site-inference", "site"
 THREAT = (
     "site-inference: the attacker has the weights that a site sent, and those it started from, and images with labels "
@@ -35,6 +37,10 @@ class SiteInferenceAttack(Attack):
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
 
     def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+        missing = NEEDS - seen.tools.threat.granted
+        if missing:
+            why = f"the threat model does not grant {', '.join(sorted(missing))}"
+            return [NotTried(NAME, why, QUESTION, excluded=True)]
         others = others_images(seen)
         if others is None or seen.sites > 1:
             return [NotTried(NAME, "no other site's images are here to compare with", QUESTION, excluded=True)]
