@@ -101,7 +101,7 @@ def test_a_device_that_is_too_small_is_said_and_the_rest_goes_on(folder: Path, m
     def too_much(*_: object) -> list:
         raise torch.OutOfMemoryError("no room")
 
-    for name in ("gradient-inversion", "loss-threshold", "reference-models"):
+    for name in ("gradient-inversion", "loss-threshold", "reference-models", "site-inference"):
         monkeypatch.setattr(ATTACKS[name], "attack", too_much)
     report = audit(folder, sites=["site-1", "site-2"])
     assert len(report["parcels"]) == 2
