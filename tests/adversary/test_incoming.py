@@ -141,7 +141,9 @@ def shuffled(weights, seed=1):
 
 @pytest.mark.parametrize("lr", [1.0, 1e2, 1e4, 1e8])
 def test_a_learning_rate_does_not_make_room_for_other_weights(checked, lr):
-    """Whatever a step of the site would be at such a rate: one step counts as no longer than LONGEST_STEP."""
+    """Whatever a step of the site would be at such a rate: one step counts as no longer than LONGEST_STEP. The site's
+    people allow any rate here, which a site by itself refuses."""
+    checked.policy(incoming="on = true\nsgd_rate = 1e9")
     host = checked.host(optimizer={"lr": lr, "momentum": 0.0, "batch_size": 8}, method={"name": "fedsgd", "rounds": 3})
     weights = host.spec.first_weights(SITE)
     ask(host, "gradient", 1, weights=weights)
@@ -154,6 +156,7 @@ def test_a_learning_rate_does_not_make_room_for_other_weights(checked, lr):
 
 def test_a_rate_that_falls_does_not_leave_the_room_of_the_first_rounds(checked):
     """A study with a large rate at first, and next to none later: what training moves falls with the rate."""
+    checked.policy(incoming="on = true\nsgd_rate = 0.2")
     optimizer = {"lr": 0.2, "momentum": 0.0, "batch_size": 8, "decay_every": 1, "decay": 1e-6}
     host = checked.host(optimizer=optimizer, method={"name": "fedavg", "rounds": 4})
     weights = host.spec.first_weights(SITE)
@@ -229,6 +232,15 @@ def test_a_study_whose_steps_are_too_long_is_refused_openly_before_any_work(chec
     assert Suspensions(checked.folder).all() == []
     usual = checked.host("usual", optimizer={"name": "adam", "lr": 0.001, "batch_size": 8})
     assert ask(usual, "train", weights=usual.spec.first_weights(SITE)).parcels
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+def test_a_rate_of_sgd_that_is_too_large_is_refused_openly_before_any_work(checked, method):
+    operation = "train" if method == "fedavg" else "gradient"
+    host = checked.host(optimizer={"lr": 0.2, "batch_size": 8}, method={"name": method, "rounds": 3})
+    with pytest.raises(ParcelRejected, match=r"sgd_rate of 'the study' is 0\.2, and 0\.1 is the limit; choose a smaller"):
+        ask(host, operation, weights=host.spec.first_weights(SITE))
+    assert Suspensions(checked.folder).all() == []
 
 
 def test_a_warm_up_does_not_hide_the_rate_that_it_leads_to(checked):

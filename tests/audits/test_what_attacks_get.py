@@ -257,7 +257,7 @@ def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undistur
     done = undisturbed(tiny("fedreplay", KEPT, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run", kinds=["latents"], features="efficientnet-lite0")
-    (found,) = report["parcels"][0]["findings"]
+    found = report["parcels"][0]["findings"][0]
     assert report["features"] == found["evidence"]["features"] == "EffLite0"
     assert found["evidence"]["distance"] > 0
     assert found["evidence"]["distance_of_guess"] > 0

@@ -180,11 +180,14 @@ class Inspection:
         history.take_most("loss", {"mean": tried.loss})
 
     def _steps(self, site: Site, weights: Weights) -> Iterator[Figure]:
-        """How far one step moves rows of the first weights, where that follows from the learning rate alone. Whoever
+        """How far one step moves rows of the first weights, or the learning rate itself where that does not say. Whoever
         may choose any rate has room for any weights, and an honest study at such a rate would be stopped later."""
-        if self._by_sign(site):
+        lr = site.trainer.optimizer.lr
+        if not self._by_sign(site):
+            yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
+        else:
             everywhere = {name: torch.ones_like(one) for name, one in orders.floating(weights).items()}
-            after = course.stepped(weights, everywhere, site.trainer.optimizer.lr, by_sign=True)
+            after = course.stepped(weights, everywhere, lr, by_sign=True)
             yield from course.steps(course.movement(after, weights), self.limits)
 
     def _rehearse_before(self, site: Site, history: History, found: Mapping[str, float]) -> None:

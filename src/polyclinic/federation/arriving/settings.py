@@ -30,6 +30,9 @@ class Incoming(Settings):
         description="how far one step at the study's learning rate may move a row, in units of its length (Adam and "
         "AdamW, whose steps are about as long as the rate says)",
     )
+    sgd_rate: float = Field(
+        0.1, gt=0, description="the largest learning rate of SGD, whose steps are as long as the images make them"
+    )
     quiet: float = Field(
         0.75,
         gt=0,
