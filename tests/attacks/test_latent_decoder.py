@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import Capability, ThreatModel
+from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
 from polyclinic.attacks.latent_decoder import PairedDecoder, SurrogateDecoder, draw_encoder, principal_maps
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
@@ -77,7 +77,7 @@ def test_needs_are_declared_and_checked():
     with pytest.raises(BadInput, match="grant paired-latents"):
         PairedDecoder().run(latents, own, torch.zeros(4, 3, 4, 4), threat=ThreatModel())
     with pytest.raises(BadInput, match="grant similar-images"):
-        SurrogateDecoder().run(latents, own, threat=ThreatModel())
+        SurrogateDecoder().run(latents, own, threat=ThreatModel(granted=RECEIVER - {Capability.SIMILAR_IMAGES}))
 
 
 def test_what_does_not_fit_is_refused():

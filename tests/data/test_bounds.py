@@ -11,7 +11,8 @@ from medical_files import write_dicom, write_nifti
 from PIL import Image
 
 from polyclinic.data.archives import Archive, Packed
-from polyclinic.data.bounds import check_pixels, refuse_outside
+from polyclinic.data.bounds import check_pixels
+from polyclinic.data.outside import refuse_outside
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.reading import Reader
 from polyclinic.data.tables import read_table

@@ -61,7 +61,7 @@ def test_sampled_images_are_covered_only_through_generator_and_prior():
 
 
 def test_every_kind_of_parcel_has_words_for_why_it_is_not_covered():
-    assert set(records.UNCOVERED) == set(KINDS) - {"keys"}  # which tell nothing of patients
+    assert set(records.UNCOVERED) == set(KINDS) - {"keys", "shares"}  # which tell nothing of patients
 
 
 def test_a_result_states_the_worst_site():

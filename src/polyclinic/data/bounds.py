@@ -1,13 +1,7 @@
-"""Bounds on what files may hold, checked by the sizes they declare and before anything is decoded; and on where files
-may lie. A few kilobytes can declare an image of gigabytes, and a table can name any file of the machine."""
+"""Bounds on what files may hold, checked by the sizes they declare and before anything is decoded: a few kilobytes can
+declare an image of gigabytes."""
 
 from __future__ import annotations
-
-import os
-from collections.abc import Iterable
-from pathlib import Path
-
-from polyclinic.errors import BadInput
 
 #: pixels of one image, or of one slice of a volume: 8192 x 8192
 MOST_PIXELS = 2**26
@@ -25,13 +19,3 @@ def check_pixels(width: int, height: int, most: int, slices: int = 1) -> None:
             f"the volume has {width} x {height} x {slices} voxels, above the limit of {VOLUME} x {most}; "
             "raise data.max_pixels"
         )
-
-
-def refuse_outside(files: Iterable[str | Path], folder: Path) -> None:
-    """BadInput for a file that lies outside the folder, by its path or by a symbolic link."""
-    top = os.path.realpath(folder)
-    for file in files:
-        if not os.path.realpath(file).startswith(f"{top}{os.sep}".replace(2 * os.sep, os.sep)):
-            raise BadInput(
-                f"data.path: '{file}' lies outside '{folder}'; move or copy it there, or set data.allow_outside = true"
-            )

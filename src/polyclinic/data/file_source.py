@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from polyclinic.data.bounds import MOST_PIXELS, refuse_outside
+from polyclinic.data.bounds import MOST_PIXELS
+from polyclinic.data.outside import refuse_outside
 from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import balanced

@@ -41,6 +41,7 @@ UNCOVERED = {
     "generator": "a generator or prior that was trained without differential privacy",
     "synthetic-images": "images sampled from a generator or prior that was trained without differential privacy",
     "statistics": "statistics computed from real images",
+    "masked": "a sum of all sites' updates, each under masks, that were made without differential privacy",
     "metrics": "metrics of training images, or of a model that was trained without differential privacy",
     "labels": "labels of real images",
     "masks": "masks of real images",

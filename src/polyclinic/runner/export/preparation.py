@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from polyclinic.data import pixels, reading
+from polyclinic.data import bounds, pixels, reading
 from polyclinic.data.preprocessing import fit, graham
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.export.formats import INPUT
@@ -18,7 +18,7 @@ from polyclinic.runner.model_file import Card
 FOLDER = "preparation"
 SETTINGS = "settings.json"
 #: modules whose source is copied; they import each other, NumPy, Pillow, pydicom, nibabel and SciPy only
-COPIED = (pixels, reading, fit, graham)
+COPIED = (bounds, pixels, reading, fit, graham)
 
 INIT = '''"""Prepares images for the model beside this folder, as its training images were prepared.
 
