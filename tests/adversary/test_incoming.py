@@ -238,7 +238,7 @@ def test_a_study_whose_steps_are_too_long_is_refused_openly_before_any_work(chec
 def test_a_rate_of_sgd_that_is_too_large_is_refused_openly_before_any_work(checked, method):
     operation = "train" if method == "fedavg" else "gradient"
     host = checked.host(optimizer={"lr": 0.2, "batch_size": 8}, method={"name": method, "rounds": 3})
-    with pytest.raises(ParcelRejected, match=r"sgd_rate of 'the study' is 0\.2, and 0\.1 is the limit; choose a smaller"):
+    with pytest.raises(ParcelRejected, match=r"sgd_rate of 'the study' is 0\.2, and 0\.1 is the limit; choose"):
         ask(host, operation, weights=host.spec.first_weights(SITE))
     assert Suspensions(checked.folder).all() == []
 

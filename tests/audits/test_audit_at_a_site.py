@@ -57,7 +57,8 @@ def test_it_finds_what_an_audit_of_the_simulated_run_finds(kit: Path, tiny, undi
         [found["words"] for found in report["parcels"][0]["findings"] if found["attack"] != "site-inference"]
         for report in (ours, theirs)
     ]
-    assert words[0] and words[0] == words[1]  # a kit knows no other sites, so it cannot ask which site an image is from
+    assert words[0]
+    assert words[0] == words[1]  # a kit knows no other sites, so it cannot ask which site an image is from
 
 
 def test_a_kit_without_the_study_asks_for_it(kit: Path, tmp_path: Path):

@@ -12,8 +12,8 @@ from PIL import Image
 
 from polyclinic.data.archives import Archive, Packed
 from polyclinic.data.bounds import check_pixels
-from polyclinic.data.outside import refuse_outside
 from polyclinic.data.datasets import SOURCES
+from polyclinic.data.outside import refuse_outside
 from polyclinic.data.reading import Reader
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput

@@ -18,11 +18,11 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from polyclinic.data.bounds import MOST_PIXELS
-from polyclinic.data.outside import refuse_outside
 from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import balanced
 from polyclinic.data.listing import PER_IMAGE, Listing
+from polyclinic.data.outside import refuse_outside
 from polyclinic.data.preprocessing.fit import Fit, Shape
 from polyclinic.data.preprocessing.prepare import prepare_images
 from polyclinic.data.source import Source, black_images

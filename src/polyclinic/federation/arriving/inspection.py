@@ -180,8 +180,8 @@ class Inspection:
         history.take_most("loss", {"mean": tried.loss})
 
     def _steps(self, site: Site, weights: Weights) -> Iterator[Figure]:
-        """How far one step moves rows of the first weights, or the learning rate itself where that does not say. Whoever
-        may choose any rate has room for any weights, and an honest study at such a rate would be stopped later."""
+        """How far one step moves rows of the first weights, or the learning rate where that does not say how far.
+        Whoever may choose any rate has room for any weights, and an honest study at it would be stopped later."""
         lr = site.trainer.optimizer.lr
         if not self._by_sign(site):
             yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
