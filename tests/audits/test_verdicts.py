@@ -8,6 +8,7 @@ import pytest
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.audits.verdicts import verdicts
+from polyclinic.audits.views import EVERY_QUESTION
 
 
 def planted(found: bool, leak: str = "weak", attack: str = "inversion") -> dict[str, Any]:
@@ -47,6 +48,17 @@ def test_the_strongest_finding_speaks_for_all():
     assert found["words"] == "inversion (leaks in 2 of 3 parcels; the strongest): five"
     assert found["evidence"] == {"inversion": {"recovered": 5}}
     assert found["pictures"] == ["five.png"]
+
+
+def test_an_attack_that_was_cut_off_leaves_every_question_open_but_a_leak():
+    """Out of time or memory: nobody knows what it would have found."""
+    held = finding("inversion", WITHSTOOD, "none", power=[planted(True)])
+    assert question_of(held)["verdict"] == WITHSTOOD
+    found = verdicts([parcel(held), parcel(held, not_tried=(gap(EVERY_QUESTION),))], lines("weights", 2))["weights"]
+    assert found["verdict"] == found["questions"]["images"]["verdict"] == NOT_TESTED
+    assert "it lacks something" in found["questions"]["images"]["why"]
+    leak = finding("inversion", LEAKS, "one", recovered=1)
+    assert question_of(leak, not_tried=(gap(EVERY_QUESTION),))["verdict"] == LEAKS
 
 
 def test_without_a_leak_every_attack_is_told():

@@ -90,9 +90,12 @@ class AttackPlan:
     @property
     def doubt(self) -> str:
         """Why a larger budget may win, whatever this one finds."""
-        most = EFFORTS["thorough"].images
-        if self.exact or self.unknown_momentum or not self.sgd or self.images > most:
+        if self.exact:
             return ""
+        most = EFFORTS["thorough"].images
+        if self.unknown_momentum or not self.sgd or self.images > most:
+            steps = "an attack that follows the site's own steps may find more"
+            return f"{self._update_text} are taken for one step of plain descent; {steps}"
         return f"{self._update_text} are taken for one step; a larger budget simulates up to {most} images as they were"
 
     @property

@@ -19,7 +19,7 @@ from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.power import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power
 from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Tools, Truth
+from polyclinic.audits.views import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools, Truth
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
@@ -161,7 +161,9 @@ def _attack(kind: str, seen: Seen, truth: Truth, clock: Clock) -> list[CheckedFi
 def _in_time(name: str, attack: Attack, seen: Seen, truth: Truth, clock: Clock) -> list[CheckedFinding | NotTried]:
     """One attack with its power check, while the budget has time."""
     if clock.is_over:
-        return [NotTried(name, f"the budget's {clock.minutes:g} minutes were used up; use a larger budget")]
+        return [
+            NotTried(name, f"the budget's {clock.minutes:g} minutes were used up; use a larger budget", EVERY_QUESTION)
+        ]
     return run_with_power(attack, seen, truth, partial(_run_attack, name, attack))
 
 
@@ -170,7 +172,11 @@ def _run_attack(name: str, attack: Attack, seen: Seen, truth: Truth) -> list[Fin
     try:
         return _checked(name, attack.attack(seen, truth))
     except torch.OutOfMemoryError:
-        return [NotTried(name, f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU")]
+        return [
+            NotTried(
+                name, f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU", EVERY_QUESTION
+            )
+        ]
     except (BadInput, WorkFailed):
         raise
     except Exception as error:

@@ -161,6 +161,8 @@ def _attacked(
         check = attack(planted, held[:1], held[1:], effort, seed, device)
         if check is not None:
             checks = [_power("single image", "one step of plain descent on one held-out image", check)]
+    if update.settings.images > 1:  # what is planted is easier than what was asked
+        found = replace(found, doubt="the planted leak has one image in one step, and this update has more")
     return _row(found, checks, out, time.perf_counter() - begin)
 
 
@@ -269,11 +271,13 @@ def _write(out: Path, facts: Json, rows: list[Json]) -> Json:
     questions: dict[str, list[Word]] = {}
     for row in rows:
         questions.setdefault(row["question"], []).append(row["verdict"])
-    # one attack with power answers a question; a leak of any is a leak
-    words = {
-        name: LEAKS if LEAKS in found else WITHSTOOD if WITHSTOOD in found else NOT_TESTED
+    # every attack that asks a question must have power; a leak of any is a leak
+    words: dict[str, Word] = {
+        name: LEAKS if LEAKS in found else WITHSTOOD if set(found) == {WITHSTOOD} else NOT_TESTED
         for name, found in questions.items()
     }
+    if facts["audited"] == "update":
+        words.setdefault("membership", NOT_TESTED)  # without labels of both folders it was not asked
     report = {**facts, "verdict": gravest(list(words.values())), "questions": words, "findings": rows}
     write_file(out / "audit.json", json.dumps(report, indent=2) + "\n")
     return report

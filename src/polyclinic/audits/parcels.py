@@ -173,9 +173,11 @@ def choose_releases(kept: Kept, budget: str, *, every_site: bool) -> list[dict[s
 
 
 def by_expected_leak(found: list[Release]) -> list[Release]:
-    """Releases, those that are likely to leak most first: the last ones of a generator, which has learned longest; the
-    first ones of updates, when the network fits the images least."""
-    return found[::-1] if set(found[0].kinds) & set(FROM_GENERATOR) else found
+    """Releases, those that are likely to leak most first: the last ones of a generator, which has learned longest. Of
+    updates the first, when the network fits the images least, and then the last, which remembers most members."""
+    if set(found[0].kinds) & set(FROM_GENERATOR):
+        return found[::-1]
+    return [found[0], *found[:0:-1]]
 
 
 def group_for_sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
@@ -187,6 +189,7 @@ def group_for_sums(kept: Kept, budget: str) -> list[dict[str, Release]]:
             for release in of_site:
                 at_once.setdefault((release.round, release.step), {})[site] = release
         full = [group for group in at_once.values() if len(group) == len(of_sites) > 1]
+        full = [*full[:1], *full[:0:-1]]  # the first round, and then the last
         found += full[: EFFORTS[budget].releases or None]
     if not found:
         raise BadInput(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from polyclinic.attacks.verdict import GRAVEST, LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.audits.views import EVERY_QUESTION
 from polyclinic.json_types import JsonMapping, JsonObject
 
 #: kinds that need no attack to be read, or get none: the verdict, and what left
@@ -51,7 +52,12 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
         reasons = f" ({'; '.join(untried)})" if untried else ""
         why = f"no attack could be run on it{reasons}" if parcels else "no parcel of this kind was attacked"
         return {"verdict": NOT_TESTED, "attacked": len(parcels), "words": why, "not_tried": rest}
-    questions = {name: question_verdict(name, parcels) for name in _questions(parcels)}
+    cut_off = [n for parcel in parcels for n in parcel["not_tried"] if n["question"] == EVERY_QUESTION]
+    questions = {
+        name: _with_gaps(question_verdict(name, parcels), cut_off)
+        for name in _questions(parcels)
+        if name != EVERY_QUESTION
+    }
     word = gravest([one["verdict"] for one in questions.values()])
     shown = _strongest_of_each([f for f in findings if f["verdict"] == LEAKS] or findings)
     return {
@@ -64,6 +70,13 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
         "pictures": [path for f in shown for path in _pictures(f)],
         "not_tried": rest,
     }
+
+
+def _with_gaps(found: JsonObject, cut_off: Sequence[JsonMapping]) -> JsonObject:
+    """A question is not answered while an attack that may ask it was cut off, unless a leak is there already."""
+    if found["verdict"] != WITHSTOOD or not cut_off:
+        return found
+    return {**found, "verdict": NOT_TESTED, "why": f"{cut_off[0]['attack']}: {cut_off[0]['why']}"}
 
 
 # --- one question ---------------------------------------------------------------------------------------

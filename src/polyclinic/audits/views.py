@@ -181,10 +181,14 @@ class Finding:
     doubt: str = ""
 
 
+#: the question of an attack that was cut off before it could say what it asks
+EVERY_QUESTION = "every"
+
+
 @dataclass(frozen=True)
 class NotTried:
     """An attack that could not be run on a parcel, and why. `excluded`: the threat model does not grant what it needs,
-    so that it is no gap in the audit of its question."""
+    so that it is no gap in the audit of its question. An attack that was cut off leaves a gap in every question."""
 
     attack: str
     why: str

@@ -132,11 +132,15 @@ def attacked(run: RunEvidence) -> str:
     said = []
     if leaks:
         said.append(f"leaks were found in {listed(leaks)} ({recovered_words(run.audit)})")
+    if not run.audit.get("complete", True):
+        untested, held = [*held, *untested], []
     if held:
         said.append(f"{listed(held)} withstood attacks that find a planted leak")
     if untested:
         said.append(f"{listed(untested)}: not tested")
-    return f"What left was attacked with the budget '{run.audit.get('budget')}': {'; '.join(said) or 'nothing left'}."
+    ended = "" if run.audit.get("complete", True) else " The audit was stopped before its end."
+    told = "; ".join(said) or "nothing left"
+    return f"What left was attacked with the budget '{run.audit.get('budget')}': {told}.{ended}"
 
 
 def recovered_words(audit: JsonMapping) -> str:
