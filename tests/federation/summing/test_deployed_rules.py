@@ -105,3 +105,67 @@ def test_a_policy_may_hide_how_many_images_there_are(policy, declared, weighting
 def test_fewer_than_three_sites_cannot_be_allowed():
     with pytest.raises(ValueError, match="greater than or equal to 3"):
         Policy(min_sites=2)
+
+
+# --- a coordinator that puts sites back in mid-sum ----------------------------------------------------
+
+
+def give_key(company, name, round=1):
+    return company.work(Call(name, "give_mask_key", round, arguments={"sum_of": "answer"})).tensors[name]
+
+
+def give_shares(company, name, keys):
+    return company.work(Call(name, "give_shares", 1, {"keys": Parcel("keys", keys)}, {"sum_of": "answer"}))
+
+
+def take_shares(company, name, boxes, members):
+    order = sorted(boxes)
+    mine = {other: boxes[other][order.index(name)] for other in members if other != name}
+    return company.work(Call(name, "take_shares", 1, {"shares": Parcel("shares", mine)}, {"sum_of": "answer"}))
+
+
+def answer(company, name, value=1.0):
+    return company.work(Call(name, "answer", 1, {"weights": Parcel("weights", {"w": torch.full((5,), value)})}))
+
+
+def test_a_mask_key_is_shared_in_one_set_of_keys(company):
+    """In two sets, one would tell the mask key of 'di', who "dropped out", and the other the seed of its own mask."""
+    keys = {name: give_key(company, name) for name in NAMES}
+    before = dict(company.sites["di"].state)
+    give_shares(company, "di", keys)
+    company.sites["di"].state = SiteState(before)
+    with pytest.raises(GateRefused, match="has its secrets shared with other sites"):
+        give_shares(company, "di", {name: keys[name] for name in ("ann", "bo", "di")})
+    give_shares(company, "di", keys)  # the same set again tells nothing new
+
+
+def test_one_answer_goes_under_one_seed(company):
+    """Rows of two member sets under the same seeds are opened together, and their difference is what 'di' sent."""
+    keys = {name: give_key(company, name) for name in NAMES}
+    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    before = dict(company.sites["ann"].state)
+    take_shares(company, "ann", boxes, NAMES[:3])
+    answer(company, "ann")
+    company.sites["ann"].state = SiteState(before)
+    take_shares(company, "ann", boxes, NAMES)
+    with pytest.raises(GateRefused, match="was answered before, in other company or with other numbers"):
+        answer(company, "ann")
+
+
+def test_two_answers_never_have_the_same_mask(company):
+    """Their difference would be that of the two answers, in the clear."""
+    keys = {name: give_key(company, name) for name in NAMES}
+    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    take_shares(company, "ann", boxes, NAMES)
+    ready = dict(company.sites["ann"].state)
+    answer(company, "ann")
+    company.sites["ann"].state = SiteState(ready)
+    company.answers["ann"] = torch.tensor(3.0)  # another answer to the same question, such as after more training
+    with pytest.raises(GateRefused, match="with other numbers"):
+        answer(company, "ann")
+
+
+def test_no_sum_is_asked_for_before_the_first_round(company):
+    """A method with one round would else be asked twice: once with a site, once without it."""
+    with pytest.raises(ParcelRejected, match="before the first round"):
+        give_key(company, "ann", round=0)

@@ -41,8 +41,8 @@ MASKED, SHARES = "masked", "shares"
 #: bytes of the two shares that a site seals for another one, and of their box
 TWO_SHARES = 2 * shamir.SHARE_BYTES
 BOX = TWO_SHARES + sealing.OVERHEAD
-#: in a deployed site's folder: the sums that it helped to open
-OPENED = "sums.json"
+#: in a deployed site's folder: with whom it shared the secrets of a sum, what it answered, and what it helped to open
+DONE = "sums.json"
 
 
 class SiteSums:
@@ -85,6 +85,7 @@ class SiteSums:
                 "honest": max(1, max(self.settings.fewest_of(count), self.min_sites) - self.settings.liars),
             },
         )
+        self._note_shared(site, found)
         of_key = self._split(site, found, "mask key", found.mask_key)
         of_seed = self._split(site, found, "own seed", found.own_seed)
         boxes = [self._box(site, found, *one) for one in zip(sorted(public), of_key, of_seed, strict=True)]
@@ -158,6 +159,7 @@ class SiteSums:
         begun = at_step(site, call.operation, "ready")
         context = begun.context()
         question = digest_of_question(call.parcels, call.arguments)
+        self._note_masked(site, begun, question, summand.numbers)
         info, numbers = context.info(question), summand.numbers.copy()
         add_mask(numbers, bytes.fromhex(begun.own_seed), info, sign=1)
         for other in begun.members:
@@ -173,6 +175,8 @@ class SiteSums:
 
     def _refuse_open(self, site: Site, sum_of: str) -> None:
         """Two sums of one answer, of different sites, would give the difference of the two away."""
+        if site.secret and site.round < 1:  # before the first round a one-round method could be asked once more
+            raise ParcelRejected(f"a sum of '{sum_of}' was asked for before the first round")
         before = known(site)
         if before and (before.round, before.operation) == (site.round, sum_of):
             raise ParcelRejected(f"a sum of '{sum_of}' has begun in round {site.round}; there is one of each")
@@ -228,19 +232,41 @@ class SiteSums:
             ) from None
 
     def _note_opened(self, site: Site, found: OpenSum, answered: set[str]) -> None:
-        """A deployed site opens one sum of a round's answers, whatever a coordinator puts back: GateRefused for the
-        same answers in another company, or to another question."""
+        """A deployed site opens one sum of a round's answers: no second one in another company, or to another
+        question."""
+        now = _digest(sorted(found.members), sorted(answered), found.question)
+        words = "was opened before, of other sites or for another question"
+        self._note_once(site, found, f"{found.round} {found.operation}", now, words)
+
+    def _note_shared(self, site: Site, found: OpenSum) -> None:
+        """A mask key and a seed are shared in one set of keys. In two, the sites of one could tell the mask key and
+        those of the other the seed, which together open this site's answer."""
+        own = found.keys[site.name]
+        self._note_once(site, found, f"shared {own}", _digest(found.keys), "has its secrets shared with other sites")
+
+    def _note_masked(self, site: Site, found: OpenSum, question: str, numbers: np.ndarray) -> None:
+        """One answer goes under one seed. The difference of two rows under the same masks is that of the answers, and
+        a seed that opens one row opens the other."""
+        key = f"masked {hashlib.sha256(bytes.fromhex(found.own_seed)).hexdigest()}"
+        now = _digest(found.context().sum_id, question, hashlib.sha256(numbers.tobytes()).hexdigest())
+        self._note_once(site, found, key, now, "was answered before, in other company or with other numbers")
+
+    def _note_once(self, site: Site, found: OpenSum, key: str, now: str, words: str) -> None:
+        """Written down outside the state, which a coordinator may put back: GateRefused where the site did otherwise
+        before. Simulated sites, whose secrets follow from the study's seed, are in one hand."""
         if not site.secret:
             return
-        path, key = site.folder / OPENED, f"{found.round} {found.operation}"
-        opened = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        now = hashlib.sha256(json.dumps([sorted(found.members), sorted(answered), found.question]).encode()).hexdigest()
-        if opened.setdefault(key, now) != now:
+        path = site.folder / DONE
+        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if done.setdefault(key, now) != now:
             raise GateRefused(
-                f"the sum of '{found.operation}' in round {found.round} was opened before, of other sites or for "
-                "another question; submit the study as a new run"
+                f"the sum of '{found.operation}' in round {found.round} {words}; submit the study as a new run"
             )
-        atomic_write(path, json.dumps(opened), private=True, durable=True)
+        atomic_write(path, json.dumps(done), private=True, durable=True)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def draw(site: Site, *purpose: str | int) -> bytes:
