@@ -22,7 +22,7 @@ def draw(found: JsonObject, file: Path) -> None:
 
     told = {row["metric"] for row in found["paper_numbers"]}
     metrics = list(dict.fromkeys(row["metric"] for row in found["ours"]))
-    metrics = sorted(metrics, key=lambda metric: metric not in told)[:MOST_PANELS]  # those that the paper has come first
+    metrics = sorted(metrics, key=lambda metric: metric not in told)[:MOST_PANELS]  # first what the paper has
     labels = list(dict.fromkeys(row["label"] for row in found["ours"]))
     width = max(3.2, 1.2 + 0.55 * len(labels))
     figure = Figure(figsize=(width * max(1, len(metrics)), 4.0), layout="constrained")
