@@ -36,6 +36,11 @@ def test_one_seed_does_not_decide(values: tuple[float, ...]) -> None:
     assert Lower("a", "b", "mae").judge(table).holds == "not enough data"
 
 
+def test_values_without_a_pair_do_not_decide() -> None:
+    table = {("a", "mae"): (1.0, 1.1, 0.9), ("b", "mae"): (2.0, 2.1)}
+    assert Lower("a", "b", "mae").judge(table).holds == "not enough data"
+
+
 def test_one_exact_value_decides() -> None:
     table = {("all", "models"): (1.0,)}
     assert AtMost("all", "models", 1, exact=True).judge(table).holds == "yes"

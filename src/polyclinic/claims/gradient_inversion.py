@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyclinic.claims.claim import Claim, Minutes, Number, Row, Scale
-from polyclinic.claims.measures import audit_of
+from polyclinic.claims.measures import audit_of, rows_of
 from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Rule, higher
 
 PAPER = "DLG configurations"
-#: a reconstruction with an error above this did not converge
+#: a reconstruction with an error above this counts as failed. The paper's rule is another one (the error is not below
+#: that of the start), which an audit does not tell; 0.05 is the error of a random other image in the paper
 FAILED = 0.05
 STARTS = {"TG": "transformed-gaussian", "Unif": "uniform"}
 
@@ -33,13 +34,8 @@ def gaussian(variance: float, start: str, kernel: str = "whole-gradient") -> tup
 
 def recovered(folders: Mapping[str, Sequence[Path]], scale: Scale) -> list[Row]:
     """MSE and SSIM of images that converged, and the share that did not, for each run."""
-    rows = []
-    for label, runs in folders.items():
-        found = [_scores(audit_of(run, "thorough")) for run in runs]
-        rows += [
-            Row(label, name, tuple(one[name] for one in found if name in one)) for name in ("mse", "ssim", "failed")
-        ]
-    return [row for row in rows if row.values]
+    found = {label: [_scores(audit_of(run, "thorough")) for run in runs] for label, runs in folders.items()}
+    return [row for label, of_runs in found.items() for row in rows_of(label, of_runs)]
 
 
 def _scores(audit: dict) -> dict[str, float]:

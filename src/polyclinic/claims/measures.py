@@ -23,11 +23,16 @@ def of_runs(*readers: OfRun) -> Measure:
         rows = []
         for label, runs in folders.items():
             found = [{name: value for read in readers for name, value in read(run).items()} for run in runs]
-            names = list(dict.fromkeys(name for one in found for name in one))
-            rows += [Row(label, name, tuple(one[name] for one in found if name in one)) for name in names]
+            rows += rows_of(label, found)
         return rows
 
     return measure
+
+
+def rows_of(label: str, found: Sequence[Mapping[str, float]]) -> list[Row]:
+    """A row for each metric that every run has: values of different arms are compared seed by seed."""
+    names = [name for name in (found[0] if found else {}) if all(name in one for one in found)]
+    return [Row(label, name, tuple(one[name] for one in found)) for name in names]
 
 
 def test(*names: str) -> OfRun:

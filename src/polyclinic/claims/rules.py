@@ -49,8 +49,10 @@ class Lower:
         return f"{self.metric} of {self.first} is lower than {times}that of {self.second}{less}"
 
     def judge(self, table: Table) -> Verdict:
-        pair = (table.get((self.first, self.metric), ()), table.get((self.second, self.metric), ()))
-        differences = [a - self.factor * b + self.by for a, b in zip(*pair, strict=False)]
+        first, second = (table.get((label, self.metric), ()) for label in (self.first, self.second))
+        if len(first) != len(second):  # a seed is missing, and nobody knows which
+            return Verdict("not enough data", f"{self.words}: {len(first)} and {len(second)} seeds make no pairs")
+        differences = [a - self.factor * b + self.by for a, b in zip(first, second, strict=True)]
         return _judge_sign(differences, self.words, lower=True)
 
 
