@@ -111,6 +111,7 @@ def test_an_update_of_one_image_is_audited_whatever_saved_it(run, update, tmp_pa
         ({"budget": "huge"}, "--budget: no such choice"),
         ({"before": "nowhere.npz"}, "--before: there is no file"),
         ({"images": "nowhere"}, "--images: 'nowhere' is no folder"),
+        ({"model": "lenet6"}, "--model: no such choice: 'lenet6'"),
         ({"after": "BEFORE"}, "--after: holds the same weights as --before"),
     ],
 )

@@ -208,6 +208,13 @@ def test_networks_for_each_class_are_refused_where_labels_are_values(felicia):
         felicia({"generator.condition": "none"}, central="per-class")
 
 
+def test_a_site_with_fewer_images_than_its_picture_has_columns(felicia, tmp_path):
+    few = {"task.name": "regression", "data.source": "hand-phantom", "data.samples": 12, "optimizer.batch_size": 2}
+    result = run(felicia(few, rounds=1, learner_steps=1), tmp_path / "run")
+    assert result["data"]["counts"]["site-1"]["train"] < 8
+    assert result["failures"] == []
+
+
 def test_three_sites_and_a_wasserstein_gan(felicia, tmp_path):
     settings = {"sites.count": 3, "generator.name": "wgan-gp", "generator.critic_steps": 2}
     result = run(felicia(settings, rounds=1, weight=1.0), tmp_path / "run")

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from polyclinic.errors import BadInput, Notice
-from polyclinic.runner.compare import entries, for_method, tables_for
+from polyclinic.runner.compare import check_all, compare, entries, for_method, tables_for
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
 from polyclinic.study.reading import load_study
@@ -65,12 +65,23 @@ def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_
     assert planned[1].study.method.rounds == 4
 
 
+def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):
+    """Every problem at once; one that all the runs share is said once, another with the method that has it."""
+    impossible = tiny("fedavg", {"sites.count": 90})
+    with pytest.raises(BadInput, match=r"^sites\.partition: [^\n]*without training images[^\n]*$"):
+        compare(impossible, ["fedavg", "cwt"], tmp_path, seeds=2)
+    planned = entries(tiny("fedavg"), ["fedavg", "cwt"], 2, tmp_path, ["cwt:model.backbones.site-9=cnn-2"])
+    with pytest.raises(BadInput, match=r"^cwt, seed [01]: [^\n]*site-9[^\n]*$"):
+        check_all(planned)
+    assert not list(tmp_path.iterdir())
+
+
 def test_folds_that_cannot_be_are_refused_before_any_run(tiny, tmp_path):
     study = tiny("fedavg")
     with pytest.raises(BadInput, match=r"^--folds 1000: a cross-validation has 2 to 100 folds$"):
         entries(study, ["fedavg"], 1, tmp_path, [], 1000)
     with pytest.raises(BadInput, match=r"97 folds need as many patients, and there are 96"):
-        entries(study, ["fedavg"], 1, tmp_path, [], 97)
+        compare(study, ["fedavg"], tmp_path, folds=97)
     for sets in (["data.fold=1/2"], ["cwt:data.fold=1/2"]):
         with pytest.raises(BadInput, match=r"--set data\.fold: --folds 2 sets the fold of every run"):
             entries(study, ["fedavg", "cwt"], 1, tmp_path, sets, 2)

@@ -110,7 +110,10 @@ def build_network(
 ) -> nn.Module:
     """A backbone of `polyclinic list backbones`, or any network as package.module:callable."""
     outputs = settings.outputs or _outputs(tensors)
-    return build(model, channels=channels, outputs=outputs, size=size)
+    try:
+        return build(model, channels=channels, outputs=outputs, size=size)
+    except BadInput as error:  # the user wrote no study
+        raise BadInput(str(error).replace("model.backbone", "--model")) from None
 
 
 def _outputs(tensors: Mapping[str, Tensor]) -> int:

@@ -69,6 +69,7 @@ def compare(
         for group, more in groups_over(over).items()
     }
     every = [entry for planned in groups.values() for entry in planned]
+    check_before_any_starts(every, quiet=quiet or as_json)
     failed: dict[Path, str] = {}
     at_once, sharing = jobs_of(jobs, chosen), gpu_sharing.mps(out / "mps") if mps else contextlib.nullcontext()
     with sharing, Bars(every, quiet=quiet or as_json) as bars:
@@ -90,6 +91,20 @@ def compare(
             typer.echo(f"{where}, comparison.json and comparison.csv: see {out}")
     if failed:
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+
+
+def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
+    """BadInput where a run could not start; the sites' images are prepared on the way, and the display shows it."""
+    from polyclinic.cli.display import RunDisplay
+    from polyclinic.runner.compare import check_all
+
+    if quiet:
+        return check_all(planned)
+    display = RunDisplay()
+    try:
+        check_all(planned, display)
+    finally:
+        display.close()
 
 
 def jobs_of(text: str | None, study: Study) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from polyclinic.cli.compare import Bars
+from polyclinic.cli.compare import Bars, check_before_any_starts
 from polyclinic.cli.run import SET, STUDY, chosen_study
 from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
@@ -43,6 +43,7 @@ def tune(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     trials = search.plan(chosen, space, out, budget=budget, methods=names, seeds=seeds)
     planned = [run for trial in trials for run in trial.runs]
+    check_before_any_starts(planned, quiet=quiet or as_json)
     with Bars(planned, quiet=quiet or as_json) as bars:
         failed = run_all(planned, out, jobs or default_jobs(chosen), bars.update)
     found = search.summarise(chosen, space, trials, failed, budget=budget, seeds=seeds)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
@@ -27,6 +26,7 @@ from polyclinic.noted_files import read_result
 from polyclinic.registry import notice_once
 from polyclinic.runner.comparison_statistics import as_csv, choose_baseline, statistics_of
 from polyclinic.runner.folder_lock import is_held
+from polyclinic.runner.recorder import Display
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
 from polyclinic.study.changes import _changed, parse_sets
@@ -99,6 +99,7 @@ def compare(
     names = parse_methods(",".join(methods))
     chosen = choose_baseline(names, baseline)
     planned = entries(study, names, seeds, out, list(sets), folds, tuned)
+    check_all(planned)
     failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
     summary = summarise(planned, chosen)
     write(summary, study, out)
@@ -131,8 +132,6 @@ def entries(
                 mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}
                 folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
                 planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
-    if folds:  # BadInput now, and not in every run, where the images are too few for so many folds
-        prepare(planned[0].study.data, planned[0].study.sites)
     return planned
 
 
@@ -225,6 +224,28 @@ def _check_someone_has(text: str, methods: list[str], flag: str) -> None:
 
 
 # --- running ------------------------------------------------------------------------------------------
+
+
+def check_all(planned: list[Entry], display: Display | None = None) -> None:
+    """BadInput before any run starts, with all that the runs would say of their images, weights and budgets."""
+    from polyclinic.runner.run import assemble
+
+    found: dict[str, list[str]] = {}
+    different = _one_of_each(planned)
+    for entry in different:
+        try:
+            assemble(entry.study, entry.folder, display=display)
+        except BadInput as error:
+            found.setdefault(str(error), []).append(entry.words)
+    told = [words if len(who) == len(different) else f"{'; '.join(who)}: {words}" for words, who in found.items()]
+    if told:
+        raise BadInput("\n".join(told))
+
+
+def _one_of_each(planned: list[Entry]) -> list[Entry]:
+    """Unfinished runs that differ in more than their seed, which no check looks at."""
+    unfinished = [entry for entry in planned if entry.result is None]
+    return list({json.dumps({**entry.study.as_tables(), "seed": 0}): entry for entry in unfinished}.values())
 
 
 def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[Entry]], None]) -> dict[Path, str]:

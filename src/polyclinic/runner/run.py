@@ -60,25 +60,11 @@ def run(
     if resume and finished.exists():
         return Result(folder, read_result(folder))
     check_place(folder)
-    device_of(study.engine.device)
-    check_engine(study)
-    if study.tuning is not None:
-        study.tuning.check_weights()
-    parts = prepare(study.data, study.sites, cache=cache, progress=display.preparing)
-    assembly = Assembly(study, parts, folder.resolve())
-    assembly.check_site_names()
-    if study.poisoning:
-        study.poisoning.check(parts.names, len(parts.info["classes"]))
-    assembly.initial_weights()  # a file of weights that does not fit is said before anything is written
-    for backbone in (None, *assembly.backbones.values()):
-        assembly.build_model(backbone)
-    if study.privacy is not None:
-        for site, counts in parts.info["counts"].items():
-            check_budget(study.privacy, {site: counts["train"]}, study.optimizer.at_site(site).batch_size)
+    assembly = assemble(study, folder, display=display, cache=cache)
     with run_lock(folder), threads(study.engine.threads), listening(display.working):
         durable = study.engine.durable
         write_run_format(folder)
-        check_same_images(folder, parts.info["digests"], durable=durable)
+        check_same_images(folder, assembly.prepared.info["digests"], durable=durable)
         note_plugins(folder, study)
         if words := assembly.note_weights():
             display.noted(words)
@@ -90,6 +76,26 @@ def run(
         note_files(folder, durable=durable)
     display.finished(values)
     return Result(folder, values)
+
+
+def assemble(study: Study, folder: Path, *, display: Display | None = None, cache: Path | None = None) -> Assembly:
+    """What carries the study out; BadInput for all that is known before work; nothing is written there."""
+    device_of(study.engine.device)
+    check_engine(study)
+    if study.tuning is not None:
+        study.tuning.check_weights()
+    parts = prepare(study.data, study.sites, cache=cache, progress=(display or Display()).preparing)
+    assembly = Assembly(study, parts, folder.resolve())
+    assembly.check_site_names()
+    if study.poisoning:
+        study.poisoning.check(parts.names, len(parts.info["classes"]))
+    assembly.initial_weights()  # a file of weights that does not fit is said before anything is written
+    for backbone in (None, *assembly.backbones.values()):
+        assembly.build_model(backbone)
+    if study.privacy is not None:
+        for site, counts in parts.info["counts"].items():
+            check_budget(study.privacy, {site: counts["train"]}, study.optimizer.at_site(site).batch_size)
+    return assembly
 
 
 def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool) -> tuple[Study, Path]:

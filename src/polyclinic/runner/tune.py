@@ -20,7 +20,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write, digest_of
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.compare import Entry, default_jobs, for_method, has_setting, parse_methods, run_all
+from polyclinic.runner.compare import Entry, check_all, default_jobs, for_method, has_setting, parse_methods, run_all
 from polyclinic.runner.search_privacy import cost_of_search
 from polyclinic.study import Study
 from polyclinic.study.changes import parse_sets
@@ -69,7 +69,9 @@ def tune(
     """
     out = Path(out)
     trials = plan(study, over, out, budget=budget, methods=list(methods), seeds=seeds)
-    failed = run_all([run for trial in trials for run in trial.runs], out, jobs or default_jobs(study), lambda _: None)
+    planned = [run for trial in trials for run in trial.runs]
+    check_all(planned)
+    failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
     found = summarise(study, over, trials, failed, budget=budget, seeds=seeds)
     write(found, study, out)
     return found

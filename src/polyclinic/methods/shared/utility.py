@@ -204,7 +204,7 @@ def draw_sheet(site: Site, synthetic: ImageSet) -> None:
     names = site.trainer.target.classes or ("",)
     for number, name in enumerate(names[:5]):
         for kind, part in (("real", site.data.train), ("synthetic", synthetic)):
-            chosen = np.flatnonzero(part.labels == number)[:SHOWN] if names != ("",) else np.arange(SHOWN)
+            chosen = np.flatnonzero((part.labels == number) | (names == ("",)))[:SHOWN]
             if len(chosen):
                 rows[f"{kind} {name}"] = torch.from_numpy(np.asarray(part.images[chosen]).copy())
     more = f"; the first 5 of {len(names)} classes" if len(names) > 5 else ""
