@@ -70,8 +70,8 @@ def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):
     impossible = tiny("fedavg", {"sites.count": 90})
     with pytest.raises(BadInput, match=r"^sites\.partition: [^\n]*without training images[^\n]*$"):
         compare(impossible, ["fedavg", "cwt"], tmp_path, seeds=2)
-    planned = entries(tiny("fedavg"), ["fedavg", "cwt"], 2, tmp_path, ["cwt:model.backbones.site-9=cnn-2"])
-    with pytest.raises(BadInput, match=r"^cwt, seed [01]: [^\n]*site-9[^\n]*$"):
+    planned = entries(tiny("fedavg"), ["fedavg", "cwt"], 2, tmp_path, ["cwt:sites.count=90"])
+    with pytest.raises(BadInput, match=r"^cwt, seed [01]: sites\.partition: [^\n]*$"):
         check_all(planned)
     assert not list(tmp_path.iterdir())
 
