@@ -24,8 +24,7 @@ from typing import Any
 from polyclinic.engines.worker_process import WorkerProcess
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# torch._dynamo: what the first optimiser of a process would import
-_CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.engines", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.engines"])
 
 
 def idle_host():

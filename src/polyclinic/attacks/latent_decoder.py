@@ -27,6 +27,7 @@ from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.errors import BadInput
 from polyclinic.metrics.perceptual import Distance
+from polyclinic.optimizers import Adam
 from polyclinic.progress import tell
 from polyclinic.randomness import seed_of, torch_rng
 
@@ -65,7 +66,7 @@ class _DecoderSettings(AttackSettings):
     def _train(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
         """A decoder that has learnt the images from their latents, a batch of one set in each step."""
         decoder = _build_decoder(sets[0].shape[1:], tuple(images.shape[1:]), self.width, seed).to(device)
-        optimizer = torch.optim.Adam(decoder.parameters(), self.lr)
+        optimizer = Adam(decoder.parameters(), self.lr)
         rng = torch_rng(seed, "latent decoder", "batches")
         there = [latents.float().to(device) for latents in sets]
         wanted = images.float().to(device)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.optimizers import SGD
 from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses, Sums
 from polyclinic.privacy.ghost_clipping import laid_out_as
 from polyclinic.privacy.obstacles import obstacles
@@ -127,7 +128,7 @@ def try_gradients(module: nn.Module, images: Tensor, clipping: Clipping = "ghost
 
     Their sum, without clipping and noise, must be the gradient of the sum.
     """
-    optimizer = torch.optim.SGD([weight for weight in module.parameters() if weight.requires_grad], lr=0.0)
+    optimizer = SGD([weight for weight in module.parameters() if weight.requires_grad], lr=0.0)
     try:
         with seeded(0, "trial"):
             gradients = torch.autograd.grad(

@@ -30,6 +30,7 @@ from polyclinic.encoders import ENCODERS
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonObject
 from polyclinic.models import build
+from polyclinic.optimizers import SGD
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.device import device_of
 from polyclinic.runner.recorder import Display
@@ -104,7 +105,7 @@ def bare_seconds(device: str) -> float:
 
     def one_round() -> None:
         for _ in range(SITES):
-            optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+            optimizer = SGD(model.parameters(), 0.01, momentum=0.9)
             for _ in range(STEPS):
                 optimizer.zero_grad(set_to_none=True)
                 torch.nn.functional.cross_entropy(model(images.float().div_(255)), labels).backward()

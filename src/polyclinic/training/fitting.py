@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.optimizers import Adam
 from polyclinic.randomness import seeded
 from polyclinic.training.graphs import GraphedFunction
 
@@ -93,9 +94,9 @@ def steps_are_recorded(parameters: Sequence[Tensor]) -> bool:
 def adam(parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Adam:
     """Adam; where steps are recorded, with a rate that lies on the GPU and can change between them."""
     if not steps_are_recorded(parameters):
-        return torch.optim.Adam(parameters, lr)
+        return Adam(parameters, lr)
     rate = torch.tensor(lr, device=parameters[0].device)
-    return torch.optim.Adam(parameters, rate, fused=True, capturable=True)
+    return Adam(parameters, rate, fused=True, capturable=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import nn
 
+from polyclinic.optimizers import SGD, Adam, AdamW
 from polyclinic.settings import Settings
 from polyclinic.training.augmentation import Augmentation
 
@@ -67,8 +68,8 @@ class Optimizer(Settings):
         # a fused step wants its state to lie in memory as the parameters do, and a kept one does not
         fused = (self._fused and not self.keep_state and bool(given) and all(one.is_cuda for one in given)) or None
         if self.name == "sgd":
-            return torch.optim.SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
-        kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+            return SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
+        kind = Adam if self.name == "adam" else AdamW
         return kind(given, lr, weight_decay=self.weight_decay, fused=fused)
 
     def lr_in(self, round: int) -> float:

@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.json_types import JsonObject
+from polyclinic.optimizers import SGD, Adam
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, Sums
 from polyclinic.privacy.patient_sums import PatientSums
@@ -214,7 +215,7 @@ def learners(site: Site, *parts: str) -> dict[str, LearnPrivately]:
         schedule: Schedule,
         joined: int,
     ) -> None:
-        optimizer = torch.optim.Adam([one for one in module.parameters() if one.requires_grad], schedule.lr)
+        optimizer = Adam([one for one in module.parameters() if one.requires_grad], schedule.lr)
         wanted = max(1, len(site.data.train) // schedule.batch_size)
         objective = PrivateObjective(module, losses, batch_of, schedule.batch_size, joined=joined)
         for epoch in range(schedule.epochs):
@@ -242,7 +243,7 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     pieces = _pieces(site, units, next(_draw(site, units, sampling_rate, address)), address)
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
     mean = dp_sgd.NoisyMean(noise, privacy.clip, sampling_rate * len(units), draw)
-    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+    optimizer = SGD(trainer.model.parameters(), lr=0.0)
     clipped = _clipped_sums(site)
     with dp_sgd.private_gradients(trainer.model, optimizer, mean, clipped) as put_gradients:
         put_gradients(losses_by_row(trainer.model, _task_losses(trainer, clipped)), pieces)

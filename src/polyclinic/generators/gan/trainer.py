@@ -18,6 +18,7 @@ from polyclinic.generators.gan.augmentation import DRAWS, augment
 from polyclinic.generators.gan.losses import GANLoss, gradient_penalty
 from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
 from polyclinic.generators.random_source import RandomSource
+from polyclinic.optimizers import Adam
 
 BETAS = (0.5, 0.999)
 
@@ -108,7 +109,7 @@ def adam(
     parameters: list[nn.Parameter], lr: float, *, betas: tuple[float, float] = BETAS, capturable: bool = False
 ) -> torch.optim.Adam:
     """Adam; `capturable` in a CUDA graph: its counts lie on the device, and its step is one kernel."""
-    return torch.optim.Adam(parameters, lr, betas=betas, capturable=capturable, fused=capturable or None)
+    return Adam(parameters, lr, betas=betas, capturable=capturable, fused=capturable or None)
 
 
 class GANTrainer:

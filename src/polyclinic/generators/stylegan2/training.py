@@ -20,6 +20,7 @@ from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.discriminator import GROUP
 from polyclinic.generators.stylegan2.networks import StyleGenerator
+from polyclinic.optimizers import Adam
 from polyclinic.training.graphs import GraphedFunction
 
 if TYPE_CHECKING:
@@ -257,4 +258,4 @@ def _adam(network: nn.Module, lr: float, every: int) -> torch.optim.Adam:
     parameters = list(network.parameters())
     betas = (BETAS[0] ** share, BETAS[1] ** share)
     on_gpu = parameters[0].is_cuda
-    return torch.optim.Adam(parameters, lr * share, betas=betas, eps=1e-8, fused=on_gpu, capturable=on_gpu)
+    return Adam(parameters, lr * share, betas=betas, eps=1e-8, fused=on_gpu, capturable=on_gpu)
