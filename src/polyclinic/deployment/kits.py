@@ -244,6 +244,7 @@ def _policy_text(rehearsed: bool) -> str:
         scores=scores,
         draws=draws,
         shares=shares,
+        **({"min_sites": 3, "liars": 0} if rehearsed else {}),  # the sums of a simulation, and its noise
     )
     rules = settings_with_comments(ApprovalRules(every=rehearsed))
     settings = settings_with_comments(chosen, without=("deployed", "incoming"))

@@ -17,6 +17,7 @@ from polyclinic.federation.leaving.key_exchange import KeyExchange
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import Operation
+from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
@@ -24,7 +25,6 @@ from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
 from polyclinic.runner.assembly import Assembly, trusted_file
 from polyclinic.study import Study
-from polyclinic.study.sum_checks import FEWEST
 
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
 COVERED = {
@@ -196,7 +196,7 @@ class Asked:
 def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     """The operations that a study's coordinator may ask for: name, what each declares, what it is for."""
     found = []
-    sums = SiteSums(study.federation, "", FEWEST)
+    sums = SiteSums(study.federation, "", Floor())
     exchange: list[object] = [KeyExchange()] if _goes_between_sites(study) else []
     exchange += [sums] if study.federation.sum == "secure" else []
     for owner in (study.method, *exchange):

@@ -195,7 +195,7 @@ class Federation:
                 if isinstance(answer, Failure):
                     failures.append(answer)
                 yield answer
-        self._note_failures(failures)
+        self.note_failures(failures)
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -231,7 +231,7 @@ class Federation:
         """The bytes of all parcels up to now."""
         return self._traffic.counted()
 
-    def _note_failures(self, failures: list[Failure]) -> None:
+    def note_failures(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
             self._out.add(failure.site)
             self.failures.append({"round": self.round, **vars(failure)})

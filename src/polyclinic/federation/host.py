@@ -41,6 +41,7 @@ from polyclinic.federation.release_checks import (
 )
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition
+from polyclinic.federation.summing.floor import floor_of
 from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.federation.turn import Turn, undone_on_error
 from polyclinic.randomness import seeded, torch_rng
@@ -63,7 +64,8 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = key_exchange.KeyExchange()
-        self.sums = SiteSums(spec.federated, spec.run_name, spec.policy.min_sites)
+        pinned = len(spec.keys.pinned()) if spec.keys else 0
+        self.sums = SiteSums(spec.federated, spec.run_name, floor_of(spec.policy, pinned))
         self.inspection = Inspection(
             spec.policy.incoming,
             spec.first_weights,
@@ -132,7 +134,7 @@ class SiteHost:
         self.sites.refuse_other_names([call.site])
         self._refuse_while_stopped()
         check_call(call, declared, self._work_of(call), deployed=self.spec.policy.deployed)
-        self.sums.check(declared)
+        self.sums.check(declared, call)
         if self.spec.policy.deployed:
             check_round(call, self.spec.method.rounds)
         site, asked = self.sites.get(call.site, group), ""

@@ -34,6 +34,7 @@ class Site:
     `cache_folder` is where a deployed site keeps trained generators; None is the user's cache.
     `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
     `unknown_classes` are those of the study that the site does not know (`federation.label_sets`).
+    `sum_secrets` are those of a secure sum in progress; they are never written to disk.
     `min_cohort` and `few_images` are those of a deployed site's policy, for what is computed from each class by itself.
     """
 
@@ -49,6 +50,7 @@ class Site:
     trainers: tuple[TrainerLike, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
+    sum_secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
     round: int = 0
     secret: str = ""
     own_draws: bool = False

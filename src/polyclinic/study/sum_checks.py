@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.summing.floor import FEWEST
 from polyclinic.federation.summing.settings import MOST_SITES, Federated
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
-
-#: fewest sites of a secure sum, whatever a site's policy says
-FEWEST = 3
 
 
 def check_sums(study: Study) -> None:

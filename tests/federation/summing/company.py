@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SiteState
+from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.federation.summing.site_sums import SiteSums
 
@@ -46,7 +47,7 @@ class Company:
 
     def __init__(self, folder: Path, answers: dict[str, torch.Tensor], settings: Federated, min_sites: int = 3) -> None:
         self.answers, self.settings = answers, settings
-        self.sums = SiteSums(settings, RUN, min_sites)
+        self.sums = SiteSums(settings, RUN, Floor(min_sites))
         self.sites = {name: self._site(folder, name) for name in answers}
         self.broken: set[tuple[str, str]] = set()
         self.lie: Callable[[Call], Call] = lambda call: call
@@ -81,6 +82,20 @@ class Company:
         gate: Any = SimpleNamespace(check_summand=lambda _: None)
         [left] = self.sums.outgoing(site, call, gate, Adding.answer.operation, (parcel,), "samples")
         return left
+
+    def agree(self, site: str, answered: Sequence[str]) -> str:
+        """A site's signature of who answered, as hex digits."""
+        arguments = {"answered": list(answered), "sum_of": "answer"}
+        signed = self.work(Call(site, "agree", 1, arguments=arguments))
+        assert signed is not None
+        return signed.tensors["signature"].numpy().tobytes().hex()
+
+    def unmask(self, site: str, answered: Sequence[str], agreed: dict[str, str]) -> torch.Tensor:
+        """The shares that a site gives where these signatures came."""
+        arguments = {"answered": list(answered), "agreed": agreed, "sum_of": "answer"}
+        given = self.work(Call(site, "unmask", 1, arguments=arguments))
+        assert given is not None
+        return given.tensors["shares"]
 
     def answer(self, call: Call) -> dict[str, torch.Tensor]:
         """What a site sends: its own number, times what came."""

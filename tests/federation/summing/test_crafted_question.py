@@ -1,8 +1,8 @@
 """A coordinator that crafts what it sends (in the spirit of MedLeak), against a secure sum.
 
-Weights of each site's own, which would put the sites' images side by side into the sum, give noise: the digest of what
-a site was asked is in its masks. The same crafted weights for all are answered, and the sum still shows images: against
-those a site inspects what arrives (docs/incoming.md).
+Weights of each site's own, which would put the sites' images side by side into the sum, are not added up: the digest of
+what a site was asked is in its masks, and in what it signs before the sum is opened. The same crafted weights for all
+are answered, and the sum still shows images: against those a site inspects what arrives (docs/incoming.md).
 """
 
 from dataclasses import replace
@@ -59,7 +59,7 @@ def ask(victims, model):
     return reply.weights
 
 
-def test_weights_of_each_sites_own_give_noise(victims):
+def test_weights_of_each_sites_own_are_not_added_up(victims):
     attack, public = CraftedSum(sites=3), pictures(60, 9)
     crafted = {name: attack.craft(network(), public, place).state_dict() for place, name in enumerate(NAMES)}
     victims.lie = lambda call: (
@@ -67,7 +67,7 @@ def test_weights_of_each_sites_own_give_noise(victims):
         if call.operation == "answer"
         else call
     )
-    with pytest.raises(WorkFailed, match="masks do not cancel"):
+    with pytest.raises(WorkFailed, match="1 of the 3 sites that are needed have signed"):
         ask(victims, network())
 
 

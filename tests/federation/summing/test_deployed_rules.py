@@ -28,10 +28,6 @@ def company(tmp_path):
     return some
 
 
-def unmask(company, site, answered):
-    return company.work(Call(site, "unmask", 1, arguments={"answered": list(answered), "sum_of": "answer"}))
-
-
 def until_answered(company):
     """All have answered; the states of the sites at that point."""
     federation = company.federation()
@@ -51,14 +47,18 @@ def test_deployed_sites_add_up_with_secrets_of_their_own(company):
     assert draw(company.sites["ann"], "x") != draw(company.sites["ann"], "x")
 
 
-def test_a_site_that_is_put_back_opens_no_second_sum_of_other_sites(company):
+def test_a_site_that_is_put_back_agrees_to_no_second_set_of_sites(company):
     """With one sum of all and one without 'di', their difference would be what 'di' sent."""
     states = until_answered(company)
-    unmask(company, "ann", NAMES)
+    company.agree("ann", NAMES)
     company.sites["ann"].state = SiteState(states["ann"])
     with pytest.raises(GateRefused, match="was opened before, of other sites or for another question"):
-        unmask(company, "ann", NAMES[:3])
-    unmask(company, "ann", NAMES)  # the same again tells nothing new
+        company.agree("ann", NAMES[:3])
+    agreed = {name: company.agree(name, NAMES) for name in NAMES}  # the same again tells nothing new
+    company.unmask("ann", NAMES, agreed)
+    company.sites["ann"].state = SiteState(states["ann"])
+    with pytest.raises(ParcelRejected, match="were in the memory of a process that has ended"):
+        company.agree("ann", NAMES)  # its secrets are gone with the first opening
 
 
 def test_noise_is_shared_over_the_honest_sites_that_open_a_sum(company):

@@ -6,9 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.summing import fixed_point
 from polyclinic.federation.summing.fixed_point import TooLarge, from_whole, limit, to_whole
+from polyclinic.federation.summing.summand import COUNT_BITS, parcels_of, summand_of
 
+LAYOUT = [["gradients", "g", "float32", [1]]]
 NUMBERS = st.floats(-1000, 1000, width=32)
 PARTS = st.lists(st.tuples(NUMBERS, st.integers(1, 10**5)), min_size=1, max_size=20)
 
@@ -30,11 +33,46 @@ def test_the_order_does_not_matter(parts, rng):
     assert sum(rows[1:], rows[0].copy()).tolist() == sum(mixed[1:], mixed[0].copy()).tolist()
 
 
-@given(st.lists(st.integers(-(2**60), 2**60), min_size=1, max_size=7))
-def test_whole_numbers_stay_exact_modulo_2_to_64(values):
+@given(st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=7))
+def test_whole_numbers_stay_exact(values):
     rows = [to_whole(torch.tensor([value]), 1, 24) for value in values]
     total = sum(rows[1:], rows[0].copy())
-    assert int(total[0]) == sum(values) % 2**64
+    assert int(total.view(np.int64)[0]) == sum(values)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 10**9))
+def test_a_whole_number_is_exact_or_refused(value, weight):
+    """Also with weight 1, and the smallest number of 64 bits, which has no opposite."""
+    if abs(value) * weight <= fixed_point.LARGEST:
+        assert int(to_whole(torch.tensor([value, 0]), weight, 24).view(np.int64)[0]) == value * weight
+    else:
+        with pytest.raises(TooLarge, match=f"with {weight} as weight"):
+            to_whole(torch.tensor([value, 0]), weight, 24)
+
+
+@given(st.floats(0, 1e12), st.integers(8, 40))
+def test_a_count_of_images_fits_or_is_refused(images, bits):
+    """Up to 500 million images at a site, whatever the resolution; the sum of the most sites does not wrap around."""
+    parcel = Parcel("gradients", {"g": torch.zeros(1)}, {"samples": 1, "expected": images})
+    fits = images <= 2.0 ** (53 - min(bits, COUNT_BITS))
+    assert fits or images > 5e8
+    if not fits:
+        with pytest.raises(TooLarge, match="the number of images is"):
+            summand_of([parcel], mean=True, weighting="samples", bits=bits)
+        return
+    row = summand_of([parcel], mean=True, weighting="samples", bits=bits).numbers
+    [total] = parcels_of(row * np.uint64(1023), LAYOUT, ["gradients"], mean=True, bits=bits, sites=1023)
+    assert total.metadata["expected"] == pytest.approx(1023 * images, abs=1023 * 2.0 ** -min(bits, COUNT_BITS))
+
+
+@given(st.integers(1, 10**18))
+def test_a_weight_fits_or_is_refused(samples):
+    parcel = Parcel("weights", {"w": torch.zeros(1)}, {"samples": samples})
+    if samples <= fixed_point.LARGEST:
+        assert summand_of([parcel], mean=True, weighting="samples", bits=8).numbers[-3] == samples
+    else:
+        with pytest.raises(TooLarge, match="the number of images is"):
+            summand_of([parcel], mean=True, weighting="samples", bits=8)
 
 
 def test_the_largest_number_that_fits():

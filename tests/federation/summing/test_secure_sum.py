@@ -1,5 +1,6 @@
 """Secure sums: the coordinator learns the sum and nothing else, whoever drops out and whatever it asks."""
 
+import contextlib
 import hashlib
 import itertools
 from dataclasses import replace
@@ -19,7 +20,7 @@ from polyclinic.federation.summing.settings import Federated
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")
 SECURE, INTEGER = Federated(sum="secure"), Federated(sum="integer")
-STEPS = ("give_mask_key", "give_shares", "take_shares", "answer", "unmask")
+STEPS = ("give_mask_key", "give_shares", "take_shares", "answer", "agree", "unmask")
 
 
 def answers(names=NAMES):
@@ -41,16 +42,17 @@ def mean(names=NAMES, of=NAMES):
 
 
 def until_answered(company, names=NAMES):
-    """Sites that have answered, and wait to be asked for their shares; what each one sent."""
-    company.broken = {(name, "unmask") for name in names}
+    """Sites that have answered, and wait to be told who else did; what each one sent."""
+    company.broken = {(name, "agree") for name in names}
     with pytest.raises(WorkFailed):
         company.total()
     company.broken = set()
     return {call.site: reply for call, reply in company.replies if call.operation == "answer" and reply}
 
 
-def unmask(company, site, answered):
-    return company.work(Call(site, "unmask", 1, arguments={"answered": list(answered), "sum_of": "answer"}))
+def agree(company, answered, names=NAMES):
+    """The signatures of all sites under one set of sites."""
+    return {name: company.agree(name, answered) for name in names}
 
 
 # --- the sum -------------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ def test_masks_of_another_round_are_others(company):
     rows = []
     for federation.round in (1, 2):
         list(federation.ask_each("answer", weights={"w": torch.ones(500)}))
-        rows.append(some.replies[-1 - len(NAMES)][1].masked["numbers"].numpy().view(np.uint64))
+        rows.append(some.replies[-1 - 2 * len(NAMES)][1].masked["numbers"].numpy().view(np.uint64))
     assert not (rows[0] == rows[1]).any()
 
 
@@ -103,7 +105,7 @@ def test_no_reply_says_how_many_images_a_site_has(company):
 def test_a_site_may_drop_out_at_every_step(company, step, gone):
     some = company()
     some.broken = {(gone, step)}
-    left = NAMES if step == "unmask" else [name for name in NAMES if name != gone]
+    left = NAMES if step in ("agree", "unmask") else [name for name in NAMES if name != gone]
     assert float(some.total()[0]) == pytest.approx(mean(left), abs=1e-6)
 
 
@@ -153,16 +155,17 @@ def test_two_sums_at_once_do_not_mix(company):
     for name in NAMES:
         some.work(Call(name, "give_mask_key", 1, arguments={"sum_of": "another"}))
     with pytest.raises(ParcelRejected, match="no sum of 'answer' has begun"):
-        unmask(some, "bo", NAMES)
+        some.agree("bo", NAMES)
 
 
 def test_a_site_answers_one_unmasking_request(company):
     some = company()
     until_answered(some)
-    unmask(some, "bo", NAMES)
+    agreed = agree(some, NAMES)
+    some.unmask("bo", NAMES, agreed)
     for again in (NAMES, NAMES[:4]):
         with pytest.raises(ParcelRejected, match="past this step"):
-            unmask(some, "bo", again)
+            some.unmask("bo", again, agreed)
     kept = known(some.sites["bo"])
     assert not kept.mask_key + kept.own_seed
     assert not kept.held
@@ -175,26 +178,49 @@ def test_lies_about_who_answered_are_refused(company, said):
     some = company()
     until_answered(some)
     with pytest.raises((ParcelRejected, GateRefused)):
-        unmask(some, "bo", said)
+        some.agree("bo", said)
+
+
+def test_a_site_signs_one_set_of_sites(company):
+    some = company()
+    until_answered(some)
+    some.agree("bo", NAMES)
+    with pytest.raises(ParcelRejected, match="past this step"):
+        some.agree("bo", NAMES[:4])
+    with pytest.raises(ParcelRejected, match="others than this site agreed to"):
+        some.unmask("bo", NAMES[:4], {})
+
+
+def test_no_share_is_given_before_enough_sites_signed_the_same(company):
+    some = company()
+    until_answered(some)
+    agreed = agree(some, NAMES)
+    three = dict(list(agreed.items())[:3])
+    forged = {**three, "di": agreed["emil"], "emil": "no signature", "zoe": agreed["di"]}
+    for given in ({}, three, forged, None):
+        with pytest.raises(ParcelRejected, match="of the 4 sites that are needed have signed"):
+            some.unmask("bo", NAMES, given)
+    some.unmask("bo", NAMES, {**three, "di": agreed["di"]})
 
 
 @pytest.mark.parametrize("told", [told for n in range(1, 5) for told in itertools.combinations(NAMES, n)], ids="".join)
-def test_nobody_gets_both_secrets_of_a_site(company, told):
-    """Some sites hear that 'cleo' answered, the others that it dropped out: one of the secrets stays secret."""
+def test_sites_that_hear_different_things_open_nothing(company, told):
+    """Some sites hear that 'cleo' answered, the others that it dropped out: neither set has enough signatures, or only
+    one has. Nobody gets both secrets of a site."""
     some = company()
     until_answered(some)
-    secrets = known(some.sites["cleo"])
-    of_seed, of_key = {}, {}
-    for place, name in enumerate(NAMES, 1):
-        answered = NAMES if name in told else [one for one in NAMES if one != "cleo"]
-        try:
-            share = unmask(some, name, answered).tensors["shares"][NAMES.index("cleo")].numpy().tobytes()
-        except ParcelRejected:
-            assert name == "cleo"  # it knows that it answered
-            continue
-        (of_seed if name in told else of_key)[place] = share
-    seed, key = shamir.combine(of_seed), shamir.combine(of_key)
-    assert seed != bytes.fromhex(secrets.own_seed) or key != bytes.fromhex(secrets.mask_key)
+    others = [name for name in NAMES if name != "cleo"]
+    agreed = {}
+    for name in NAMES:
+        if name in told or name != "cleo":  # 'cleo' knows that it answered
+            agreed[name] = some.agree(name, NAMES if name in told else others)
+    opened = set()
+    for name in agreed:
+        with contextlib.suppress(ParcelRejected):
+            some.unmask(name, NAMES if name in told else others, agreed)
+            opened.add(name in told)
+    assert len(opened) <= 1
+    assert bool(opened) == (len(told) >= 4 or len(set(others) - set(told)) >= 4)
 
 
 def test_a_site_that_is_said_to_have_dropped_out_stays_masked(company):
@@ -203,12 +229,13 @@ def test_a_site_that_is_said_to_have_dropped_out_stays_masked(company):
     sent = until_answered(some)
     before = known(some.sites["cleo"])
     others = [name for name in NAMES if name != "cleo"]
-    shares = {NAMES.index(name) + 1: unmask(some, name, others).tensors["shares"] for name in others}
+    agreed = agree(some, others, others)
+    shares = {NAMES.index(name) + 1: some.unmask(name, others, agreed) for name in others}
     row = NAMES.index("cleo")
     found = shamir.combine({place: some_shares[row].numpy().tobytes() for place, some_shares in shares.items()})
     assert found == bytes.fromhex(before.mask_key)  # the coordinator has it now, and all masks with the others
     with pytest.raises(ParcelRejected, match="or not this site"):
-        unmask(some, "cleo", others)
+        some.agree("cleo", others)
     commitment = hashlib.sha256(bytes.fromhex(before.own_seed)).digest()
     assert hashlib.sha256(found).digest() != commitment
     assert sent["cleo"]
@@ -295,3 +322,39 @@ def test_a_site_that_lies_about_shares_is_noticed(company):
     some.work = work
     with pytest.raises(WorkFailed, match="do not fit; a site lied"):
         some.total()
+
+
+def test_a_site_whose_answer_has_another_form_fails_by_name(company):
+    """Its tensors cannot be added to those of the others. The sum is that of the others, and the run says who."""
+    for settings in (SECURE, INTEGER):
+        some = company(settings=settings)
+        honest = some.answer
+        other = lambda call, honest=honest: {"else": torch.ones(3)} if call.site == "di" else honest(call)  # noqa: E731
+        some.answer = other
+        federation = some.federation()
+        [reply] = federation.ask_all("answer", weights={"w": torch.ones(5)})
+        left = [name for name in NAMES if name != "di"]
+        assert float(reply.weights["w"][0]) == pytest.approx(mean(left), abs=1e-6)
+        [failure] = federation.failures
+        assert (failure["site"], failure["operation"]) == ("di", "answer")
+        assert "other tensors than those of the other sites" in failure["reason"]
+
+
+@pytest.mark.parametrize("lie", [{0: 2**60}, {-1: 2}, {-3: -5}])
+def test_an_open_row_that_no_site_can_have_made_is_refused(company, lie):
+    some = company(settings=INTEGER)
+    honest = some.work
+
+    def work(call):
+        parcel = honest(call)
+        if call.site != "di":
+            return parcel
+        numbers = parcel.tensors["numbers"].clone()
+        for place, value in lie.items():
+            numbers[place] = value
+        return Parcel("weights", {"numbers": numbers}, parcel.metadata)
+
+    some.work = work
+    federation = some.federation()
+    federation.ask_all("answer", weights={"w": torch.ones(5)})
+    assert [failure["site"] for failure in federation.failures] == ["di"]

@@ -34,6 +34,9 @@ class KeyRing(Protocol):
     def public(self, site: str) -> bytes | None:
         """The public sealing key of a site, or None for one that nobody vouches for."""
 
+    def pinned(self) -> tuple[str, ...]:
+        """The sites whose sealing keys a kit pins; none in a simulation, where keys follow from the seed."""
+
     def signing_key(self, site: str) -> Ed25519PrivateKey:
         """The private signing key of the owner of this ring."""
 
@@ -53,6 +56,9 @@ class SeedKeys:
     def public(self, site: str) -> bytes | None:
         return public_key(self.own(site))
 
+    def pinned(self) -> tuple[str, ...]:
+        return ()
+
     def signing_key(self, site: str) -> Ed25519PrivateKey:
         digest = hashlib.sha256(f"signing key {self.seed} {site}".encode()).digest()
         return Ed25519PrivateKey.from_private_bytes(digest)
@@ -70,6 +76,9 @@ class PublicKeys:
     def public(self, site: str) -> bytes | None:
         found = self._table("sealing").get(site)
         return None if found is None else _key(found, self.path, f"sealing.{site}")
+
+    def pinned(self) -> tuple[str, ...]:
+        return tuple(self._table("sealing"))
 
     def verifying_keys(self, site: str) -> tuple[bytes, ...]:
         return tuple(_key(text, self.path, f"signing.{site}") for text in self._table("signing").get(site, []))

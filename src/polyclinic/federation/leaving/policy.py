@@ -65,8 +65,17 @@ class Policy(Settings):
         "than features, of which the features of single images follow: refuse, or allow",
     )
 
-    min_sites: int = Field(
-        3, ge=3, description="fewest sites of a secure sum that this site takes part in (federation.sum = 'secure')"
+    min_sites: int | None = Field(
+        None,
+        ge=3,
+        description="fewest sites of a secure sum that this site takes part in (federation.sum = 'secure'); if not "
+        "given, more than half of the sites whose keys its kit pins, and at least 3",
+    )
+    liars: int | None = Field(
+        None,
+        ge=0,
+        description="sites of a secure sum that may work together with a lying coordinator without opening what this "
+        "site sends; if not given, a sixth of the sites whose keys its kit pins, and at least 1",
     )
     samples: Literal["tell", "hide"] = Field(
         "tell",

@@ -18,15 +18,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.summing import shamir
+from polyclinic.federation.summing.agreement import SIGNATURE_BYTES
 from polyclinic.federation.summing.masks import Context, add_mask, pair_secret, sign_of
 from polyclinic.federation.summing.settings import MOST_SITES, Federated
 from polyclinic.federation.summing.site_sums import BOX, MASKED, SHARES
-from polyclinic.federation.summing.summand import TAIL, Layout, check_layout, digest_of_question, parcels_of
+from polyclinic.federation.summing.summand import TAIL, Layout, check_layout, check_open, digest_of_question, parcels_of
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
@@ -61,6 +62,8 @@ class CoordinatorSums:
                 raise ParcelRejected(f"{parcel.kind}: a summand holds 'numbers', and nothing else")
             allowed = declared.releases if parcel.kind == MASKED else (parcel.kind,)
             check_layout(parcel.metadata.get("layout"), parcel.tensors["numbers"], allowed)
+            if parcel.kind != MASKED:
+                check_open(parcel.tensors["numbers"])
 
     def collect(
         self,
@@ -77,9 +80,7 @@ class CoordinatorSums:
         if self.settings.sum == "secure":
             found = self._secure(federation, operation, sites, digest_of_question(parcels, arguments), ask)
         else:
-            found = Total()
-            for reply in ask(sites):
-                found.add(reply)
+            found = self._added(federation, operation, ask(sites))
         if not found.answered:
             return
         yield self._reply(operation, found)
@@ -106,18 +107,28 @@ class CoordinatorSums:
         given = federation.ask_all("give_shares", sites=list(keys), keys=keys, sum_of=operation)
         boxes = {reply.site: _checked_boxes(reply, len(keys)) for reply in given}
         members = self._hand_out(federation, operation, sorted(keys), boxes)
-        found = Total()
-        for reply in ask(members):
-            found.add(reply)
+        found = self._added(federation, operation, ask(members))
         answered = found.answered
-        self._require(len(answered), len(keys), operation)
-        shares = federation.ask_all("unmask", sites=answered, answered=answered, sum_of=operation)
-        self._require(len(shares), len(keys), operation)
+        needed = max([self.settings.fewest_of(len(keys)), *(_needs(parcel) for parcel in boxes.values())])
+        self._require(len(answered), len(keys), needed, operation)
+        signed = federation.ask_all("agree", sites=answered, answered=answered, sum_of=operation)
+        agreed = {reply.site: _signature(reply) for reply in signed}
+        shares = federation.ask_all("unmask", sites=list(agreed), answered=answered, agreed=agreed, sum_of=operation)
+        self._require(len(shares), len(keys), needed, operation)
         public = {site: key.numpy().tobytes() for site, key in keys.items()}
         context = Context(self.run, federation.round, operation, public, sorted(boxes))
         opened = Unmasking(context, context.info(question), answered)
         commitments = {site: parcel.tensors["commitment"].numpy().tobytes() for site, parcel in boxes.items()}
         opened.open(found, {reply.site: reply.parcel(SHARES) for reply in shares}, commitments)
+        return found
+
+    def _added(self, federation: Federation, operation: str, replies: Iterator[Reply]) -> Total:
+        """The sum of what came. A site that sent other tensors than most others did fails, by name."""
+        found = Total()
+        for reply in replies:
+            found.add(reply)
+        reason = "its answer has other tensors than those of the other sites"
+        federation.note_failures([Failure(site, operation, reason) for site in found.others])
         return found
 
     def _keys(self, federation: Federation, operation: str, sites: Sequence[str]) -> dict[str, Tensor]:
@@ -136,21 +147,20 @@ class CoordinatorSums:
             for place, site in enumerate(order)
             if site in boxes
         }
-        self._require(len(boxes), len(order), operation)
+        self._require(len(boxes), len(order), self.settings.fewest_of(len(order)), operation)
         replies = federation.ask_all("take_shares", sites=list(boxes), by_site=by_site, sum_of=operation)
         return [reply.site for reply in replies]
 
-    def _require(self, left: int, sites: int, operation: str) -> None:
-        needed = self.settings.fewest_of(sites)
+    def _require(self, left: int, sites: int, needed: int, operation: str) -> None:
         if left < needed:
             raise WorkFailed(
                 f"the secure sum of '{operation}' cannot be opened: {left} of {sites} sites are left, and {needed} are "
-                "needed (federation.threshold)"
+                "needed (federation.threshold, or the policies of the sites)"
             )
 
 
 class Total:
-    """Rows of whole numbers, added modulo 2^64 as they come. The layout that came first holds for all."""
+    """Rows of whole numbers, added modulo 2^64 as they come, by layout. The layout of most sites holds."""
 
     def __init__(self) -> None:
         self._rows: dict[str, np.ndarray] = {}
@@ -176,6 +186,11 @@ class Total:
     @property
     def answered(self) -> list[str]:
         return self._sites[self._form] if self._sites else []
+
+    @property
+    def others(self) -> list[str]:
+        """Sites that sent something else."""
+        return [site for form, sites in self._sites.items() if form != self._form for site in sites]
 
     @property
     def layout(self) -> Layout:
@@ -230,6 +245,17 @@ def _checked_boxes(reply: Reply, sites: int) -> Parcel:
     if found != wanted:
         raise WorkFailed(f"site '{reply.site}' sent boxes of shares of another form; it must run the same version")
     return parcel
+
+
+def _needs(boxes: Parcel) -> int:
+    """How many sites must be left before a site gives its secrets, as it says itself."""
+    told = boxes.metadata.get("needs")
+    return told if type(told) is int else 0
+
+
+def _signature(reply: Reply) -> str:
+    signature = reply.parcel(SHARES).tensors.get("signature", torch.empty(0, dtype=torch.uint8))
+    return signature.numpy().tobytes().hex() if signature.numel() <= SIGNATURE_BYTES else ""
 
 
 def _row_of(reply: Reply) -> np.ndarray:

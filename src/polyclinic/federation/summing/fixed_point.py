@@ -25,9 +25,14 @@ def to_whole(values: Tensor, weight: int, bits: int) -> np.ndarray:
         _check(float(wide.abs().max()) if wide.numel() else 0.0, weight, bits)
         whole = wide.long()
     else:
+        _check(_largest(values) * weight, weight, 0)  # before they are multiplied, which could wrap around
         whole = values.detach().long() * weight
-        _check(float(values.double().abs().max()) * weight if values.numel() and weight != 1 else 0.0, weight, 0)
     return whole.cpu().contiguous().flatten().numpy().view(np.uint64)
+
+
+def _largest(values: Tensor) -> int:
+    """The largest absolute value of whole numbers, as Python counts: the smallest of 64 bits has no opposite there."""
+    return max(int(values.max()), -int(values.min())) if values.numel() else 0
 
 
 def _check(largest: float, weight: int, bits: int) -> None:
@@ -35,6 +40,14 @@ def _check(largest: float, weight: int, bits: int) -> None:
         raise TooLarge(
             f"{largest / weight / 2.0**bits:.4g}, and with {weight} as weight ±{limit(weight, bits):.4g} fit"
         )
+
+
+def count_to_whole(count: float, bits: int) -> int:
+    """A count, whole or expected, as a whole number of 2^-bits; TooLarge where it does not fit."""
+    found = count * 2.0**bits
+    if not 0 <= found <= LARGEST:
+        raise TooLarge(f"{count:.4g} images, and up to {LARGEST / 2.0**bits:.4g} fit")
+    return round(found)
 
 
 def limit(weight: int, bits: int) -> float:

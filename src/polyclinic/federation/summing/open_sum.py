@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 #: where a site's state keeps it
 STATE = "sum"
-Step = Literal["keys", "shares", "ready", "added", "opened"]
+Step = Literal["keys", "shares", "ready", "added", "agreed", "opened"]
+#: what nobody else may know; at a deployed site it lies in memory only, and a sum ends with the process
+SECRETS = ("mask_key", "own_seed", "held")
 
 
 class OpenSum(Settings):
@@ -41,6 +43,10 @@ class OpenSum(Settings):
     #: of each member: the share of its mask key, and that of its own seed
     held: dict[str, tuple[str, str]] = Field(default_factory=dict)
     question: str = ""
+    #: those whose answers came, as the site signed
+    answered: tuple[str, ...] = ()
+    #: names the secrets of this sum, where they lie in memory
+    label: str = ""
     #: members that answer and do not lie, at least
     honest: int = 0
 
@@ -59,15 +65,20 @@ class OpenSum(Settings):
 
 
 def keep(site: Site, found: OpenSum) -> None:
-    text = json.dumps(found.model_dump(mode="json")).encode()
+    """Remember a sum in the site's state. The state is written to disk, and no secret of a deployed site is."""
+    content = found.model_dump(mode="json")
+    if site.secret:
+        site.sum_secrets = {found.label: {name: content.pop(name) for name in SECRETS}}
+    text = json.dumps(content).encode()
     site.state[STATE] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
 
 
 def known(site: Site) -> OpenSum | None:
-    """The sum that the site remembers; None if there was none."""
+    """The sum that the site remembers, with its secrets if they are still there; None if there was none."""
     if STATE not in site.state:
         return None
-    return OpenSum.model_validate_json(site.state[STATE].numpy().tobytes())
+    found = OpenSum.model_validate_json(site.state[STATE].numpy().tobytes())
+    return changed(found, site.sum_secrets.get(found.label, {})) if site.secret else found
 
 
 def at_step(site: Site, operation: str, *steps: Step) -> OpenSum:
@@ -77,6 +88,11 @@ def at_step(site: Site, operation: str, *steps: Step) -> OpenSum:
         raise ParcelRejected(f"no sum of '{operation}' has begun in round {site.round}")
     if found.step not in steps:
         raise ParcelRejected(f"the sum of '{operation}' in round {site.round} is past this step ({found.step})")
+    if not found.mask_key:
+        raise ParcelRejected(
+            f"the secrets of the sum of '{operation}' were in the memory of a process that has ended; the site drops "
+            "out of this sum"
+        )
     return found
 
 

@@ -2,8 +2,9 @@
 
 The protocol is that of Bonawitz et al. (2017). In each sum a site (1) gives a public key drawn for this sum, (2) sends
 every other site a share of that key's private half and a share of the seed of its own mask, sealed with the keys that
-the kits pin and bound to the keys of all, (3) takes the others' shares, (4) adds masks to its answer, and (5) gives one
-share of each site: of the own seed if that site's answer came, of the mask key if it dropped out. Never both.
+the kits pin and bound to the keys of all, (3) takes the others' shares, (4) adds masks to its answer, (5) signs whose
+answers came, and (6) where enough sites signed the same, gives one share of each: of the own seed if that site's answer
+came, of the mask key if it dropped out. Never both.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
+from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation, operation
 from polyclinic.federation.summing import shamir
+from polyclinic.federation.summing.agreement import check_agreement, signature_of
+from polyclinic.federation.summing.done_once import note_agreed, note_masked, note_shared
 from polyclinic.federation.summing.fixed_point import TooLarge
+from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.masks import add_mask, pair_secret, sign_of
 from polyclinic.federation.summing.open_sum import OpenSum, at_step, changed, keep, known
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.federation.summing.summand import TAIL, Summand, digest_of_question, summand_of
-from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call
@@ -41,16 +45,14 @@ MASKED, SHARES = "masked", "shares"
 #: bytes of the two shares that a site seals for another one, and of their box
 TWO_SHARES = 2 * shamir.SHARE_BYTES
 BOX = TWO_SHARES + sealing.OVERHEAD
-#: in a deployed site's folder: with whom it shared the secrets of a sum, what it answered, and what it helped to open
-DONE = "sums.json"
 
 
 class SiteSums:
     """The operations of a secure sum, which every site has, and what leaves in a sum instead of an answer."""
 
-    def __init__(self, settings: Federated, run: str, min_sites: int) -> None:
-        """`run` names the run; `min_sites` is the fewest sites of a sum that the site's policy allows."""
-        self.settings, self.run, self.min_sites = settings, run, min_sites
+    def __init__(self, settings: Federated, run: str, floor: Floor) -> None:
+        """`run` names the run; `floor` is what the site's policy asks of a sum."""
+        self.settings, self.run, self.floor = settings, run, floor
 
     # --- the steps before and after the answer -------------------------------------------------------
 
@@ -65,6 +67,7 @@ class SiteSums:
             step="keys",
             mask_key=draw(site, "mask key", sum_of).hex(),
             own_seed=draw(site, "own seed", sum_of).hex(),
+            label=secrets.token_hex(8) if site.secret else "",
         )
         keep(site, begun)
         return Parcel("keys", {site.name: _tensor(sealing.public_key(begun.private_key))})
@@ -76,16 +79,17 @@ class SiteSums:
         public = {name: _key_bytes(name, key) for name, key in keys.items()}
         self._check_keys(site, found, public)
         count = len(public)
+        threshold = self.floor.threshold(self.settings, count)
         found = changed(
             found,
             {
                 "step": "shares",
                 "keys": {name: key.hex() for name, key in public.items()},
-                "threshold": max(self.settings.fewest_of(count), self.min_sites),
-                "honest": max(1, max(self.settings.fewest_of(count), self.min_sites) - self.settings.liars),
+                "threshold": threshold,
+                "honest": max(1, threshold - max(self.settings.liars, self.floor.liars)),
             },
         )
-        self._note_shared(site, found)
+        note_shared(site, found)
         of_key = self._split(site, found, "mask key", found.mask_key)
         of_seed = self._split(site, found, "own seed", found.own_seed)
         boxes = [self._box(site, found, *one) for one in zip(sorted(public), of_key, of_seed, strict=True)]
@@ -94,7 +98,7 @@ class SiteSums:
         sum_id = found.context(of_all=True).sum_id
         commitment = hashlib.sha256(bytes.fromhex(found.own_seed)).digest()
         tensors = {"boxes": torch.stack(boxes), "commitment": _tensor(commitment)}
-        return Parcel(SHARES, tensors, {"sum": {"id": sum_id[:16], "sites": count}})
+        return Parcel(SHARES, tensors, {"sum": {"id": sum_id[:16], "sites": count}, "needs": threshold})
 
     @operation(secure_only=True)
     def take_shares(self, site: Site, shares: Mapping[str, Tensor], sum_of: str) -> None:
@@ -107,28 +111,50 @@ class SiteSums:
         for sender, box in shares.items():
             plain = self._open_box(site, found, sender, box)
             held[sender] = (plain[: shamir.SHARE_BYTES].hex(), plain[shamir.SHARE_BYTES :].hex())
-        self._check_number(len(held), found.threshold)
+        self._check_left(len(held), found.threshold)
         keep(site, changed(found, {"step": "ready", "held": held, "members": tuple(sorted(held))}))
 
     @operation(SHARES, secure_only=True)
-    def unmask(self, site: Site, answered: Sequence[str], sum_of: str) -> Parcel:
-        """One share of each member: of its own seed if it answered, of its mask key if it did not. Once a sum."""
+    def agree(self, site: Site, answered: Sequence[str], sum_of: str) -> Parcel:
+        """The site's signature of who answered. Once a sum: it signs no second set of sites."""
         found = at_step(site, sum_of, "added")
-        names = set(answered) if isinstance(answered, list | tuple) else set()
-        if not names <= set(found.members) or site.name not in names or len(names) != len(answered):
-            raise ParcelRejected("those who are said to have answered are not members of this sum, or not this site")
-        self._check_number(len(names), found.threshold)
-        self._note_opened(site, found, names)
+        names = self._members_among(site, found, answered)
+        note_agreed(site, found, names)
+        keep(site, changed(found, {"step": "agreed", "answered": tuple(sorted(names))}))
+        about = {"id": found.context().sum_id[:16], "sites": len(names)}
+        return Parcel(SHARES, {"signature": _tensor(signature_of(site, found, names))}, {"sum": about})
+
+    @operation(SHARES, secure_only=True)
+    def unmask(self, site: Site, answered: Sequence[str], agreed: Mapping[str, str], sum_of: str) -> Parcel:
+        """One share of each member: of its own seed if it answered, of its mask key if it did not. Once a sum, and only
+        for the set of sites that enough of them signed."""
+        found = at_step(site, sum_of, "agreed")
+        names = self._members_among(site, found, answered)
+        if names != set(found.answered):
+            raise ParcelRejected("those who are said to have answered are others than this site agreed to")
+        check_agreement(site, found, names, agreed)
+        note_agreed(site, found, names)
         rows = [_tensor(bytes.fromhex(found.held[name][name in names])) for name in found.members]
         erased = {"step": "opened", "mask_key": "", "own_seed": "", "held": {}}
         keep(site, changed(found, erased))
         about = {"id": found.context().sum_id[:16], "sites": len(names)}
         return Parcel(SHARES, {"shares": torch.stack(rows)}, {"sum": about})
 
+    def _members_among(self, site: Site, found: OpenSum, answered: Sequence[str]) -> set[str]:
+        """Those who are said to have answered; ParcelRejected unless they can be so many sites of this sum."""
+        names = set(answered) if isinstance(answered, list | tuple) else set()
+        if not names <= set(found.members) or site.name not in names or len(names) != len(answered):
+            raise ParcelRejected("those who are said to have answered are not members of this sum, or not this site")
+        self._check_left(len(names), found.threshold)
+        return names
+
     # --- the answer itself ---------------------------------------------------------------------------
 
-    def check(self, declared: Operation) -> None:
-        """ParcelRejected for a part of a secure sum in a study whose answers leave in the clear."""
+    def check(self, declared: Operation, call: Call) -> None:
+        """ParcelRejected for a part of a secure sum in a study whose answers leave in the clear, and for a part of any
+        sum that is to go to somebody else than the coordinator."""
+        if call.to != COORDINATOR and (declared.secure_only or self.covers(declared)):
+            raise ParcelRejected(f"'{declared.address}' is a part of a sum, which the coordinator adds up; nobody else")
         if declared.secure_only and self.settings.sum != "secure":
             raise ParcelRejected(f"'{declared.address}' is a part of secure sums, and federation.sum is not 'secure'")
 
@@ -159,7 +185,7 @@ class SiteSums:
         begun = at_step(site, call.operation, "ready")
         context = begun.context()
         question = digest_of_question(call.parcels, call.arguments)
-        self._note_masked(site, begun, question, summand.numbers)
+        note_masked(site, begun, question, summand.numbers)
         info, numbers = context.info(question), summand.numbers.copy()
         add_mask(numbers, bytes.fromhex(begun.own_seed), info, sign=1)
         for other in begun.members:
@@ -184,23 +210,23 @@ class SiteSums:
     def _check_keys(self, site: Site, found: OpenSum, public: Mapping[str, bytes]) -> None:
         if public.get(site.name) != sealing.public_key(found.private_key):
             raise ParcelRejected(f"the mask keys that came do not have that of site '{site.name}'")
+        pinned = {name: site.keys.public(name) for name in public}
+        if len(set(pinned.values())) < len(pinned):
+            raise ParcelRejected("two sites of the sum have the same pinned key, and count as one")
         for name in public:
-            if site.keys.public(name) is None:
+            if pinned[name] is None:
                 raise ParcelRejected(f"site '{site.name}' has no key of '{name}', which is said to be in the sum")
             try:
                 pair_secret(found.private_key, public[name])
             except ValueError:  # a point at which X25519 is not safe
                 raise ParcelRejected(f"the mask key of site '{name}' is none that two sites could share") from None
-        self._check_number(len(public), max(self.settings.fewest_of(len(public)), self.min_sites))
 
-    def _check_number(self, sites: int, threshold: int) -> None:
-        if sites < self.min_sites:
-            raise GateRefused(
-                f"a secure sum of {sites} sites was asked for, and the site's policy wants {self.min_sites} or more "
-                "(min_sites)"
-            )
+    def _check_left(self, sites: int, threshold: int) -> None:
         if sites < threshold:
-            raise GateRefused(f"{sites} sites are left of a secure sum, and {threshold} must be (federation.threshold)")
+            raise GateRefused(
+                f"{sites} sites are left of a secure sum, and {threshold} must be (federation.threshold, and min_sites "
+                "and liars of the site's policy)"
+            )
 
     def _split(self, site: Site, found: OpenSum, purpose: str, secret: str) -> list[bytes]:
         def coefficient(number: int) -> int:
@@ -230,43 +256,6 @@ class SiteSums:
             raise ParcelRejected(
                 f"the box of shares of site '{sender}' does not open: {error}, or made for a sum of other keys"
             ) from None
-
-    def _note_opened(self, site: Site, found: OpenSum, answered: set[str]) -> None:
-        """A deployed site opens one sum of a round's answers: no second one in another company, or to another
-        question."""
-        now = _digest(sorted(found.members), sorted(answered), found.question)
-        words = "was opened before, of other sites or for another question"
-        self._note_once(site, found, f"{found.round} {found.operation}", now, words)
-
-    def _note_shared(self, site: Site, found: OpenSum) -> None:
-        """A mask key and a seed are shared in one set of keys. In two, the sites of one could tell the mask key and
-        those of the other the seed, which together open this site's answer."""
-        own = found.keys[site.name]
-        self._note_once(site, found, f"shared {own}", _digest(found.keys), "has its secrets shared with other sites")
-
-    def _note_masked(self, site: Site, found: OpenSum, question: str, numbers: np.ndarray) -> None:
-        """One answer goes under one seed. The difference of two rows under the same masks is that of the answers, and
-        a seed that opens one row opens the other."""
-        key = f"masked {hashlib.sha256(bytes.fromhex(found.own_seed)).hexdigest()}"
-        now = _digest(found.context().sum_id, question, hashlib.sha256(numbers.tobytes()).hexdigest())
-        self._note_once(site, found, key, now, "was answered before, in other company or with other numbers")
-
-    def _note_once(self, site: Site, found: OpenSum, key: str, now: str, words: str) -> None:
-        """Written down outside the state, which a coordinator may put back: GateRefused where the site did otherwise
-        before. Simulated sites, whose secrets follow from the study's seed, are in one hand."""
-        if not site.secret:
-            return
-        path = site.folder / DONE
-        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if done.setdefault(key, now) != now:
-            raise GateRefused(
-                f"the sum of '{found.operation}' in round {found.round} {words}; submit the study as a new run"
-            )
-        atomic_write(path, json.dumps(done), private=True, durable=True)
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def draw(site: Site, *purpose: str | int) -> bytes:

@@ -20,6 +20,8 @@ from polyclinic.federation.summing.fixed_point import TooLarge
 UNIFORM = 1024
 #: whole numbers at the end of a row: the weight, the number of images that `expected` says, and 1 for the site itself
 TAIL = 3
+#: finest resolution of a number of images: there is room for 500 million of them
+COUNT_BITS = 24
 #: kind, name, dtype and shape of each tensor in a row
 Layout = list[list[Any]]
 
@@ -45,9 +47,16 @@ def summand_of(parcels: Sequence[Parcel], *, mean: bool, weighting: str, bits: i
             except TooLarge as error:
                 raise TooLarge(f"{parcel.kind} '{name}' holds {error}") from None
             layout.append([parcel.kind, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-    expected = round(float(metadata.get("expected", 0.0)) * 2**bits)
-    rows.append(np.array([weight, expected, 1], np.uint64))
+    try:
+        counts = [fixed_point.count_to_whole(weight, 0), _expected(metadata, bits), 1]
+    except TooLarge as error:
+        raise TooLarge(f"the number of images is {error}") from None
+    rows.append(np.array(counts, np.uint64))
     return Summand(np.concatenate(rows), layout)
+
+
+def _expected(metadata: Mapping[str, Any], bits: int) -> int:
+    return fixed_point.count_to_whole(float(metadata.get("expected", 0.0)), min(bits, COUNT_BITS))
 
 
 def parcels_of(
@@ -65,7 +74,7 @@ def parcels_of(
         of_tensor = fixed_point.from_whole(total[start:end], weight if mean else 1, bits, getattr(torch, dtype))
         found[kind][name] = of_tensor.reshape(shape)
         start = end
-    metadata = {"samples": weight, "expected": expected / 2**bits, "sites": sites}
+    metadata = {"samples": weight, "expected": expected / 2 ** min(bits, COUNT_BITS), "sites": sites}
     return tuple(Parcel(kind, tensors, metadata) for kind, tensors in found.items())
 
 
@@ -76,6 +85,14 @@ def check_layout(layout: Any, numbers: Tensor, kinds: Sequence[str]) -> None:
     length = sum(int(np.prod(entry[3], dtype=object)) for entry in layout) + TAIL
     if numbers.dtype != torch.int64 or tuple(numbers.shape) != (length,):
         raise ParcelRejected(f"a summand of {length} whole numbers was expected, and {tuple(numbers.shape)} came")
+
+
+def check_open(numbers: Tensor) -> None:
+    """ParcelRejected for a row in the clear that no site can have made: it would overflow, or count for several."""
+    low, high = (int(one) for one in numbers.aminmax())
+    weight, expected, counted = numbers[-TAIL:].tolist()
+    if max(high, -low) > fixed_point.LARGEST or weight < 0 or expected < 0 or counted != 1:
+        raise ParcelRejected("a summand holds numbers beyond 2^53, or does not count as one site")
 
 
 def _is_entry(entry: Any, kinds: Sequence[str]) -> bool:
