@@ -106,14 +106,20 @@ def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7, dista
     found, truth, start = (images.flatten(0, 1) for images in (found, truth, start))
     error, before = mean_squared_error(found, truth), mean_squared_error(start, truth)
     error = torch.where(error.isfinite(), error, torch.nan)
-    non_converging = ~(error < torch.minimum(before, torch.full_like(before, FAILED)))
+    failed = non_converging(error, before)
     ratio = torch.where(error.isnan(), error, psnr(found, truth))
     similarity = torch.where(error.isnan(), error, ssim(found, truth, window=window))
     if distance is None:
-        return Score(error, ratio, similarity, non_converging, several)
+        return Score(error, ratio, similarity, failed, several)
     far = _perceptual(distance, found, truth).to(error)
     far = torch.where(error.isnan(), error, far)
-    return Score(error, ratio, similarity, non_converging, several, far, distance.name)
+    return Score(error, ratio, similarity, failed, several, far, distance.name)
+
+
+def non_converging(error: Tensor, before: Tensor) -> Tensor:
+    """Who did not converge, by the papers' rule: an error that is not finite, not below that of the start, or 2 and
+    above."""
+    return ~(error < torch.minimum(before, torch.full_like(before, FAILED)))
 
 
 @torch.no_grad()

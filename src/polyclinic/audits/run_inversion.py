@@ -11,11 +11,13 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
-from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge
+from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge, Reconstruction
+from polyclinic.attacks.scoring import non_converging
 from polyclinic.attacks.trajectory_plots import draw_images
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
+from polyclinic.metrics.images import mean_squared_error
 
 #: share by which a search may stay above the loss of the true images and still count as ended
 ENOUGH = 0.05
@@ -60,9 +62,17 @@ def invert_and_score(
     )
     search = None if back.trajectory is None else search_steps(back.trajectory, result)
     verdict = result.verdict(tools.level)
+    verdict.evidence.update(of_search(back, result))
     if not doubt and labels is not None and not verdict.leak:
         doubt = unfinished(seen, truth, settings, replace(knowledge, labels=labels[None]), float(back.loss[0]))
     return Finding(settings.name, back.threat_model, verdict, assumed, result.draw, search, doubt=doubt)
+
+
+def of_search(back: Reconstruction, result: Recovery) -> dict[str, float | int]:
+    """The error of the images that the search started from, and how many images did not converge."""
+    rows = list(result.rows)
+    error, start = (mean_squared_error(images[0, rows], result.truth) for images in (back.images, back.start))
+    return {"mse_of_start": float(start.mean()), "non_converging": int(non_converging(error, start).sum())}
 
 
 def unfinished(seen: Seen, truth: Truth, settings: GradientInversion, knowledge: Knowledge, loss: float) -> str:

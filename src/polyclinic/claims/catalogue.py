@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from polyclinic.claims import feder, felicia, gradient_inversion, ours, qu
+from polyclinic.claims import deciding, feder, felicia, gradient_inversion, ours, qu
 from polyclinic.claims.claim import Claim
 from polyclinic.errors import BadInput
 from polyclinic.settings import nearest
 
 CLAIMS: dict[str, Claim] = {
-    claim.name: claim for paper in (qu, feder, felicia, gradient_inversion, ours) for claim in paper.CLAIMS
+    claim.name: claim for paper in (qu, feder, felicia, gradient_inversion, ours, deciding) for claim in paper.CLAIMS
 }
 
 

@@ -84,6 +84,8 @@ class Claim:
     seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 3, "full": 3})
     axis: str = ""  #: what the labels are numbers of, where the figure is a curve
     post_hoc: bool = False
+    decides: str = ""  #: the claim that did not hold, and whose reason this experiment looks for
+    picture: str = ""  #: a picture in a run folder that the paper has, too: the first run's is copied beside the figure
 
     def changes(self, label: str, scale: Scale, *, phantom: bool) -> tuple[str, ...]:
         """All changes of the study for one arm; later ones stand above earlier ones."""

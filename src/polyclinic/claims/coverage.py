@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polyclinic.claims.measures import kept
 from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.settings import GAN
@@ -24,6 +25,10 @@ SAMPLED = 2000
 
 def coverage(run: Path) -> dict[str, float]:
     """Coverage and recall of the held-out images of the first class, mean over the sites' generators."""
+    return kept(run, "coverage.json", _measured)
+
+
+def _measured(run: Path) -> dict[str, float]:
     study = load_run_study(run)
     parts = prepare(study.data, study.sites)
     held = {name: open_site(parts.folder, name) for name in parts.names}

@@ -121,7 +121,7 @@ def _skin(
         minutes={"quick": Minutes(14, 4), "full": Minutes(None, 45)},
         common=("method.weigh_every=1",),
         scales={
-            "quick": (*QUICK_GAN, "data.size=32", "method.learner_steps=150"),
+            "quick": (*QUICK_GAN, "data.size=32", "data.per_class=1500", "method.learner_steps=150"),
             "full": ("method.rounds=4", "method.steps=1000"),
         },
         phantom=("data.source=skin-phantom", "data.samples=1500"),

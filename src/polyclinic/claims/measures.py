@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.claims.claim import Measure, Row, Scale
+from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.noted_files import read_result
 
@@ -67,6 +68,12 @@ def models_by_site(result: JsonObject, name: str) -> dict[str, list[float]]:
     return {site: values for site, values in sorted(found.items()) if values}
 
 
+def replay_quality(run: Path) -> dict[str, float]:
+    """PSNR of what the generator replays, in dB, and the share of its codes that is in use."""
+    found = read_result(run)["replay"]
+    return {name.replace("_", " "): value for name, value in found.items() if name == "psnr" or "usage" in name}
+
+
 def carried(run: Path) -> dict[str, float]:
     """All bytes that were carried, in MB."""
     return {"MB": read_result(run)["communication"]["total_bytes"] / 1e6}
@@ -79,14 +86,19 @@ def carried_each_round(run: Path) -> dict[str, float]:
     return {"MB a site and round": statistics.fmean(sent) / result["rounds"] / 1e6}
 
 
+def kept(run: Path, name: str, compute: Callable[[Path], JsonObject]) -> JsonObject:
+    """What was computed of a run before, from its file `name`; computed and written where that is not there."""
+    file = run / name
+    if not file.exists():
+        atomic_write(file, json.dumps(compute(run), indent=1) + "\n")
+    return read_json(file)
+
+
 def forgetting(run: Path) -> dict[str, float]:
     """How much worse the model is at the images of a site when all others have trained after it."""
     from polyclinic.runner.forgetting import matrices
 
-    kept = run / "forgetting.json"
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else matrices(run)
-    if not kept.exists():
-        kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found = kept(run, "forgetting.json", matrices)
     table = list(found["rounds"].values())[-1]
     sites = list(table)
     fresh = statistics.fmean(table[site][site] for site in sites)
@@ -111,8 +123,8 @@ def audit_of(run: Path, budget: str) -> dict[str, Any]:
     """The content of `audit.json`; the run is audited where that is not there or not whole."""
     from polyclinic.audits.audit import audit
 
-    kept = run / "audit.json"
-    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    file = run / "audit.json"
+    found: dict[str, Any] = read_json(file) if file.exists() else {}
     if found.get("complete") and found.get("budget") == budget:
         return found
     return audit(run, budget=budget)

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from polyclinic.study import load_study
 from polyclinic.study.changes import parse_sets
 
 STUDIES = Path(__file__).parent / "studies"
+#: the commit of a tree that was exported from its repository, as whoever runs it says
+GIVEN = "POLYCLINIC_COMMIT"
 
 
 def reproduce(
@@ -51,10 +54,20 @@ def reproduce(
     rows = claim.measure({label: [entry.folder for entry in arm] for label, arm in planned.items()}, scale)
     found = describe(claim, rows, scale, phantom=phantom)
     seconds = [entry.result["timing"]["seconds"] for entry in entries if entry.result]
-    found["minutes"] = {"runs": round(sum(seconds) / 60, 1), "this call": round((time.monotonic() - begin) / 60, 1)}
+    audits = sum(audit_seconds(entry.folder) for entry in entries)
+    spent = {"runs": sum(seconds), "audits": audits, "this call": time.monotonic() - begin}
+    found["minutes"] = {name: round(value / 60, 1) for name, value in spent.items()}
     atomic_write(out / "claim.json", json.dumps(found, indent=1) + "\n")
     draw(found, out / "claim.png")
+    copy_picture(claim, entries, out / "picture.png")
     return found
+
+
+def copy_picture(claim: Claim, entries: list[Entry], file: Path) -> None:
+    """The picture that the paper has as well, as the first run drew it."""
+    found = sorted(entries[0].folder.glob(claim.picture)) if claim.picture else []
+    if found:
+        shutil.copyfile(found[0], file)
 
 
 def plan(claim: Claim, out: Path, scale: Scale, seeds: int | None, *, phantom: bool) -> dict[str, list[Entry]]:
@@ -113,8 +126,20 @@ def describe(claim: Claim, rows: list[Row], scale: Scale, *, phantom: bool) -> J
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
         "version": __version__,
-        "commit": git("rev-parse", "HEAD"),
+        **commit(),
     }
+
+
+def commit() -> dict[str, object]:
+    """The commit of the code. `commit_given`: it is an exported tree, and the variable POLYCLINIC_COMMIT says so."""
+    known = git("rev-parse", "HEAD")
+    return {"commit": known or os.environ.get(GIVEN, ""), "commit_given": not known and GIVEN in os.environ}
+
+
+def audit_seconds(run: Path) -> float:
+    """How long the audit of a run took; 0 where there is none."""
+    kept = run / "audit.json"
+    return float(read_json(kept).get("seconds", 0)) if kept.is_file() else 0.0
 
 
 def machine() -> str:
@@ -126,16 +151,21 @@ def machine() -> str:
 
 
 def rule_commit(claim: Claim) -> str:
-    """The last commit that changed the claim's paper, which is older than the run; empty outside a repository."""
+    """The last commit that changed the claim's paper, which is older than the run; empty where that is not known.
+
+    Outside a repository it is the given commit, in which the rule stands.
+    """
+    if not git("rev-parse", "HEAD"):
+        return os.environ.get(GIVEN, "")
     module = next(name for name, module in _papers().items() if claim in module)
     changed = git("status", "--porcelain", "--", f"{module}.py")
     return "" if changed else git("log", "-1", "--format=%H", "--", f"{module}.py")
 
 
 def _papers() -> dict[str, tuple[Claim, ...]]:
-    from polyclinic.claims import feder, felicia, gradient_inversion, ours, qu
+    from polyclinic.claims import deciding, feder, felicia, gradient_inversion, ours, qu
 
-    modules = (qu, feder, felicia, gradient_inversion, ours)
+    modules = (qu, feder, felicia, gradient_inversion, ours, deciding)
     return {module.__name__.rpartition(".")[2]: module.CLAIMS for module in modules}
 
 
