@@ -59,7 +59,7 @@ RETINA = (
     _why(
         "retina-more-skew",
         "qu-figure5-retina-high",
-        "Is it the skew? Where two sites have hardly a label in common (KS 0.95), FedAvg falls below pooled training by 0.05.",
+        "Is it the skew? With two sites that hardly share a label (KS 0.95), FedAvg falls below pooled training by 0.05.",
         higher("centralized", "fedavg", "accuracy", 0.05),
         _methods("centralized", "fedavg"),
         common=("sites.target_ks=0.95", "sites.count=2"),
@@ -116,10 +116,10 @@ SKIN = (
     _why(
         "skin-skewed-labels",
         "feder-table4-methods",
-        "Is it the data? With labels skewed on purpose (KS 0.6) over four sites, FedER is better than FedAvg.",
+        "Is it the data? With labels skewed on purpose (KS 0.4) over four sites, FedER is better than FedAvg.",
         higher("feder", "fedavg", "accuracy, all models"),
         _methods("fedavg", "feder"),
-        common=("sites.partition=label-skew", "sites.count=4", "sites.target_ks=0.6", 'data.site=""'),
+        common=("sites.partition=label-skew", "sites.count=4", "sites.target_ks=0.4", 'data.site=""'),
     ),
     _why(
         "skin-longer-generator",
