@@ -59,7 +59,7 @@ RETINA = (
     _why(
         "retina-more-skew",
         "qu-figure5-retina-high",
-        "Is it the skew? With two sites that hardly share a label (KS 0.95), FedAvg falls below pooled training by 0.05.",
+        "Is it the skew? With two sites that hardly share a label (KS 0.95), FedAvg falls 0.05 below pooled training.",
         higher("centralized", "fedavg", "accuracy", 0.05),
         _methods("centralized", "fedavg"),
         common=("sites.target_ks=0.95", "sites.count=2"),
