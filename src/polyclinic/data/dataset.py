@@ -23,6 +23,8 @@ class Dataset:
     subgroup  str [N], a finer label inside a class (e.g. the lesion type inside "malignant")
     ids       str [N], a name a human can find the image by
     columns   str [N, K], more of each image, such as sex or scanner, for results by sub-group
+    geometry  float32 [N, 4]: width and height in pixels, as the files have them, and millimetres between columns and
+              rows, NaN where nobody says
     column_names  names of the K columns
     """
 
@@ -38,9 +40,10 @@ class Dataset:
     subgroup: np.ndarray | None = None
     ids: np.ndarray | None = None
     columns: np.ndarray | None = None
+    geometry: np.ndarray | None = None
     column_names: tuple[str, ...] = ()
 
-    PER_IMAGE = ("images", "labels", "masks", "patient", "site", "split", "subgroup", "ids", "columns")
+    PER_IMAGE = ("images", "labels", "masks", "patient", "site", "split", "subgroup", "ids", "columns", "geometry")
 
     def __post_init__(self) -> None:
         for name in self.PER_IMAGE:

@@ -169,7 +169,7 @@ class FileSource(Source):
 def open_prepared(folder: Path) -> Dataset:
     """The dataset of an entry of the cache; its images and masks are memory maps."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    names = ("images", "masks", *PER_IMAGE)
+    names = ("images", "masks", "geometry", *PER_IMAGE)
     files = {name: folder / f"{name}.npy" for name in names if (folder / f"{name}.npy").exists()}
     arrays = {
         name: np.load(file, mmap_mode="r" if name in ("images", "masks") else None, allow_pickle=False)

@@ -48,6 +48,6 @@ def _without(part: ImageSet, unknown: Sequence[int]) -> ImageSet:
     rows = np.flatnonzero(~np.isin(np.asarray(part.labels), unknown))
     if len(rows) == len(part):
         return part
-    more = {name: getattr(part, name) for name in ("masks", "cases", "subgroup", "columns")}
+    more = {name: getattr(part, name) for name in ("masks", "cases", "subgroup", "columns", "geometry")}
     kept = {name: None if array is None else np.asarray(array)[rows] for name, array in more.items()}
     return ImageSet(np.asarray(part.images)[rows], np.asarray(part.labels)[rows], **kept)

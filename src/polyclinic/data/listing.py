@@ -26,6 +26,7 @@ class Listing:
 
     picture   gives the pixels of image i: uint8 [H, W] or [H, W, 3]
     mask      gives the mask of image i: [H, W], anything above zero is inside; None where there are no masks
+    spacing   gives the millimetres between columns and between rows of image i; None where no file says so
     name      says what to call image i in a message, e.g. "cases.csv row 17 (scans/a.png)"
     """
 
@@ -43,6 +44,7 @@ class Listing:
     ids: np.ndarray | None = None
     columns: np.ndarray | None = None
     column_names: tuple[str, ...] = ()
+    spacing: Callable[[int], tuple[float, float]] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,12 +52,13 @@ class Listing:
     def take(self, index: np.ndarray) -> Listing:
         """The listing of the images at `index`, in that order."""
         index = np.asarray(index, dtype=np.int64)
-        picture, name, mask = self.picture, self.name, self.mask
+        picture, name, mask, spacing = self.picture, self.name, self.mask, self.spacing
         return replace(
             self,
             picture=lambda i: picture(int(index[i])),
             name=lambda i: name(int(index[i])),
             mask=None if mask is None else lambda i: mask(int(index[i])),
+            spacing=None if spacing is None else lambda i: spacing(int(index[i])),
             **{key: array[index] for key, array in self.arrays().items()},
         )
 
@@ -70,7 +73,9 @@ class Listing:
             key: np.concatenate([array, getattr(other, key)]) for key, array in self.arrays().items()
         }
         mask = None if self.mask is None or other.mask is None else of(self.mask, other.mask)
-        return replace(self, picture=of(self.picture, other.picture), name=of(self.name, other.name), mask=mask, **both)
+        spacing = None if self.spacing is None or other.spacing is None else of(self.spacing, other.spacing)
+        picture, name = of(self.picture, other.picture), of(self.name, other.name)
+        return replace(self, picture=picture, name=name, mask=mask, spacing=spacing, **both)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The per-image arrays that there are."""
@@ -94,6 +99,7 @@ def listing_of_files(
     reader = Reader()
     return Listing(
         picture=lambda i: change(reader.pixels(files[i])),
+        spacing=lambda i: reader.spacing(files[i]),
         name=lambda i: names[i],
         ids=np.array([file.name for file in files]),
         **facts,

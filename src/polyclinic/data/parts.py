@@ -58,7 +58,7 @@ class ImageSet:
 
     images uint8 [N, C, H, W]; labels int64 or float32 [N]; masks uint8 [N, H, W] or None;
     cases int64 [N], equal for images of one patient, or None; subgroup str [N] or None;
-    columns str [N, K] or None, named by `PreparedSites.info["columns"]`
+    columns str [N, K] or None, named by `PreparedSites.info["columns"]`; geometry float32 [N, 4] or None, as in Dataset
     """
 
     images: np.ndarray
@@ -67,6 +67,7 @@ class ImageSet:
     cases: np.ndarray | None = None
     subgroup: np.ndarray | None = None
     columns: np.ndarray | None = None
+    geometry: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -230,6 +231,8 @@ def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camer
         _copy(folder / "subgroup.npy", dataset.subgroup, index)
     if dataset.columns is not None:
         _copy(folder / "columns.npy", dataset.columns, index)
+    if dataset.geometry is not None:
+        _copy(folder / "geometry.npy", dataset.geometry, index)
 
 
 def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change = lambda piece, start: piece) -> None:

@@ -26,6 +26,7 @@ NIFTI = (".nii", ".nii.gz")
 Slices = Literal["middle", "all"] | tuple[int, ...]
 #: centre and width of the intensities that become black to white
 Window = tuple[float, float]
+UNKNOWN_SPACING = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ class Reader:
         if is_dicom(file):
             return _dicom_frame(file, frame, self)
         return _picture(file, self.max_pixels)
+
+    def spacing(self, file: Path) -> tuple[float, float]:
+        """Millimetres between columns and between rows of an image, by its header; NaN where that does not say."""
+        try:
+            if is_nifti(file):
+                return _nifti_spacing(file)
+            return _dicom_spacing(file) if is_dicom(file) else UNKNOWN_SPACING
+        except Exception:  # a broken header is named where the pixels are read
+            return UNKNOWN_SPACING
 
     def mask(self, file: Path, frame: int | None = None) -> np.ndarray:
         """[H, W], above zero inside; the values of the file, without windowing."""
@@ -97,6 +107,24 @@ def count_slices(file: Path) -> int:
         return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
     except Exception:
         return 1
+
+
+def _nifti_spacing(file: Path) -> tuple[float, float]:
+    import nibabel
+
+    image: Any = nibabel.load(file)
+    upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # slices are taken across this axis
+    first, second = (float(zoom) for axis, zoom in enumerate(image.header.get_zooms()[:3]) if axis != upward)
+    return first, second
+
+
+def _dicom_spacing(file: Path) -> tuple[float, float]:
+    import pydicom
+
+    tags = ["PixelSpacing", "ImagerPixelSpacing"]
+    header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
+    found = header.get("PixelSpacing") or header.get("ImagerPixelSpacing")
+    return (float(found[1]), float(found[0])) if found else UNKNOWN_SPACING
 
 
 def window_to_uint8(values: np.ndarray, low: float, high: float) -> np.ndarray:

@@ -53,6 +53,7 @@ class Folder(FileSource):
         names = [_called(file.as_posix().removeprefix(root), frame) for _, _, file, frame in items]
         return Listing(
             picture=lambda i: reader.pixels(items[i][2], items[i][3]),
+            spacing=lambda i: reader.spacing(items[i][2]),
             name=lambda i: names[i],
             labels=np.array([number[label] for _, label, _, _ in items], dtype=np.int64),
             classes=classes,

@@ -67,6 +67,7 @@ class Csv(LabelledSource):
         masks = columns.pop("mask")
         return Listing(
             picture=lambda i: reader.pixels(paths[items[i][0]], items[i][1]),
+            spacing=lambda i: reader.spacing(paths[items[i][0]]),
             name=lambda i: places[items[i][0]] + ("" if items[i][1] is None else f" slice {items[i][1]}"),
             labels=labels[rows],
             classes=classes,

@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from polyclinic.data.cache import Progress
 from polyclinic.data.listing import Listing
 from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask, is_colour
+from polyclinic.data.reading import UNKNOWN_SPACING
 from polyclinic.errors import BadInput
 from polyclinic.files import PARTIAL, atomic_file, atomic_write, make_folder
 
@@ -49,10 +51,20 @@ def _fill(scratch: Path, listing: Listing, fit: Fit, progress: Progress | None) 
     channels = channels_of(listing, fit)
     images = _open(scratch / "images.npy", (len(listing), channels, fit.size, fit.size))
     masks = None if listing.mask is None else _open(scratch / "masks.npy", (len(listing), fit.size, fit.size))
-    _read_all(listing, fit, images, masks, scratch / "done.txt", progress)
+    geometry = _open(scratch / "geometry.npy", (len(listing), 4), np.float32)
+    _read_all(listing, fit, Arrays(images, masks, geometry), scratch / "done.txt", progress)
     for name, array in listing.arrays().items():
         np.save(scratch / f"{name}.npy", array, allow_pickle=False)
     (scratch / "facts.json").write_text(json.dumps(listing.facts(), indent=1), encoding="utf-8")
+
+
+class Arrays(NamedTuple):
+    """What is filled image by image. `geometry` float32 [N, 4]: width and height of the file's image in pixels, and
+    millimetres between its columns and rows (NaN where nobody says)."""
+
+    images: np.ndarray
+    masks: np.ndarray | None
+    geometry: np.ndarray
 
 
 def channels_of(listing: Listing, fit: Fit) -> int:
@@ -71,18 +83,20 @@ def channels_of(listing: Listing, fit: Fit) -> int:
 def _read_all(
     listing: Listing,
     fit: Fit,
-    images: np.ndarray,
-    masks: np.ndarray | None,
+    arrays: Arrays,
     done_file: Path,
     progress: Progress | None,
 ) -> None:
     """Fills the arrays; `done_file` holds how many images, from the first, are safely on disk."""
     done = int(done_file.read_text()) if done_file.exists() else 0
     problems: list[Problem] = []
+    images, masks, geometry = arrays
 
     def read(i: int) -> Problem | None:
         try:
-            images[i] = fit_image(listing.picture(i), fit, images.shape[1])
+            picture = listing.picture(i)
+            images[i] = fit_image(picture, fit, images.shape[1])
+            geometry[i] = (*picture.shape[1::-1], *(listing.spacing(i) if listing.spacing else UNKNOWN_SPACING))
             if masks is not None and listing.mask is not None:
                 masks[i] = fit_mask(listing.mask(i), fit)
         except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
@@ -93,7 +107,7 @@ def _read_all(
         for piece in _pieces(done, len(listing)):
             problems += [problem for problem in pool.map(read, piece) if problem]
             if not problems:
-                _note(done_file, images, masks, piece.stop)
+                _note(done_file, arrays, piece.stop)
             if progress:
                 progress("preparing images", piece.stop, len(listing))
     if problems:
@@ -116,21 +130,21 @@ def _pieces(start: int, stop: int) -> Iterator[range]:
         yield range(first, min(first + STEP, stop))
 
 
-def _note(done_file: Path, images: np.ndarray, masks: np.ndarray | None, done: int) -> None:
+def _note(done_file: Path, arrays: Arrays, done: int) -> None:
     """Notes progress only after the pixels have been handed to the disk, now and then and at the end."""
-    if done % (STEP * NOTED_EVERY) and done != len(images):
+    if done % (STEP * NOTED_EVERY) and done != len(arrays.images):
         return
-    for array in (images, masks):
+    for array in arrays:
         if isinstance(array, np.memmap):
             array.flush()
     atomic_write(done_file, str(done))
 
 
-def _open(file: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """A writable uint8 memory map, taken up again where one of that shape is there."""
+def _open(file: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> np.ndarray:
+    """A writable memory map, taken up again where one of that shape is there."""
     if not file.exists():
         with atomic_file(file) as partial:
-            np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
+            np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
     return np.lib.format.open_memmap(file, mode="r+")
 
 
