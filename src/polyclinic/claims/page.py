@@ -12,6 +12,9 @@ from polyclinic.claims.catalogue import CLAIMS
 from polyclinic.claims.claim import SCALES, Claim
 
 RECORDS = Path(__file__).parent / "records"
+VERDICTS = ("yes", "no", "not enough data", "not run")
+#: `claim.json` files by claim and scale
+Kept = dict[tuple[str, str], dict[str, Any]]
 HEAD = """# Claims of the papers, and what came of them here
 
 This page is written by `python docs/building/claims_page.py` from the files in
@@ -22,13 +25,13 @@ This page is written by `python docs/building/claims_page.py` from the files in
 """
 
 
-def records(folder: Path = RECORDS) -> dict[tuple[str, str], dict[str, Any]]:
+def records(folder: Path = RECORDS) -> Kept:
     """The kept `claim.json` files, by claim and scale."""
     kept = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
     return {(one["claim"], one["scale"]): one for one in kept}
 
 
-def last_verdict(name: str, kept: dict[tuple[str, str], dict[str, Any]], scale: str) -> str:
+def last_verdict(name: str, kept: Kept, scale: str) -> str:
     """What came of a claim at a scale, in a few words."""
     found = kept.get((name, scale))
     if found is None:
@@ -40,34 +43,79 @@ def last_verdict(name: str, kept: dict[tuple[str, str], dict[str, Any]], scale: 
 def page(folder: Path = RECORDS) -> str:
     """The whole page."""
     kept = records(folder)
-    lines = [HEAD, "| claim | where | quick | full |", "|---|---|---|---|"]
+    lines = [HEAD, *_scoreboard(kept)]
     for claim in CLAIMS.values():
-        cells = [last_verdict(claim.name, kept, scale) for scale in SCALES]
-        lines.append(f"| [{claim.name}](#{claim.name}) | {claim.paper}, {claim.place} | {' | '.join(cells)} |")
-    for claim in CLAIMS.values():
-        lines += ["", *_section(claim, kept)]
+        if not claim.decides:
+            lines += ["", *_section(claim, kept)]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
-def _section(claim: Claim, kept: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
-    yield f"## {claim.name}"
+def _scoreboard(kept: Kept) -> Iterator[str]:
+    """A row for each paper and a column for each verdict, so that all claims fit on a screen."""
+    scales = ", ".join(f"{sum(scale == one for _, one in kept)} at `{scale}`" for scale in SCALES)
+    yield from _wrapped(
+        f"{len(CLAIMS)} claims and deciding experiments. Records: {scales}. *Why* marks an experiment that looks for "
+        "the reason of a claim that did not hold; (full: ...) is the verdict at the larger scale."
+    )
+    yield ""
+    yield f"| | {' | '.join(VERDICTS)} |"
+    yield "|---" * (len(VERDICTS) + 1) + "|"
+    for paper in dict.fromkeys(claim.paper for claim in CLAIMS.values()):
+        mine = [claim for claim in CLAIMS.values() if claim.paper == paper]
+        cells = [", ".join(_link(one, kept) for one in mine if _column(one, kept) == verdict) for verdict in VERDICTS]
+        yield f"| {paper} | {' | '.join(cells)} |"
+
+
+def _column(claim: Claim, kept: Kept) -> str:
+    found = [kept[claim.name, scale]["holds"] for scale in SCALES if (claim.name, scale) in kept]
+    return found[0] if found else VERDICTS[-1]
+
+
+def _link(claim: Claim, kept: Kept) -> str:
+    """The claim without its paper's name, with the verdict at `full` where it was run there, too."""
+    short = claim.name.partition("-")[2]
+    full = kept.get((claim.name, "full"))
+    told = f" (full: {full['holds']})" if full and (claim.name, "quick") in kept else " (full)" if full else ""
+    return f"[{'*why* ' if claim.decides else ''}{short}](#{claim.decides or claim.name}){told}"
+
+
+def _section(claim: Claim, kept: Kept, level: str = "##") -> Iterator[str]:
+    yield f"{level} {claim.name}"
     yield ""
     yield from _wrapped(claim.sentence)
     yield ""
     yield from _wrapped(f"*Rule{', post hoc' if claim.post_hoc else ''}*: {claim.rule.words}.")
-    yield ""
-    yield from _wrapped(f"*The paper's data*: {claim.paper_data}. *Ours*: {claim.our_data}.")
+    if not claim.decides:
+        yield ""
+        yield from _wrapped(f"*The paper's data*: {claim.paper_data}. *Ours*: {claim.our_data}.")
     found = [kept[claim.name, scale] for scale in SCALES if (claim.name, scale) in kept]
     for one in found:
         yield ""
-        where = f"({one['date']}, {one['machine']}, commit {one['commit'][:10]})"
-        yield from _wrapped(f"**{one['scale']}: {one['holds']}** {where}. {one['why']}.")
+        yield from _verdict(one)
         yield ""
         yield from _table(one)
-    if not any(one["scale"] == "full" for one in found):
-        minutes = claim.minutes["full"].gpu
+    yield from _not_run(claim, [one["scale"] for one in found])
+    for other in CLAIMS.values():
+        if other.decides == claim.name:
+            yield ""
+            yield from _section(other, kept, "###")
+
+
+def _verdict(found: dict[str, Any]) -> list[str]:
+    given = ", as given" if found.get("commit_given") else ""
+    spent = sum(found["minutes"].get(name, 0) for name in ("runs", "audits"))
+    where = f"({found['date']}, {found['machine']}, commit {found['commit'][:10]}{given}; {spent:.1f} minutes of runs)"
+    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.")
+
+
+def _not_run(claim: Claim, scales: list[str]) -> Iterator[str]:
+    cpu, gpu = claim.minutes["quick"].cpu, claim.minutes["full"].gpu
+    if "quick" not in scales and cpu:
         yield ""
-        yield f"Not run at `full`; about {minutes:g} minutes on a GPU." if minutes else "Needs no GPU."
+        yield f"Not run at `quick`; about {cpu:g} minutes on two cores."
+    if "full" not in scales:
+        yield ""
+        yield f"Not run at `full`; about {gpu:g} minutes on a GPU." if gpu else "Needs no GPU."
 
 
 def _table(found: dict[str, Any]) -> Iterator[str]:
