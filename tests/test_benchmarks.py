@@ -78,18 +78,6 @@ def test_what_is_written_by_hand_agrees_with_the_libraries_that_do_the_same(tmp_
     assert all(row["difference"] < 1e-5 for name, row in found.items() if name not in other)
 
 
-@pytest.mark.slow  # 20 CPU seconds: a benchmark from end to end
-def test_segmentation_sites_scores_models_as_their_runs_do_and_draws(tmp_path):
-    options = ("--methods", "centralized", "--numbers", "1", "--lrs", "0.01", "--out", str(tmp_path / "masks"))
-    written, printed = run_benchmark("segmentation_sites", *options, file=tmp_path / "figures.json")
-    assert written == printed
-    assert [(row["method"], row["sites"]) for row in written["rows"]] == [("centralized", 3), ("centralized", 1)]
-    result = json.loads((tmp_path / "masks" / "sites-3" / "centralized-seed0" / "result.json").read_text())
-    wanted = {site: round(found["dice"], 4) for site, found in result["metrics"]["per_site"].items()}
-    assert written["rows"][0]["dice"] == wanted
-    assert (tmp_path / "masks" / "segmentation_sites.png").stat().st_size > 5000
-
-
 @pytest.mark.slow
 def test_private_gradients_are_those_of_a_loop_over_images(tmp_path):
     written, printed = run_benchmark("dp_gradients", file=tmp_path / "figures.json")
