@@ -148,6 +148,7 @@ def evaluate(
     study: Path = typer.Option(..., "--study", help="The study whose sites score it."),
     sets: list[str] = SET,
     folder: Path = FOLDER,
+    by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of the sites' images."),
     name: str = typer.Option("evaluate", help="Name of the run."),
     out: Path | None = typer.Option(None, help="Fetch the run into this folder when it is done.", show_default=False),
     within: float = WITHIN,
@@ -163,7 +164,7 @@ def evaluate(
     if not model.is_file():
         raise BadInput(f"MODEL {model}: there is no such file")
     asked = with_digest_of_weights(
-        as_question(study_to_send(study, sets, folder), "evaluate", model__weights=str(model))
+        as_question(study_to_send(study, sets, folder), "evaluate", model__weights=str(model), method__by=list(by))
     )
     send_question(asked, name, folder, out, within)
 

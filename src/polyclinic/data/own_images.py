@@ -8,7 +8,7 @@ import json
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from polyclinic.settings import nearest, variant
 NOT_THE_STUDYS = ("fold", "test_per_class", "test_total_per_class")
 #: in the folder `local` of a kit: the split of each dataset, drawn once
 SPLITS_FILE = "splits.json"
+#: in a table of site.toml: what the site's classes are called in the study, and the name of one that is left out
+LABEL_MAP, LEFT_OUT = "label_map", "-"
 
 
 def find_kit(folder: Path) -> Path | None:
@@ -103,6 +105,7 @@ def own_source(file: Path, wanted: AtSites) -> Source:
 
 def _source(file: Path, wanted: AtSites, split: Mapping[str, Any]) -> Source:
     table, base = _table(file, wanted), file.parent
+    table.pop(LABEL_MAP, None)  # what its classes are called in the study is seen to later
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
     settings = {**split, **table, "size": wanted.size}
     if "path" in settings:
@@ -168,19 +171,44 @@ def _prepared(source: Source, wanted: AtSites, site: str, cache: Path) -> tuple[
 
 
 def _as_numbered(data: SiteData, classes: list[str], wanted: AtSites, file: Path) -> SiteData:
-    """A site may lack a class, or list its classes in another order; it may not have one that nobody knows."""
-    if tuple(classes) == wanted.classes or not wanted.classes:
+    """A site may lack a class, list its classes in another order, or call them otherwise (`label_map`); it may not have
+    one that nobody knows."""
+    names = _label_map(file, wanted, classes)
+    meant = [names.get(name, name) for name in classes]
+    if tuple(meant) == wanted.classes or not wanted.classes:
         return data
-    unknown = [name for name in classes if name not in wanted.classes]
+    unknown = [name for name in meant if name not in (*wanted.classes, LEFT_OUT)]
     if unknown:
         known = ", ".join(wanted.classes)
-        raise BadInput(f"{file}: '{unknown[0]}' is none of the study's classes, {known}; rename it or leave it out")
-    numbers = np.array([wanted.classes.index(name) for name in classes])
+        raise BadInput(
+            f"{file}: '{unknown[0]}' is none of the study's classes, {known}; rename it, say what it is in the study "
+            f'(label_map = {{ "{unknown[0]}" = "{wanted.classes[0]}" }}), or leave it out ("{LEFT_OUT}")'
+        )
+    numbers = np.array([-1 if name == LEFT_OUT else wanted.classes.index(name) for name in meant])
 
     def renumbered(part: ImageSet) -> ImageSet:
-        return dataclasses.replace(part, labels=numbers[part.labels])
+        labels = numbers[part.labels]
+        rows = np.flatnonzero(labels >= 0)
+        if len(rows) == len(labels):
+            return dataclasses.replace(part, labels=labels)
+        arrays = {name: np.asarray(array)[rows] for name, array in vars(part).items() if array is not None}
+        return ImageSet(**{**arrays, "labels": labels[rows]})
 
-    return SiteData(data.name, renumbered(data.train), renumbered(data.validation), renumbered(data.test))
+    return dataclasses.replace(
+        data, train=renumbered(data.train), validation=renumbered(data.validation), test=renumbered(data.test)
+    )
+
+
+def _label_map(file: Path, wanted: AtSites, classes: Sequence[str]) -> dict[str, str]:
+    """What the site's people call the study's classes: their name, and the study's, or "-" to leave images out."""
+    found = _table(file, wanted).get(LABEL_MAP, {})
+    about = f"{file}: datasets.{wanted.dataset}.{LABEL_MAP}"
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise BadInput(f"{about}: write the site's class and the study's, such as {{ sick = \"ill\" }}")
+    for name in found:
+        if name not in classes:
+            raise BadInput(f"{about}: the site has no class '{name}'{nearest(name, list(classes))}; take it out")
+    return dict(found)
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class SiteData:
     train: ImageSet
     validation: ImageSet
     test: ImageSet
+    #: names of the columns of the three
+    column_names: tuple[str, ...] = ()
 
     @property
     def mapped_files(self) -> int:
@@ -107,6 +109,10 @@ class PreparedSites:
     info: dict[str, Any]
 
 
+#: in the folder of a site's parts: the names of its columns
+COLUMNS = "columns.json"
+
+
 def prepare(
     data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None
 ) -> PreparedSites:
@@ -125,7 +131,8 @@ def open_site(folder: Path, site: str) -> SiteData:
     refuse_unsafe_name(site)
     if not (Path(folder) / site).is_dir():
         raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
-    return SiteData(site, *(_open_part(Path(folder) / site / name) for name in SPLITS))
+    parts, names = (_open_part(Path(folder) / site / name) for name in SPLITS), Path(folder) / site / COLUMNS
+    return SiteData(site, *parts, tuple(json.loads(names.read_text(encoding="utf-8"))) if names.exists() else ())
 
 
 def _open_part(folder: Path) -> ImageSet:
@@ -178,6 +185,8 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
             for name in SPLITS:
                 camera = Camera(data, site, name)
                 _write_part(scratch / site / name, dataset, parts[name], camera)
+            if dataset.column_names:
+                (scratch / site / COLUMNS).write_text(json.dumps(dataset.column_names), encoding="utf-8")
             if progress:
                 progress("writing the sites' parts", done, len(where))
         facts = describe(data.source, dataset, where) | {"left_out": sites.left_out(dataset)}

@@ -24,6 +24,7 @@ from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
 from polyclinic.runner.assembly import Assembly, trusted_file
+from polyclinic.runner.statistics_at_sites import more_operations
 from polyclinic.study import Study
 
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
@@ -199,6 +200,7 @@ def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     sums = SiteSums(study.federation, "", Floor())
     exchange: list[object] = [KeyExchange()] if _goes_between_sites(study) else []
     exchange += [sums] if study.federation.sum == "secure" else []
+    exchange += more_operations(study, lambda _: None)
     for owner in (study.method, *exchange):
         for name in sorted(dir(type(owner))):
             function = getattr(type(owner), name, None)

@@ -274,7 +274,7 @@ class SiteHost:
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
         """An operation of the method, or of the key exchange and the sums of every site, and what it declares."""
-        for owner in (self.spec.method, self.keys, self.sums):
+        for owner in (self.spec.method, self.keys, self.sums, *self.spec.more_operations):
             found: Any = getattr(owner, name, None)
             if hasattr(found, "operation"):
                 return found, found.operation

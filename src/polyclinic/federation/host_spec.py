@@ -70,6 +70,8 @@ class HostSpec:
     run_name: str = ""
     #: classes, by number, that a site does not know
     unknown_classes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    #: has operations that every method of the study has, besides the method's own
+    more_operations: tuple[object, ...] = ()
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do

@@ -41,6 +41,7 @@ from polyclinic.models import (
 )
 from polyclinic.randomness import seed_of
 from polyclinic.runner.device import device_of, fix_order_of_sums, precision_of, record_steps
+from polyclinic.runner.statistics_at_sites import more_operations
 from polyclinic.study import Study, parse_study
 from polyclinic.study.checks import check_names_of_sites
 from polyclinic.tasks import Target
@@ -317,6 +318,7 @@ class Assembly:
             durable=self.study.engine.durable,
             federated=self.study.federation,
             unknown_classes=self.unknown_classes,
+            more_operations=more_operations(self.study, self.first_weights),
             run_name=self._run_name(deployed=self.policy is not None and self.policy.deployed),
         )
 

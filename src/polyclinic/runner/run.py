@@ -36,6 +36,7 @@ from polyclinic.runner.model_file import MODEL, card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import Models, _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.result import Result, result_of
+from polyclinic.runner.statistics_at_sites import ask_statistics
 from polyclinic.study import Study, load_run_study, plugged
 
 #: what a run killed at its very beginning may leave in its folder
@@ -206,6 +207,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         else:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
+            ask_statistics(federation, study, models[""], own)
         loggers.finish(metrics, federation.round)
     finally:
         recorder.loggers.close()

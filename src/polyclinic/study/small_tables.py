@@ -79,6 +79,11 @@ class Evaluation(Settings):
         description="images that the released model is scored on at the end; with validation, as in a search of "
         "settings, and with none, sites do not open their test images",
     )
+    statistics: bool = Field(
+        False,
+        description="whether deployed sites tell intervals, DeLong's and paired tests, and a coarse calibration of the "
+        "released model, computed from their own test images, once at the end; simulations compute these by themselves",
+    )
     handovers: Literal["none", "last", "all"] = Field(
         "last", description="rounds whose hand-overs a serial method keeps for `polyclinic forgetting`"
     )

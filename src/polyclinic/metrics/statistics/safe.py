@@ -65,6 +65,11 @@ def _told(one: Interval, step: float) -> list[float]:
     return [value, low, high, ((high - low) / (2 * 1.959964)) ** 2]
 
 
+def rounded_interval(value: float, low: float, high: float, bound: float, patients: int, least: int) -> list[float]:
+    """Value, low, high and variance of an interval that was found in another way, such as DeLong's."""
+    return _told(Interval(value, low, high), _step(bound, patients, least))
+
+
 def calibration_counts(probabilities: np.ndarray, labels: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
     """Images, and those whose class was right, by the probability of the class that was said, int64 [BINS] each; both 0
     in bins of fewer than `least` images."""

@@ -1,0 +1,274 @@
+"""Statistics that a site computes from its own cases, and tells coarsely: intervals, DeLong's and paired tests,
+calibration, sub-groups (`metrics/statistics/safe.py`). Studies ask for them with `evaluation.statistics`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyclinic.errors import BadInput
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
+from polyclinic.files import atomic_write
+from polyclinic.json_types import JsonObject
+from polyclinic.methods.shared import local_training
+from polyclinic.metrics.statistics.case_metrics import classification_metrics, mean_metrics, regression_metrics
+from polyclinic.metrics.statistics.delong import delong_interval, delong_test
+from polyclinic.metrics.statistics.intervals import WeightedMetrics
+from polyclinic.metrics.statistics.safe import (
+    BINS,
+    FEWEST,
+    calibration_counts,
+    mean_of_sites,
+    rounded_interval,
+    safe_intervals,
+)
+from polyclinic.tasks.classification import margins
+from polyclinic.tasks.segmentation import dice
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.federation import Weights
+
+#: metrics whose rounding does not follow from one patient's share, and are not told
+NOT_TOLD = ("loss",)
+#: begins the name of a difference between the released model and the one that the study began with
+CHANGE = "change of "
+#: in a deployed site's folder: the model whose statistics were told
+TOLD = "statistics_told.json"
+#: histograms of counts; and whether a class has enough images to be told of
+HISTOGRAMS, CLASSES = ("bins", "right"), "classes told"
+#: letters of a name that is told
+LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model says about images of a site. `ranks`: what a binary model ranks images by."""
+
+    metrics: WeightedMetrics
+    ranks: np.ndarray | None = None
+    #: for the calibration
+    probabilities: np.ndarray | None = None
+    bounds: Mapping[str, float] | None = None
+
+
+class SafeStatistics:
+    """The operation, for studies that ask for it at the end of a run (`evaluation.statistics`)."""
+
+    def __init__(self, first_weights: Callable[[str], Weights | None], rounds: int, *, ends_early: bool) -> None:
+        self.first_weights, self.rounds, self.ends_early = first_weights, rounds, ends_early
+
+    @operation("statistics", scores=("test",))
+    def give_statistics(self, site: Site, weights: Weights, own: str = "none", by: Sequence[str] = ()) -> Parcel:
+        """Intervals, tests and a coarse calibration of the finished model on the site's test images; no score of an
+        image."""
+        self._once(site, weights)
+        part = site.data.test
+        if not len(part):
+            return Parcel("statistics", {})
+        model = local_training.assemble(site, weights, own)
+        tensors = told_about(site, part, model, by)
+        first = self.first_weights(site.name)
+        if first is not None and not _same(first, model) and first.keys() == model.keys():
+            tensors |= changes_between(site, part, model, first)
+        return Parcel("statistics", tensors)
+
+    def _once(self, site: Site, weights: Weights) -> None:
+        """A deployed site tells the statistics of one model, that of the end, which it has scored."""
+        if not site.secret:
+            return
+        if site.round != self.rounds and not self.ends_early:
+            raise ParcelRejected(f"statistics are told after the last round, and round {site.round} came")
+        digest = Parcel("weights", dict(weights)).digest
+        path = site.folder / TOLD
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else digest
+        if before != digest:
+            raise GateRefused("statistics of another model were told in this run; there is one of each run")
+        atomic_write(path, json.dumps(digest), private=True, durable=True)
+
+
+def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Intervals of all metrics, DeLong's of a binary AUC, the calibration, and the same metrics of sub-groups."""
+    least, scored = site.min_cohort, score(site, part, weights)
+    found = told_intervals(scored, part, least)
+    labels = np.asarray(part.labels)
+    if scored.probabilities is not None:
+        bins, right = calibration_counts(scored.probabilities, labels, least)
+        counts = np.bincount(labels, minlength=scored.probabilities.shape[1])
+        found |= {"bins": torch.from_numpy(bins), "right": torch.from_numpy(right)}
+        found[CLASSES] = torch.from_numpy((counts >= max(least, 1)).astype(np.int64))
+    if scored.ranks is not None:
+        found |= _delong(scored.ranks, labels, part, least)
+    for column in by:
+        found |= _subgroups(site, part, weights, column)
+    return found
+
+
+def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "") -> dict[str, Tensor]:
+    told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds)
+    return {prefix + name: _row(one) for name, one in told.items() if name not in NOT_TOLD}
+
+
+def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weights) -> dict[str, Tensor]:
+    """How much better each metric is than that of the model before, on the same cases (paired, by patient), and
+    DeLong's paired test of two binary AUCs."""
+    least, now, then = site.min_cohort, score(site, part, weights), score(site, part, before)
+
+    def differences(draws: np.ndarray) -> dict[str, np.ndarray]:
+        first, second = now.metrics(draws), then.metrics(draws)
+        return {name: first[name] - second[name] for name in first}
+
+    bounds = {name: 2 * bound for name, bound in (now.bounds or {}).items()}
+    both = replace(now, metrics=differences, bounds={name: bounds.get(name, 2.0) for name in now.metrics(_all(part))})
+    found = told_intervals(both, part, least, CHANGE)
+    if now.ranks is not None and then.ranks is not None and _patients(part) >= max(FEWEST, least):
+        try:
+            test = delong_test(now.ranks, then.ranks, np.asarray(part.labels))
+        except BadInput:  # too few of a class
+            return found
+        told = rounded_interval(test.difference, test.low, test.high, 2.0, _patients(part), least)
+        found |= {f"{CHANGE}auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
+    return found
+
+
+def score(site: Site, part: ImageSet, weights: Weights) -> Scored:
+    """What a model says about a part of the site's images."""
+    trainer: Any = site.trainer
+    trainer.load(weights)
+    if trainer.task.dense:
+        return Scored(mean_metrics({"dice": _dice_of_patients(trainer, part)}))
+    outputs = torch.cat([output.cpu() for output, _ in trainer.outputs(part)]).double()
+    said, labels = trainer.task.predictions(outputs, trainer.target).numpy(), np.asarray(part.labels)
+    if trainer.task.like == "classification":
+        ranks = margins(outputs).numpy()
+        two = ranks[:, 1] if ranks.shape[1] == 2 else None
+        return Scored(classification_metrics(said, labels, ranks), two, said)
+    low, high = trainer.target.label_range or (float(labels.min()), float(labels.max()))
+    return Scored(regression_metrics(said, labels), bounds=dict.fromkeys(("mae", "rmse", "bias"), high - low))
+
+
+def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
+    """Dice of each patient, at the patient's first image; NaN at the others."""
+    areas = []
+    for output, target in trainer.outputs(part):
+        predicted, true = trainer.task.predictions(output, trainer.target)[:, None] > 0.5, target > 0.5
+        areas.append(torch.stack([mask.sum((1, 2, 3)) for mask in (predicted & true, predicted, true)], 1).cpu())
+    patients = np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
+    _, first, member = np.unique(patients, return_index=True, return_inverse=True)
+    sums = np.zeros((len(first), 3))
+    np.add.at(sums, member.reshape(-1), torch.cat(areas).numpy())
+    found = np.full(len(part), np.nan)
+    found[first] = dice(torch.from_numpy(sums)).numpy()
+    return found
+
+
+def _delong(ranks: np.ndarray, labels: np.ndarray, part: ImageSet, least: int) -> dict[str, Tensor]:
+    """The AUC with DeLong's interval; nothing of too few patients."""
+    if _patients(part) < max(FEWEST, least):
+        return {}
+    try:
+        one = delong_interval(ranks, labels)
+    except BadInput:  # too few of a class
+        return {}
+    told = rounded_interval(one.value, one.low, one.high, 1.0, _patients(part), least)
+    return {"auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
+
+
+def _subgroups(site: Site, part: ImageSet, weights: Weights, column: str) -> dict[str, Tensor]:
+    """Metrics of each value of a column that enough patients have. Where just one value is left out, so is the smallest
+    of the others: what all images together say would give the one away."""
+    names = list(site.data.column_names)
+    if part.columns is None or column not in names:
+        return {}
+    values = np.asarray(part.columns)[:, names.index(column)]
+    groups = {str(value): _rows_of(part, np.flatnonzero(values == value)) for value in np.unique(values)}
+    least = max(FEWEST, site.min_cohort)
+    told = [value for value, some in groups.items() if _patients(some) >= least]
+    if len(groups) - len(told) == 1 and told and site.min_cohort:
+        told.remove(min(told, key=lambda value: _patients(groups[value])))
+    found: dict[str, Tensor] = {}
+    for value in told:
+        some = groups[value]
+        found |= told_intervals(score(site, some, weights), some, site.min_cohort, f"{column} = {value}: "[:LONGEST])
+    return found
+
+
+def _rows_of(part: ImageSet, rows: np.ndarray) -> ImageSet:
+    arrays = {name: array for name, array in vars(part).items() if array is not None}
+    return type(part)(**{name: np.asarray(array)[rows] for name, array in arrays.items()})
+
+
+def _patients(part: ImageSet) -> int:
+    return len(part) if part.cases is None else len(np.unique(np.asarray(part.cases)))
+
+
+def _all(part: ImageSet) -> np.ndarray:
+    return np.ones((1, len(part)))
+
+
+def _row(one: Sequence[float]) -> Tensor:
+    return torch.tensor(one, dtype=torch.float64)
+
+
+def _same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name].cpu(), other[name].cpu()) for name in one)
+
+
+# --- what the coordinator makes of it -------------------------------------------------------------------
+
+
+def check_told(tensors: Mapping[str, Tensor], classes: int) -> None:
+    """ParcelRejected for what is no interval and no histogram."""
+    for name, tensor in tensors.items():
+        if name == CLASSES:
+            wanted: tuple[Any, tuple[int, ...]] = (torch.int64, (classes,))
+        else:
+            wanted = (torch.int64, (BINS,)) if name in HISTOGRAMS else (torch.float64, (4,))
+        finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
+        if (tensor.dtype, tuple(tensor.shape)) != wanted or not finite or len(name) > 2 * LONGEST:
+            raise ParcelRejected(f"statistics: '{name[:40]}' is no interval and no histogram")
+
+
+def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
+    """What the sites told, of each and of the mean over them, with p values of what differs from zero."""
+    told = {reply.site: dict(reply.parcel("statistics").tensors) for reply in replies}
+    intervals = {site: {n: t.tolist() for n, t in one.items() if t.is_floating_point()} for site, one in told.items()}
+    names = sorted({name for one in intervals.values() for name in one})
+    mean = {name: mean_of_sites({site: one[name] for site, one in intervals.items() if name in one}) for name in names}
+    counts = {site: {n: one[n].tolist() for n in HISTOGRAMS if n in one} for site, one in told.items()}
+    few = {site: _untold(one, classes) for site, one in told.items()}
+    return {
+        "columns": ["value", "low", "high", "variance"],
+        "per_site": intervals,
+        "mean": mean,
+        "p_of_change": {name: _p(mean[name]) for name in names if name.startswith(CHANGE)},
+        "calibration": counts,
+        "notes": [
+            f"site '{site}' has no test image of {', '.join(gone)}, or too few" for site, gone in few.items() if gone
+        ],
+    }
+
+
+def _untold(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> list[str]:
+    return [
+        name for name, known in zip(classes, tensors.get(CLASSES, torch.empty(0)).tolist(), strict=False) if not known
+    ]
+
+
+def _p(interval: Sequence[float]) -> float:
+    """Two-sided, by the normal distribution; 1 where nothing varies and nothing differs."""
+    if interval[3] <= 0:
+        return 1.0 if interval[0] == 0 else 0.0
+    return math.erfc(abs(interval[0]) / math.sqrt(2 * interval[3]))

@@ -1,0 +1,186 @@
+"""Statistics that a site computes from its own cases: those of a simulation, made coarse, and nothing of a case."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods.shared.safe_statistics import (
+    SafeStatistics,
+    changes_between,
+    check_told,
+    joined,
+    told_about,
+)
+from polyclinic.metrics.roc import auc
+from polyclinic.metrics.statistics.delong import delong_interval, delong_test
+from polyclinic.tasks.classification import Classification
+from polyclinic.tasks.regression import Regression
+from polyclinic.tasks.segmentation import Segmentation
+
+CASES = 240
+
+
+class Trainer:
+    """A model whose outputs are written down: `weights["outputs"]` [N, C]."""
+
+    def __init__(self, task, target):
+        self.task, self.target = task, target
+
+    def load(self, weights):
+        self.said = weights["outputs"]
+
+    def outputs(self, part):
+        rows = torch.from_numpy(np.asarray(part.images)[:, 0, 0, 0].astype(np.int64))
+        masks = None if part.masks is None else torch.from_numpy(part.masks)[:, None].float()
+        yield self.said[rows], masks
+
+
+def part_of(labels, **more):
+    """Images that hold nothing but their own number."""
+    images = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+    return ImageSet(images, labels, **more)
+
+
+def site_of(task, target, part, least=10, columns=(), folder=None, secret=""):
+    data = SimpleNamespace(test=part, column_names=columns)
+    return SimpleNamespace(
+        name="north", data=data, trainer=Trainer(task, target), min_cohort=least, folder=folder, secret=secret, round=3
+    )
+
+
+@pytest.fixture(scope="module")
+def scores():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, CASES)
+    good = 1.6 * labels + rng.standard_normal(CASES)
+    fair = 0.6 * labels + rng.standard_normal(CASES)
+    return labels, *(torch.from_numpy(np.stack([-s / 2, s / 2], 1)) for s in (good, fair))
+
+
+def binary(labels, least=10, **more):
+    target = SimpleNamespace(classes=("clear", "ill"), label_range=None)
+    columns = more.pop("names", ())
+    return site_of(Classification(), target, part_of(labels, **more), least, columns)
+
+
+@pytest.mark.parametrize("least", [0, 10])
+def test_auc_and_delong_are_those_of_the_cases_up_to_rounding(scores, least):
+    labels, good, _ = scores
+    site = binary(labels, least)
+    told = told_about(site, site.data.test, {"outputs": good})
+    ranks = good.numpy()[:, 1] - good.numpy()[:, 0]
+    exact = auc(ranks[labels == 1], ranks[labels == 0])
+    by_delong = delong_interval(ranks, labels)
+    step = 0.005 if least else 1e-9  # one of 240 patients
+    assert float(told["auc"][0]) == pytest.approx(exact, abs=step)
+    value, low, high, _ = told["auc by DeLong"].tolist()
+    assert value == pytest.approx(exact, abs=step)
+    assert low <= by_delong.low + 1e-9
+    assert high >= by_delong.high - 1e-9
+    assert high - low <= by_delong.high - by_delong.low + 2 * step + 1e-9
+    check_told(told, 2)
+
+
+def test_a_change_is_tested_in_pairs(scores):
+    labels, good, fair = scores
+    site = binary(labels, 0)
+    told = changes_between(site, site.data.test, {"outputs": good}, {"outputs": fair})
+    ranks = [said.numpy()[:, 1] - said.numpy()[:, 0] for said in (good, fair)]
+    test = delong_test(*ranks, labels)
+    value, low, high, _ = told["change of auc by DeLong"].tolist()
+    assert (value, low, high) == pytest.approx((test.difference, test.low, test.high))
+    found = joined([Reply("north", (Parcel("statistics", told),))], ("clear", "ill"))
+    assert found["p_of_change"]["change of auc by DeLong"] == pytest.approx(test.p, rel=1e-3, abs=1e-12)
+    boot = told["change of auc"].tolist()
+    assert boot[0] == pytest.approx(test.difference)
+    assert boot[1:3] == pytest.approx([low, high], abs=0.03)
+    same = changes_between(site, site.data.test, {"outputs": good}, {"outputs": good})
+    assert same["change of auc"].tolist()[:3] == [0, 0, 0]
+
+
+def test_the_mean_of_sites_is_told_with_what_is_missing(scores):
+    labels, good, _ = scores
+    told = told_about(binary(labels), part_of(labels), {"outputs": good})
+    few = part_of(np.zeros(CASES, np.int64))
+    one_class = told_about(binary(few.labels), few, {"outputs": good})
+    replies = [Reply(name, (Parcel("statistics", one),)) for name, one in (("north", told), ("south", one_class))]
+    found = joined(replies, ("clear", "ill"))
+    assert found["notes"] == ["site 'south' has no test image of ill, or too few"]
+    assert "auc" not in found["per_site"]["south"]
+    both = [found["per_site"][site]["accuracy"] for site in ("north", "south")]
+    assert found["mean"]["accuracy"][0] == pytest.approx((both[0][0] + both[1][0]) / 2)
+    assert found["mean"]["accuracy"][3] == pytest.approx((both[0][3] + both[1][3]) / 4)
+
+
+def test_sub_groups_of_few_patients_and_their_complements_are_not_told(scores):
+    labels, good, _ = scores
+    sexes = np.array((["f"] * 100 + ["m"] * 80 + ["x"] * 60)[:CASES])
+    few = np.array(["old"] * 150 + ["young"] * 85 + ["new"] * 5)
+    site = binary(labels, 10, columns=np.stack([sexes, few], 1), names=("sex", "scanner"))
+    told = told_about(site, site.data.test, {"outputs": good}, ["sex", "scanner", "unknown"])
+    groups = {name.split(":")[0] for name in told if " = " in name}
+    assert groups == {"sex = f", "sex = m", "sex = x", "scanner = old"}  # 'young' would give 'new' away
+
+
+def test_values_and_masks_have_intervals_too():
+    rng = np.random.default_rng(1)
+    ages = rng.uniform(0, 100, CASES)
+    site = site_of(
+        Regression(),
+        SimpleNamespace(classes=(), label_range=(0.0, 100.0), unit="", centre=0.0, scale=1.0),
+        part_of(ages),
+    )
+    site.trainer.task = SimpleNamespace(dense=False, like="regression", predictions=lambda said, _: said[:, 0])
+    told = told_about(site, site.data.test, {"outputs": torch.from_numpy(ages + 3)[:, None]})
+    assert float(told["mae"][0]) == pytest.approx(3, abs=0.5)
+    masks = rng.integers(0, 2, (40, 4, 4)).astype(np.uint8)
+    drawn = site_of(Segmentation(), SimpleNamespace(classes=()), part_of(np.zeros(40, np.int64), masks=masks))
+    drawn.trainer.task = SimpleNamespace(
+        dense=True, like="segmentation", predictions=lambda said, _: said[:, 0].sigmoid()
+    )
+    right = {"outputs": torch.from_numpy(masks)[:, None].double() * 20 - 10}
+    assert told_about(drawn, drawn.data.test, right)["dice"].tolist()[:3] == [1, 1, 1]
+
+
+def test_a_site_of_few_patients_tells_nothing_but_empty_bins(scores):
+    labels, good, fair = scores
+    part = part_of(labels, cases=np.arange(CASES) % 9)
+    site = binary(labels, 10)
+    told = told_about(site, part, {"outputs": good}) | changes_between(site, part, {"outputs": good}, {"outputs": fair})
+    assert set(told) == {"bins", "right", "classes told"}
+
+
+def test_a_deployed_site_tells_one_model_of_a_run_after_its_last_round(scores, tmp_path):
+    labels, good, fair = scores
+    site = binary(labels)
+    site.secret, site.folder, site.state, site.data.test = "secret", tmp_path, None, part_of(labels)
+    asked = SafeStatistics(lambda _: None, rounds=3, ends_early=False)
+    site.round = 2
+    with pytest.raises(ParcelRejected, match="after the last round"):
+        asked.give_statistics(site, {"outputs": good})
+    site.round = 3
+    first = asked.give_statistics(site, {"outputs": good})
+    assert asked.give_statistics(site, {"outputs": good}).digest == first.digest  # such as after an interruption
+    with pytest.raises(GateRefused, match="statistics of another model were told"):
+        asked.give_statistics(site, {"outputs": fair})
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"auc": torch.ones(5)},
+        {"auc": torch.full((4,), float("nan"))},
+        {"bins": torch.ones(5)},
+        {"x" * 500: torch.ones(4)},
+    ],
+    ids=["long", "nan", "floats", "name"],
+)
+def test_what_is_no_interval_is_refused(lie):
+    with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
+        check_told({name: tensor.double() for name, tensor in lie.items()}, 2)
