@@ -51,6 +51,7 @@ def upward(source: str, room: str) -> list[str]:
     return found
 
 
+@cache
 def files() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0][:-3] not in EVERYWHERE]
 

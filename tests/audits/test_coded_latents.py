@@ -29,7 +29,7 @@ def public_file(tmp_path_factory):
 def test_codes_of_latents_are_inverted_and_their_generator_has_no_images(
     tiny, undisturbed, tmp_path, hurry, public_file
 ):
-    hurry(latent_steps=30, projected=6, projection_steps=2, candidates=25)
+    hurry(projected=6)
     done = undisturbed(tiny("cwt-replay", {**SMALL, "model.weights": public_file}, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run")

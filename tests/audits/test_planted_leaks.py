@@ -28,7 +28,8 @@ def leaks() -> ModuleType:
 
 
 @pytest.fixture
-def report_on(leaks, tmp_path, monkeypatch):
+def report_on(leaks, tmp_path, monkeypatch, hurry):
+    hurry(candidates=150)  # as many as the quick budget has; a projection of next to nothing
     monkeypatch.setitem(GENERATORS, "planted", leaks.Planted)
     monkeypatch.delenv("POLYCLINIC_DATA", raising=False)
 
