@@ -46,7 +46,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) .
+	$(INSTALL) ".[figures,segmentation]"
 	touch $@
 
 # with all that tests need, in one go: to install the package first and the rest afterwards takes longer

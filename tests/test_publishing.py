@@ -73,6 +73,8 @@ def test_the_wheel_runs_the_demos_study_in_a_new_environment(built, tmp_path):
     _run(program / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     where = _run(program / "python", "-c", "import polyclinic; print(polyclinic.__file__)", cwd=tmp_path)
     assert str(tmp_path / "new") in where
+    size = json.loads(_run(program / "python", ROOT / "benchmarks" / "package_size.py", cwd=tmp_path).splitlines()[-1])
+    assert size["added_mb"] + size["compiled_mb"] <= size["limit_mb"]
     sets = ("--set", "data.samples=200", "--set", "method.rounds=1")
     _run(program / "polyclinic", "run", ROOT / "examples" / "hands.toml", *sets, "--out", "first", cwd=tmp_path)
     result = json.loads((tmp_path / "first" / "result.json").read_text(encoding="utf-8"))

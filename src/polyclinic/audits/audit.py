@@ -22,6 +22,7 @@ from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools, Truth
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.extras import picture_if_possible
 from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.registry import reason
@@ -199,7 +200,8 @@ def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        draw(path)
+        with picture_if_possible():
+            draw(path)
         return path.is_file()
     except OSError as error:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None

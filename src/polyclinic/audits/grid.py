@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from polyclinic.audits.audit import audit, write_file
 from polyclinic.audits.open_run import read_study
 from polyclinic.audits.verdicts import gravest
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.plots import FAINT, INK
 from polyclinic.errors import BadInput
+from polyclinic.extras import picture_if_possible
 from polyclinic.models import cuts
 from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
@@ -155,7 +154,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def write_grid(report: Mapping[str, Any], folder: Path) -> None:
     """`grid.json` and `grid.png` in the run folder."""
     write_file(folder / "grid.json", json.dumps(report, indent=2) + "\n")
-    draw_grid(report, folder / "grid.png")
+    with picture_if_possible():
+        draw_grid(report, folder / "grid.png")
 
 
 def merge_overlapping(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:
@@ -183,6 +183,8 @@ def draw_grid(report: Mapping[str, Any], path: Path) -> None:
     ]
     if not drawn:
         return
+    from matplotlib.figure import Figure  # here: not everybody has it
+
     figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     for number, x, y, one in drawn:

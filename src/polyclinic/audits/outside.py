@@ -38,6 +38,7 @@ from polyclinic.audits.recovery import recovery
 from polyclinic.audits.verdicts import gravest
 from polyclinic.audits.views import Finding
 from polyclinic.errors import BadInput
+from polyclinic.extras import picture_if_possible
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.study.audit_settings import EFFORTS, Effort
@@ -249,7 +250,8 @@ def _row(finding: Finding, checks: list[Json], out: Path, seconds: float) -> Jso
     out.mkdir(parents=True, exist_ok=True)
     picture = out / f"{finding.attack}.png"
     if finding.draw is not None:
-        finding.draw(picture)
+        with picture_if_possible():
+            finding.draw(picture)
     earned = checks and all(check["found"] for check in checks) and not finding.doubt
     word: Word = LEAKS if finding.verdict.leak else WITHSTOOD if earned else NOT_TESTED
     return {

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from polyclinic.data.contact_sheet import draw_rows
 from polyclinic.data.plots import FAINT, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = ("#e07b54", "#4c8fbd", "#59a58b")
 
@@ -38,6 +39,8 @@ def histograms(
     of images are shown below."""
 
     def draw(path: Path) -> None:
+        from matplotlib.figure import Figure  # here: not everybody has it
+
         figure = Figure(figsize=(6.4, 3.4 if pairs is None else 5.6), layout="constrained", facecolor="white")
         parts: Any = [figure] if pairs is None else figure.subfigures(2, 1, height_ratios=(3.4, 2.2))
         axes = parts[0].subplots()

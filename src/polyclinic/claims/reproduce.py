@@ -20,6 +20,7 @@ from polyclinic import __version__
 from polyclinic.claims.claim import Claim, Row, Scale
 from polyclinic.claims.figure import draw
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.extras import picture_if_possible
 from polyclinic.files import atomic_write, make_folder, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.compare import Entry, default_jobs, for_method, run_all
@@ -58,7 +59,8 @@ def reproduce(
     spent = {"runs": sum(seconds), "audits": audits, "this call": time.monotonic() - begin}
     found["minutes"] = {name: round(value / 60, 1) for name, value in spent.items()}
     atomic_write(out / "claim.json", json.dumps(found, indent=1) + "\n")
-    draw(found, out / "claim.png")
+    with picture_if_possible():
+        draw(found, out / "claim.png")
     copy_picture(claim, entries, out / "picture.png")
     return found
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from polyclinic.cli.app import app
 from polyclinic.errors import BadInput, Notice, WorkFailed
+from polyclinic.extras import missing_sentence
 from polyclinic.files import storage_sentence
 
 INTERRUPTED = 130  #: the exit code of a command that Ctrl-C ended
@@ -64,6 +65,10 @@ def _run_app(arguments: list[str]) -> int:
         return _say(str(error), 2)
     except WorkFailed as error:
         return _say(str(error), 1)
+    except ModuleNotFoundError as error:  # of an extra
+        if (words := missing_sentence(error.name or "")) is None:
+            raise
+        return _say(words, 2)
     except KeyboardInterrupt:
         return _say("interrupted; what was finished is kept", 1)
     except BrokenPipeError:  # `polyclinic ... | head`

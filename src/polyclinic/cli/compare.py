@@ -10,6 +10,7 @@ import typer
 
 from polyclinic.cli.run import SET, STUDY, chosen_study
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.extras import picture_if_possible
 from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
@@ -85,10 +86,12 @@ def compare(
             print_table(summary, chosen, group)
     if any(summary["rows"] for summary in found.values()):
         units = (entry.result["data"].get("unit", "") for entry in every if entry.result)
-        comparison_figure.draw(found, chosen.task, out / "comparison.png", next(units, ""))
+        with picture_if_possible():
+            comparison_figure.draw(found, chosen.task, out / "comparison.png", next(units, ""))
         if not as_json:
-            where = "comparison.png; each value's folder has its runs" if over else "comparison.png, the runs"
-            typer.echo(f"{where}, comparison.json and comparison.csv: see {out}")
+            runs = "each value's folder has its runs" if over else "the runs"
+            picture = " and comparison.png" if (out / "comparison.png").is_file() else ""
+            typer.echo(f"{runs}, comparison.json, comparison.csv{picture}: see {out}")
     if failed:
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
 

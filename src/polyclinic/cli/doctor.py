@@ -12,22 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import typer
 
+from polyclinic.extras import EXTRAS, is_installed
+
 OLDEST_PYTHON = (3, 11)
 LEAST_MEMORY, LEAST_DISK = 4e9, 2e9
 PORT = 8002  #: of a deployment's server, and the one after it
 #: packages by the extra that brings them, and what it is for
-EXTRAS = {
-    "nvflare": ("nvflare", "deployments across institutions (`polyclinic deploy`)"),
-    "ray": ("ray", "many sites on a cluster (`--engine ray`)"),
-    "serve": ("fastapi", "the page of a running study (`polyclinic serve`)"),
-}
-
 State = Literal["fine", "note", "wrong"]
 
 
@@ -144,8 +140,8 @@ def look_at_cache() -> Finding:
 
 
 def look_at_extras() -> Finding:
-    there = [name for name, (module, _) in EXTRAS.items() if util.find_spec(module)]
-    missing = [f"{name}: {what}" for name, (module, what) in EXTRAS.items() if not util.find_spec(module)]
+    there = [name for name, (module, _) in EXTRAS.items() if is_installed(module)]
+    missing = [f"{name}: {what}" for name, (_, what) in EXTRAS.items() if name not in there]
     words = f"installed: {', '.join(there) or 'none'}"
     if not missing:
         return Finding("extras", "fine", words)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.extras import is_installed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +28,9 @@ CAPTION = 13  # letters of a caption that fit above an image
 LETTER = 9  # pixels that a letter is wide, at most but for a few
 LINE = 18  # pixels from one line of text to the next
 NARROWEST = 480  # pixels that a sheet with a title is wide, at least
+#: the colour map of that name at even steps, so that codes can be drawn without matplotlib
+VIRIDIS = ((68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140), (40, 174, 128), (94, 201, 98),
+           (173, 220, 48), (253, 231, 37))  # fmt: skip
 GAP = 2  # white pixels between images
 
 #: uint8 [N, C, H, W], C 1 or 3
@@ -47,10 +51,9 @@ def mosaic(rows: Sequence[Images], gap: int = GAP) -> np.ndarray:
 
 def coloured(codes: Tensor, count: int, size: int) -> Tensor:
     """Maps of codes 0 to `count` - 1, int [N, h, w], as uint8 images [N, 3, size, size]: a colour for each code."""
-    from matplotlib import colormaps  # here: every process of a run would pay for it
-
-    colours = colormaps["viridis"](codes.numpy() / max(1, count - 1), bytes=True)[..., :3]
-    maps = torch.from_numpy(np.moveaxis(colours, -1, 1).copy())
+    places, shares = np.linspace(0, 1, len(VIRIDIS)), codes.numpy() / max(1, count - 1)
+    colours = np.stack([np.interp(shares, places, channel) for channel in zip(*VIRIDIS, strict=True)], -1)
+    maps = torch.from_numpy(np.moveaxis(colours.round().astype(np.uint8), -1, 1).copy())
     return F.interpolate(maps, size=(size, size), mode="nearest-exact")
 
 
@@ -127,8 +130,10 @@ def _enlarged(images: Images) -> Images:
 
 
 @lru_cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    """The font of all our figures: Pillow's own lacks many letters."""
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The font of all our figures, which comes with matplotlib; without it Pillow's own, which lacks many letters."""
+    if not is_installed("matplotlib"):
+        return ImageFont.load_default(size)
     import matplotlib  # here: every process of a run would pay for it
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

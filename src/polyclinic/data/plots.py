@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from polyclinic.data.contact_sheet import draw_rows
 from polyclinic.data.heterogeneity import pairwise_ks
+
+if TYPE_CHECKING:  # where it is used: not everybody has it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, FAINT = "#22303c", "#8a97a3"
 CLASS_COLOURS = ("#4c8fbd", "#e07b54", "#59a58b", "#c9a227", "#8e6bbf", "#c25b7a", "#6b7f8c", "#9aa84f")
@@ -37,6 +37,9 @@ def draw(
     `samples` says which images are shown. One site has nothing to differ from, and no panel about that.
     Save it with `figure.savefig(path, dpi=150)`; it belongs to no window and no global state.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     labels = {name: np.asarray(values) for name, (values, _) in sites.items()}
     rows = min(len(sites), MOST_ROWS)
     columns = min(MOST_SAMPLES, max(len(images) for _, images in sites.values()))
@@ -66,6 +69,8 @@ def _what_they_hold(axes: Axes, labels: Mapping[str, np.ndarray], classes: Seque
 
 def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
     """A bar per site, from top to bottom in order, one colour per class."""
+    from matplotlib.colors import to_rgb
+
     counts = np.array([np.bincount(values, minlength=len(classes)) for values in labels.values()])
     left, places = np.zeros(len(counts)), np.arange(len(counts))
     longest = counts.sum(axis=1).max()
@@ -150,9 +155,13 @@ def _what_they_look_like(axes: Axes, samples: Mapping[str, np.ndarray], title: s
 
 def class_colours(count: int) -> list[str] | np.ndarray:
     """A colour per class: named ones for a few, a colour map for many."""
+    from matplotlib import colormaps
+
     return list(CLASS_COLOURS[:count]) if count <= len(CLASS_COLOURS) else colormaps["turbo"](np.linspace(0, 1, count))
 
 
 def site_colours(count: int) -> np.ndarray:
     """A colour per site, from dark to light."""
+    from matplotlib import colormaps
+
     return colormaps["viridis"](np.linspace(0.15, 0.85, count))

@@ -17,7 +17,7 @@ THE FOLDER HOLDS PRIVATE KEYS. Whoever has it can act as your site. Send it by a
 keep it readable by one user only, and tell the coordinator at once if it is lost.
 
 BEGIN
-1. Install the same version everywhere: pip install 'polyclinic[nvflare]=={version}'
+1. Install the same version everywhere: pip install 'polyclinic[nvflare,segmentation]=={version}'
 2. local/site.toml: say where your images are. The coordinator never sees this file.
 3. local/policy.toml: say what may leave. Every line explains itself.
 4. polyclinic deploy start FOLDER        (it connects, waits for studies, and reconnects)
@@ -48,7 +48,7 @@ This is the kit of the server of a federation. Sites reach it as {server}.
 
 THE FOLDER HOLDS PRIVATE KEYS: keep it readable by one user only.
 
-1. Install: pip install 'polyclinic[nvflare]=={version}', the same version as the sites.
+1. Install: pip install 'polyclinic[nvflare,segmentation]=={version}', the same version as the sites.
 2. Let the sites reach the port. No other port is needed.
 3. polyclinic deploy start FOLDER
 

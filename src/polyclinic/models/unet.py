@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyclinic.extras import need
 from polyclinic.models.backbone import Backbone
 from polyclinic.models.norms import GROUPS, with_norm
 
@@ -25,6 +26,7 @@ class UNet(Backbone):
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         # here, because importing MONAI takes longer than most commands
+        need("monai", "model.backbone: 'unet'")
         from monai.networks.nets import BasicUNet
 
         super().__init__(channels, outputs, size, norm)

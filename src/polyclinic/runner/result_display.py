@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.extras import need
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def as_frame(rows: list[JsonObject]) -> Any:
 
 def draw(values: JsonMapping, rows: list[JsonObject], metric: str, unit: str = "") -> Figure:
     """Two panels: the metric on validation images by round, and that of the released model on test images by site."""
+    need("matplotlib", "plot()")
     from matplotlib.figure import Figure
 
     curves = any(f"validation_{metric}" in row for row in rows)

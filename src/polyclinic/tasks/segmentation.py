@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.extras import need
 from polyclinic.tasks.task import Sums, Target, Task
 
 #: what `surface_distances` adds up over images
@@ -43,6 +44,7 @@ class Segmentation(Task):
     dense: ClassVar[bool] = True
 
     def outputs(self, target: Target) -> int:
+        need("monai", "task.name: 'segmentation'")
         return 1
 
     def targets(self, labels: Tensor, masks: Tensor | None = None) -> Tensor:

@@ -7,10 +7,10 @@ but `metadata.json`, where each has words before it.
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import monai
 import numpy as np
 import torch
 
@@ -119,7 +119,7 @@ def metadata(card: Card) -> dict[str, Any]:
     return {
         "version": "0.1.0",
         "changelog": {"0.1.0": f"exported by polyclinic {__version__}"},
-        "monai_version": monai.__version__,
+        "monai_version": version("monai"),
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": np.__version__,
         "required_packages_version": {},

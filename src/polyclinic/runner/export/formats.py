@@ -131,5 +131,5 @@ def _quiet() -> Iterator[None]:
 FORMATS = {
     "onnx": Format("model.onnx", write_onnx, load_onnx, ("onnx", "onnxscript", "onnxruntime")),
     "torchscript": Format("model.ts", write_torchscript, load_torchscript),
-    "monai-bundle": Format("models/model.ts", write_torchscript, load_torchscript),
+    "monai-bundle": Format("models/model.ts", write_torchscript, load_torchscript, ("monai",)),
 }
