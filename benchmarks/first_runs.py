@@ -23,13 +23,13 @@ from polyclinic.methods import METHODS
 
 LIMIT_S = 120  # what a method may take
 ROUNDS = 2
-ENCODER = "model.backbone=efficientnet-lite0-1024"
+ENCODER = ("model.backbone=efficientnet-lite0-1024", "model.input_size=128")  # as the error says that they need
 #: settings without which a method cannot run on that study
 NEEDED = {
-    "private-head": [ENCODER, "privacy.noise=1.0"],
-    "analytic": [ENCODER],
-    "gaussian-heads": [ENCODER],
-    "fedpft": [ENCODER],
+    "private-head": [*ENCODER, "privacy.noise=1.0"],
+    "analytic": [*ENCODER],
+    "gaussian-heads": [*ENCODER],
+    "fedpft": [*ENCODER],
 }
 QUICK = ("fedavg", "cwt-replay")
 

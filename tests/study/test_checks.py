@@ -178,3 +178,9 @@ def test_what_the_check_accepts_the_run_accepts(method, task, monkeypatch, tmp_p
 def test_what_a_run_would_refuse_is_refused_before(method, generator, task, more, refusal):
     with pytest.raises(BadInput, match=refusal):
         parse_study({**tables(method, generator, task), **more})
+
+
+def test_a_wrong_seed_is_said_beside_what_is_wrong_in_the_tables():
+    tables = {"seed": -1, "data": {"source": "fundus-phantom", "sizee": 3}, "sites": {"partition": "iid", "count": 3}}
+    with pytest.raises(BadInput, match=r"(?s)^seed: must be .*\ndata\.sizee: no such.*\nmethod\.rounds: must be"):
+        parse_study({**tables, "method": {"name": "fedavg", "rounds": 1.5}})

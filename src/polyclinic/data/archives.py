@@ -18,6 +18,7 @@ from PIL import Image
 from polyclinic.data.bounds import MOST_PIXELS, check_pixels
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
+from polyclinic.registry import reason
 
 #: what reading a broken archive raises
 UNREADABLE = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, MemoryError)
@@ -39,7 +40,10 @@ class Archive(Mapping[str, np.ndarray]):
                     if entry.filename.endswith(".npy")
                 }
         except (OSError, zipfile.BadZipFile) as error:
-            raise BadInput(f"data.path: '{file}' cannot be opened as an .npz archive ({error})") from None
+            raise BadInput(
+                f"data.path: '{file}' cannot be opened as an .npz archive ({reason(error)}); name a file that "
+                "numpy.savez has written"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._bytes)

@@ -52,7 +52,7 @@ def load_model(
     """The model of a run folder or `model.safetensors`, of an export (ONNX, TorchScript, MONAI bundle), or weights for
     the study's own network, which may come from a plug-in."""
     if not path.exists():
-        raise BadInput(f"MODEL {path}: there is no such file or folder")
+        raise BadInput(f"MODEL {path}: there is no such file or folder; name a run folder or a model file")
     file = _model_in(path)
     if file.suffix == ".onnx":
         refuse_missing("onnx", ("onnxruntime",))

@@ -169,7 +169,7 @@ def _check_first_weights(study: Study, cuts: tuple[str, ...]) -> None:
         can = ", ".join(name for name in ENCODERS.working() if name not in BACKBONES)
         raise BadInput(
             f"model.backbone: '{method.name}' fits a head on an encoder that nobody trains, and '{model.backbone}' is "
-            f"trained; choose one of {can}"
+            f"trained; choose one of {can}, and on a CPU model.input_size = 128, which is three times as fast as 224"
         )
 
 

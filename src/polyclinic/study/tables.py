@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from polyclinic import plugins
 from polyclinic.data.bounds import MOST_PIXELS
@@ -219,8 +219,10 @@ def _all_tables(given: Mapping[str, Any], problems: Sequence[str] = ()) -> dict[
 
 def _table(name: str, value: Any) -> Any:
     """One table of a study as its settings object; BadInput names the field at fault."""
-    if (name not in VARIANTS and name not in PLAIN) or isinstance(value, Settings):
+    if isinstance(value, Settings):
         return value
+    if name not in VARIANTS and name not in PLAIN:
+        return _single(name, value)
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
     kind: type[Settings]
@@ -239,6 +241,16 @@ def _table(name: str, value: Any) -> Any:
         return kind.model_validate(dict(value))
     except ValidationError as error:
         raise BadInput(sentences(error, name, kind)) from None
+
+
+def _single(name: str, value: Any) -> Any:
+    """A setting outside all tables; BadInput beside what is wrong in the tables, and not after it."""
+    field = Study.model_fields.get(name)
+    try:
+        TypeAdapter(Annotated[field.annotation, field] if field else Any).validate_python(value)
+    except ValidationError as error:
+        raise BadInput(sentences(error, name, Study)) from None
+    return value
 
 
 def _with_name(generator: Any, method: Any) -> Any:
