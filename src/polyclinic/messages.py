@@ -19,6 +19,16 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+#: what pydantic calls by Python's words, as somebody knows it who writes a study
+PLAIN = {
+    "a valid tuple": "a list, such as ['a', 'b']",
+    "a valid list": "a list, such as ['a', 'b']",
+    "a valid dictionary": "a table, such as {old = 'new'}",
+    "a valid string": "a text in quotes",
+    "a valid boolean": "true or false",
+}
+
+
 def sentences(error: ValidationError, path: str, kind: type[Settings]) -> str:
     """A sentence for each problem: the field's path, what is wrong, what is allowed."""
     return "\n".join(_sentence(problem, path, kind) for problem in error.errors())
@@ -33,6 +43,8 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
     if problem["type"] == "missing":
         return f"{where}: missing; {_description(kind, problem['loc'])}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    for python, plain in PLAIN.items():
+        message = message.replace(python, plain)
     given = "" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})"
     return f"{where}: {message[0].lower()}{message[1:]}{given}"
 

@@ -61,14 +61,24 @@ def test_a_column_that_is_not_there_is_one_sentence(scans, capsys, tmp_path):
     assert capsys.readouterr().err == f"{file}: there is no column 'nomask'; it has path, label\n"
 
 
+def test_empty_cells_and_missing_files_are_named_at_once(scans):
+    file = listed(scans, ["benign/0.png,", "nowhere.png,1", "malignant/0.png,0"])
+    with pytest.raises(BadInput) as told:
+        Csv(path=file).listing()
+    assert str(told.value).splitlines() == [
+        f"{file}: 1 cell is empty; fill them or remove the rows:",
+        "  row 2: no label",
+        f"{file}: 1 file is not there; correct the paths or remove the rows:",
+        "  row 3: nowhere.png",
+    ]
+
+
 def test_columns_and_cells_at_fault_are_named_at_once(scans):
     file = listed(scans, ["benign/0.png,0", "malignant/0.png,", ",1"])
     with pytest.raises(BadInput) as told:
         Csv(path=file, mask="nomask", patient="who").listing()
     assert str(told.value).splitlines() == [
-        f"{file}: there is no columns 'patient', 'mask'; it has path, label".replace(
-            "'patient', 'mask'", "'who', 'nomask'"
-        ),
+        f"{file}: there are no columns 'who', 'nomask'; it has path, label",
         f"{file}: 2 cells are empty; fill them or remove the rows:",
         "  row 3: no label",
         "  row 4: no path",

@@ -61,8 +61,8 @@ class Table:
     def missing(self, *names: str) -> str:
         """What `require` says; nothing where all columns are there."""
         absent = [f"'{name}'" for name in dict.fromkeys(names) if name not in self.columns]
-        what = f"column {absent[0]}" if len(absent) == 1 else f"columns {', '.join(absent)}"
-        return f"{self.file}: there is no {what}; it has {', '.join(self.columns)}" if absent else ""
+        what = f"is no column {absent[0]}" if len(absent) == 1 else f"are no columns {', '.join(absent)}"
+        return f"{self.file}: there {what}; it has {', '.join(self.columns)}" if absent else ""
 
     def place(self, i: int) -> str:
         """What to call row i in a message."""

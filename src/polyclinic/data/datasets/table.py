@@ -88,7 +88,7 @@ class Csv(LabelledSource):
         if self.keep:
             table = table.where(self.kept({name: table.column(name) for name in table.columns}))
         if gaps := self._gaps(table):
-            raise BadInput(gaps)
+            raise BadInput("\n".join(filter(None, [gaps, self._absent(table)])))
         return table
 
     def _read(self) -> Table:
@@ -96,7 +96,8 @@ class Csv(LabelledSource):
         table = read_table(self.location)
         wanted = [self.image, *(name for name in (getattr(self, field) for field in OPTIONAL) if name), *self.columns]
         if missing := table.missing(*wanted):
-            raise BadInput("\n".join(filter(None, [missing, "" if self.keep else self._gaps(table)])))
+            others = [] if self.keep else [self._gaps(table), self._absent(table)]
+            raise BadInput("\n".join(filter(None, [missing, *others])))
         return table
 
     def _gaps(self, table: Table) -> str:
@@ -113,6 +114,18 @@ class Csv(LabelledSource):
         are = "cells are" if len(gaps) > 1 else "cell is"
         head = f"{self.location}: {len(gaps)} {are} empty; fill them or remove the rows:"
         return "\n  ".join([head, *gaps[:200]]) if gaps else ""
+
+    def _absent(self, table: Table) -> str:
+        """The files that are not there, in one message: told beside other problems, and not only after them."""
+        names = [name for name in (self.image, self._name(table, "mask")) if name in table.columns]
+        found = [
+            f"row {line}: {row[name]}"
+            for row, line in zip(table.rows, table.lines, strict=True)
+            for name in names
+            if row[name] and not (self.location.parent / row[name]).exists()
+        ]
+        head = f"{self.location}: {len(found)} files are not there; correct the paths or remove the rows:"
+        return "\n  ".join([head.replace("1 files are", "1 file is"), *found[:200]]) if found else ""
 
     def _column(self, table: Table, name: str) -> np.ndarray | None:
         column = self._name(table, name)
