@@ -1,6 +1,7 @@
 """The fault campaign: kills, power cuts, damaged files, a full disk, lying sites.
 
-    python benchmarks/faults.py [--quick] [--minutes N] [--seed S] [--only KIND,...] [--json FILE]
+    python benchmarks/faults.py [--quick] [--minutes N] [--workers N] [--trials kills=500,...] [--seed S]
+                                [--only KIND,...] [--json FILE]
 
 Each trial runs or resumes a small study with one fault. It fails if it ends in a traceback, hangs, or ends well with
 another result than without the fault; a command that says in a sentence what is wrong has not failed.
@@ -16,8 +17,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import faults_ledger
 import torch
@@ -32,6 +35,7 @@ from faults_storage import (
     resumed,
     resumed_images,
 )
+from parallel import in_parallel
 
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -44,11 +48,10 @@ class Campaign:
 
     def __init__(self, place: Path, seed: int, methods: tuple[str, ...], *, timed: bool = True) -> None:
         """`timed`: kills also at moments, which no clock hits twice alike."""
-        self.place, self.methods = place, methods
-        # each kind draws by itself: how long a kill takes changes no other trial
-        self.draws = {kind: random.Random(f"{seed} {kind}") for kind in KINDS}
+        self.base = self.place = place
+        self.methods, self.timed = methods, timed
         self.expected: dict[str, str] = {}
-        self.count, self.timed = 0, timed
+        self._begin(seed)
         for method in methods:
             study = Study(**tables_of(method))
             self.study(method).write_text(study.to_toml())
@@ -56,11 +59,22 @@ class Campaign:
             self.expected[method] = signature(self.finished(method))
         write_pictures(place / "pictures")
 
+    def _begin(self, seed: int | str) -> None:
+        self.count = 0
+        # each kind draws by itself: how long a kill takes changes no other trial
+        self.draws = {kind: random.Random(f"{seed} {kind}") for kind in KINDS}
+
+    def of_worker(self, number: int, seed: int) -> None:
+        """From now on, in this process: other draws, and trials in a folder of their own."""
+        self.place = self.base / f"worker-{number}"
+        self.place.mkdir()
+        self._begin(f"{seed} of worker {number}")
+
     def study(self, method: str) -> Path:
-        return self.place / f"{method}.toml"
+        return self.base / f"{method}.toml"
 
     def finished(self, method: str) -> Path:
-        return self.place / "finished" / method
+        return self.base / "finished" / method
 
     def fresh(self) -> Path:
         self.count += 1
@@ -85,13 +99,13 @@ class Campaign:
                 folder, study = self.fresh(), self.study(method)
                 if not self.timed or draw.random() < 0.5:
                     number = draw.randint(1, 160)
-                    killed_at_change(study, folder, number)
+                    killed = killed_at_change(study, folder, number)
                     what = f"{method}: killed at change {number}"
                 else:
                     seconds = draw.uniform(0.0, 0.5)
-                    killed_anywhere(study, folder, seconds)
+                    killed = killed_anywhere(study, folder, seconds)
                     what = f"{method}: killed after {seconds:.3f} s"
-                if folder.exists():
+                if killed and folder.exists():
                     yield resumed(folder, self.expected[method], "kills", what, study)
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -117,7 +131,7 @@ class Campaign:
                 yield from self._damage_finished(method, 12)
 
     def _damage_finished(self, method: str, count: int) -> Iterator[Trial]:
-        pictures, out, folder = self.place / "pictures", self.place / "out", self.place / "read"
+        pictures, out, folder = self.base / "pictures", self.place / "out", self.place / "read"
         for name in commands(folder, pictures, out):
             shutil.copytree(self.finished(method), folder)
             before, expected = read_finished(name, folder, pictures, out)
@@ -140,47 +154,85 @@ class Campaign:
         while True:
             for method in self.methods:
                 folder = self.fresh()
-                yield told_lie(self.study(method), folder, self.finished(method), self.draws["lies"])
+                yield from told_lie(self.study(method), folder, self.finished(method), self.draws["lies"])
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def carry_out(campaign: Campaign, kinds: tuple[str, ...], going_on: Callable[[list[Trial]], bool]) -> list[Trial]:
-    """Trials of the kinds in turn, until the time or their number is at an end."""
-    sources = [getattr(campaign, kind)() for kind in kinds]
-    trials: list[Trial] = []
-    while going_on(trials):
-        for source in sources:
-            trials.append(next(source))
-            if trials[-1].problem:
-                print(f"{trials[-1].kind}: {trials[-1].what}: {trials[-1].problem}: {trials[-1].detail}", flush=True)
-    return trials
+def carry_out(
+    campaign: Campaign, kinds: tuple[str, ...], going_on: Callable[[], bool], wanted: Counter[str] | None = None
+) -> Iterator[Trial]:
+    """Trials of the kinds in turn, until the time is at an end, or there are as many of each kind as wanted."""
+    sources = {kind: getattr(campaign, kind)() for kind in kinds}
+    done = Counter[str]()
+    while going_on() and (not wanted or any(done[kind] < wanted[kind] for kind in kinds)):
+        for kind, source in sources.items():
+            if wanted and done[kind] >= wanted[kind]:
+                continue
+            trial = next(source)
+            done[kind] += 1
+            yield trial
+            if trial.problem:
+                print(f"{trial.kind}: {trial.what}: {trial.problem}: {trial.detail}", flush=True)
+
+
+def _of_each(text: str, workers: int) -> Counter[str] | None:
+    """How many trials of each kind one worker does."""
+    pairs = [part.split("=") for part in text.split(",") if part]
+    return Counter({kind: -(-int(count) // workers) for kind, count in pairs}) or None
+
+
+def _campaign(chosen: argparse.Namespace, place: Path, started: float, note: Callable[[list[Any]], None]) -> dict:
+    """The campaign on one or several cores; what it found."""
+    kinds, until = tuple(chosen.only.split(",")), started + 60 * chosen.minutes
+    campaign = Campaign(place, chosen.seed, tuple(METHODS))
+    wanted = _of_each(chosen.trials, chosen.workers)
+
+    def work(number: int, tell: Callable[[Any], None]) -> None:
+        campaign.of_worker(number, chosen.seed)
+        for trial in carry_out(campaign, kinds, lambda: time.monotonic() < until, wanted):
+            tell(vars(trial))
+
+    told, crashed = in_parallel(work, chosen.workers, place, until, note)
+    found = totals([Trial(**one) for one in told])
+    found["failures"] += [{"kind": "campaign", "what": words, "problem": "crash", "detail": ""} for words in crashed]
+    return found
+
+
+def _quick(seed: int, place: Path, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """A few trials of each kind, in this process."""
+    campaign = Campaign(place, seed, ("fedavg", "scaffold"), timed=False)
+    return totals(list(carry_out(campaign, kinds, lambda: True, Counter(dict.fromkeys(kinds, 5)))))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few trials of each kind")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--trials", default="", help="stop after so many: kills=500,power=500,damage=2000,lies=200")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(KINDS), help="kinds of faults, separated by commas")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    started, kinds = time.monotonic(), tuple(chosen.only.split(","))
-    methods = ("fedavg", "scaffold") if chosen.quick else tuple(METHODS)
+    started = time.monotonic()
 
-    def going_on(trials: list[Trial]) -> bool:
-        if chosen.quick:
-            return len(trials) < 5 * len(kinds)
-        return time.monotonic() - started < 60 * chosen.minutes
+    def write(found: dict[str, Any]) -> dict[str, Any]:
+        found = {"seed": chosen.seed, "seconds": round(time.monotonic() - started), **found}
+        if chosen.json:
+            chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        return found
+
+    def note(told: list[Any]) -> None:
+        write(totals([Trial(**one) for one in told]))
 
     with tempfile.TemporaryDirectory() as place:
         os.environ["POLYCLINIC_CACHE"] = f"{place}/cache"
-        campaign = Campaign(Path(place), chosen.seed, methods, timed=not chosen.quick)
         in_child(lambda: 0)
-        trials = carry_out(campaign, kinds, going_on)
-    found = {"seed": chosen.seed, "seconds": round(time.monotonic() - started), **totals(trials)}
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        if chosen.quick:
+            found = write(_quick(chosen.seed, Path(place), tuple(chosen.only.split(","))))
+        else:
+            found = write(_campaign(chosen, Path(place), started, note))
     print(json.dumps(found | {"failures": len(found["failures"])}))
     sys.exit(bool(found["failures"]))
 

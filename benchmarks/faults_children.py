@@ -35,7 +35,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "optimizer": {"batch_size": 8, "lr": 0.05},
     "engine": {"workers": 1, "device": "cpu", "quorum": 0.3},
 }
-#: methods whose files differ: averages, turns, states at the sites, cut networks, gradients, own models
+#: methods whose files differ: averages, turns, states at the sites, cut networks, gradients, own models, latents
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "fedavg": {},
     "cwt": {"optimizer": {"keep_state": True}, "evaluation": {"handovers": "all"}},
@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "splitnn": {"optimizer": {"keep_state": True}},
     "fedsgd": {"engine": {"checkpoint_every": 2}},
     "ditto": {"evaluation": {"select": "best"}},
+    "fedreplay": {},
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,8 @@ def _difference(honest: tuple[Parcel, ...], changed: tuple[Parcel, ...]) -> str:
     return ", ".join(words)[:200]
 
 
-def told_lie(study: Path, folder: Path, expected: Path, draw: random.Random) -> Trial:
-    """Run the study with one lie of one site."""
+def told_lie(study: Path, folder: Path, expected: Path, draw: random.Random) -> Iterator[Trial]:
+    """Run the study with one lie of one site; no trial if the site had no such reply."""
     site, number, lie, seed = f"site-{draw.randint(1, 3)}", draw.randint(1, 5), draw.choice(LIES), draw.random()
 
     def work() -> int:
@@ -163,7 +163,9 @@ def told_lie(study: Path, folder: Path, expected: Path, draw: random.Random) -> 
         problem = "the run stopped"
     elif "LIED" in outcome.printed:
         problem = _judged(folder, site, expected)
-    return Trial("lies", what, problem, tail(outcome) if problem else "")
+    else:
+        return
+    yield Trial("lies", what, problem, tail(outcome) if problem else "")
 
 
 def _judged(folder: Path, liar: str, expected: Path) -> str:

@@ -164,13 +164,14 @@ def resumed(folder: Path, expected: str, kind: str, what: str, study: Path) -> T
     return Trial(kind, what, problem, tail(outcome) if problem else "")
 
 
-def killed_anywhere(study: Path, folder: Path, seconds: float) -> None:
-    """Run the study and `kill -9` it after so many seconds."""
-    in_child(lambda: run_app(["run", str(study), "--quiet", "--out", str(folder)]), kill_after=seconds)
+def killed_anywhere(study: Path, folder: Path, seconds: float) -> bool:
+    """Run the study and `kill -9` it after so many seconds; whether it was still at work."""
+    work = lambda: run_app(["run", str(study), "--quiet", "--out", str(folder)])  # noqa: E731
+    return in_child(work, kill_after=seconds).code == -signal.SIGKILL
 
 
-def killed_at_change(study: Path, folder: Path, number: int) -> None:
-    """Run the study and `kill -9` it just before its so-manieth change of a file."""
+def killed_at_change(study: Path, folder: Path, number: int) -> bool:
+    """Run the study and `kill -9` it just before its so-manieth change of a file; whether it had as many."""
     left = [number]
 
     def act(change: str) -> None:
@@ -182,7 +183,7 @@ def killed_at_change(study: Path, folder: Path, number: int) -> None:
         watch_changes(folder, act)
         return run_app(["run", str(study), "--quiet", "--out", str(folder)])
 
-    in_child(work)
+    return in_child(work).code == -signal.SIGKILL
 
 
 def full_disk(study: Path, folder: Path, expected: str, draw: random.Random) -> list[Trial]:

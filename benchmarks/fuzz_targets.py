@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +21,25 @@ from polyclinic.data.reading import Reader
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.checkpoint import Checkpoint, Manifest, read_manifest
+from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode
-from polyclinic.files import read_json, read_tensors, write_tensors
+from polyclinic.federation.leaving.ledger import GENESIS, Ledger, verify
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, shortened
+from polyclinic.files import digest_of, read_json, read_tensors, write_tensors
 from polyclinic.noted_files import FILE, check_noted, note_files
+from polyclinic.report.serve.run_files import RunFiles
 from polyclinic.runner.cases import read_cases
 from polyclinic.runner.model_file import MODEL, read_model_file
+from polyclinic.runner.result_display import history_rows
 from polyclinic.runner.run import run
 from polyclinic.study import load_study, parse_study
 
 #: the project's own words for input that cannot be used
 REFUSALS = (BadInput, WorkFailed, ParcelRejected, LedgerBroken)
+
+
+#: weights that both ends have
+BASE = {"w": torch.linspace(-1, 1, 1200).reshape(30, 40)}
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class Target:
     read: Callable[[Any], object]
     #: by how much fewer inputs it gets, as one of them takes so much longer
     slowness: int = 1
+    #: whether values of the JSON inside it are changed, too
+    structured: bool = False
+    #: writes the digests of changed lines of JSON anew, as somebody would who can write the file
+    repair: Callable[[list[Any]], list[Any]] | None = None
 
 
 TABLES: dict[str, Any] = {
@@ -64,24 +77,33 @@ def targets_in(folder: Path) -> list[Target]:
     parcel = Parcel("weights", {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}, {"samples": 3, "loss": 0.5})
     call = Call("north", "train", 1, {"weights": parcel}, {"split": "test"})
     of_file = FileTargets(folder / "fuzzed")
-    return [
+    targets = [
         Target("study", TABLES, parse_study, 4),
         of_file.target("study file", "s.toml", study.to_toml().encode(), load_study, 8),
-        Target("parcel", parcel.encoded, decode),
-        Target("call", call.to_bytes(), Call.from_bytes),
-        Target("reply", Reply("north", (parcel,)).to_bytes(), Reply.from_bytes),
-        of_file.target("ledger", "l.jsonl", _ledger(folder), verify),
+        Target("parcel", parcel.encoded, decode, structured=True),
+        Target("rounded parcel", _on_wire("int8"), decode, structured=True),
+        Target("difference", _on_wire("delta"), lambda data: decode(data, base=BASE), structured=True),
+        Target("call", call.to_bytes(), Call.from_bytes, structured=True),
+        Target("reply", Reply("north", (parcel,)).to_bytes(), Reply.from_bytes, structured=True),
+        of_file.target("ledger", "l.jsonl", _ledger(folder), _open_ledger, repair=_chained),
         of_file.target("anchor", "r.json", _anchor(folder), AnchorFile),
-        of_file.target("manifest", "manifest.json", _manifest(folder), read_manifest),
+        of_file.target("manifest", "checkpoint/manifest.json", _manifest(folder), _load_checkpoint, repair=_noted),
         of_file.target("state", "state.safetensors", _state(folder), read_tensors),
         of_file.target("result", "result.json", (done / "result.json").read_bytes(), read_json),
-        of_file.target("digests", FILE, _digests(done), lambda path: check_noted(path.parent, "result.json")),
+        of_file.target("digests", FILE, _digests(done), _check_digests, repair=_noted_files),
+        of_file.target("history", "history.jsonl", (done / "history.jsonl").read_bytes(), _read_history),
         of_file.target("model", "m.safetensors", (done / MODEL).read_bytes(), read_model_file, 20),
         of_file.target("cases", "cases/test.npz", (done / "cases" / "test.npz").read_bytes(), _cases, 4),
         of_file.target("table", "t.csv", b"image,label,site\na.png,1,x\nb.png,0,y\n", lambda path: read_table(path)),
         of_file.target("archive", "a.npz", _archive(), _read_archive, 4),
         *_images(of_file),
     ]
+    for state in (folder / "checkpoint").glob("*.safetensors"):  # what the manifest names
+        shutil.copy(state, of_file.folder / "manifest" / "checkpoint")
+    shutil.copy(done / "result.json", of_file.folder / "digests")
+    for target in targets:  # a reader that refuses everything would never fail
+        target.read(target.sample)
+    return targets
 
 
 class FileTargets:
@@ -90,7 +112,15 @@ class FileTargets:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def target(self, name: str, file: str, sample: bytes, read: Callable[[Path], object], slowness: int = 1) -> Target:
+    def target(
+        self,
+        name: str,
+        file: str,
+        sample: bytes,
+        read: Callable[[Path], object],
+        slowness: int = 1,
+        repair: Callable[[list[Any]], list[Any]] | None = None,
+    ) -> Target:
         path = self.folder / name / file
         path.parent.mkdir(parents=True)
 
@@ -98,7 +128,8 @@ class FileTargets:
             path.write_bytes(content)
             return read(path)
 
-        return Target(name, sample, written, slowness)
+        structured = file.endswith((".json", ".jsonl", ".safetensors"))
+        return Target(name, sample, written, slowness, structured, repair)
 
 
 def _ledger(folder: Path) -> bytes:
@@ -132,6 +163,54 @@ def _digests(done: Path) -> bytes:
 
 def _cases(path: Path) -> object:
     return read_cases(path.parent.parent, "test")
+
+
+def _on_wire(encoding: Any) -> bytes:
+    """Weights as they travel with `engine.wire`."""
+    return shortened(Parcel("weights", {"w": BASE["w"] * 1.01, "b": torch.ones(2)}), encoding, BASE).encoded
+
+
+def _open_ledger(path: Path) -> object:
+    verify(path)
+    return Ledger(path).head
+
+
+def _chained(lines: list[Any]) -> list[Any]:
+    """The lines with indices, predecessors and digests as somebody writes them who knows the format but has no key."""
+    previous = GENESIS
+    for number, line in enumerate(line for line in lines if isinstance(line, dict)):
+        line |= {"index": number, "previous": previous}
+        content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
+        previous = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        line["digest_of_line"] = previous
+    return lines
+
+
+def _noted(lines: list[Any]) -> list[Any]:
+    """A manifest with the digest of what it says now."""
+    [content] = lines
+    if isinstance(content, dict):
+        content.pop("sha256", None)
+        content["sha256"] = digest_of(content)
+    return lines
+
+
+def _noted_files(lines: list[Any]) -> list[Any]:
+    if isinstance(lines[0], dict):
+        lines[0]["sha256"] = digest_of(lines[0].get("files"))
+    return lines
+
+
+def _load_checkpoint(path: Path) -> object:
+    return Checkpoint(path.parent).load()
+
+
+def _check_digests(path: Path) -> object:
+    return check_noted(path.parent, "result.json")
+
+
+def _read_history(path: Path) -> object:
+    return history_rows(path), RunFiles(path.parent).summary()
 
 
 def _archive() -> bytes:

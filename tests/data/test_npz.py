@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from polyclinic.data.archives import Archive
 from polyclinic.data.datasets import SOURCES, own_settings
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.errors import BadInput
@@ -204,3 +205,13 @@ def test_settings_of_real_images_and_of_phantoms_stand_side_by_side(tmp_path):
     for kind in (Npz, SOURCES["hand-phantom"], SOURCES["at-sites"]):
         assert own_settings(kind, {"sampels": 50}) == {"sampels": 50}  # misspelt: left in, and so refused
     assert own_settings(SOURCES["at-sites"], {"samples": 50}) == {"samples": 50}
+
+
+def test_an_archive_of_an_unknown_version_is_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, images=np.zeros((2, 4, 4), np.uint8))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"PK\x01\x02") + 6] = 250  # the version that is needed to read it
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match="cannot be opened"):
+        Archive(file)

@@ -15,7 +15,7 @@ from polyclinic.engines.nvflare.engine import NVFlare, Patience
 from polyclinic.engines.nvflare.job import decode_property, encode_property, write_job
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.nvflare.simulator import site_names
-from polyclinic.engines.nvflare.wire import pieces
+from polyclinic.engines.nvflare.wire import Kept, pieces
 from polyclinic.engines.worker_process import WorkerGone
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
@@ -373,3 +373,48 @@ def test_a_site_keeps_no_more_of_a_call_than_any_call_has(monkeypatch):
         relay.handle("piece", pack({"call": "c", "index": 2}, [bytes(1000)]))
     with pytest.raises(ValueError, match="a piece of 1001 bytes"):
         relay.handle("piece", pack({"call": "d", "index": 0}, [bytes(1001)]))
+
+
+# --- parcels that a site has need not travel again ----------------------------------------------------
+
+
+def test_weights_that_a_site_has_do_not_travel_again():
+    federation = Federation("a", "b")
+    same = weights(5000)
+    for number in range(3):
+        federation.sent.clear()
+        for answer in federation.ask("a", "b", parcels=same, round=number):
+            assert torch.equal(answer.weights["w"], torch.arange(5000.0))
+        came = sum(length for site, what, length in federation.sent if site == "a" and what in ("piece", "run"))
+        assert (came > 20_000) is (number == 0)
+
+
+def test_other_weights_travel_and_replace_those_that_were_kept():
+    federation = Federation("a")
+    other = {"weights": Parcel("weights", {"w": torch.ones(5000)})}
+    for parcels in (weights(5000), other, weights(5000), other, other):
+        [answer] = federation.ask("a", parcels=parcels)
+        assert torch.equal(answer.weights["w"], parcels["weights"].tensors["w"])
+    assert federation.messages("a").count("run") == 5
+
+
+def test_a_restarted_site_asks_for_what_it_has_no_more():
+    federation = Federation("a")
+    federation.ask("a", parcels=weights(5000))
+    federation.relays["a"] = Relay("a", lambda: federation._start("a", lambda call: None))
+    federation.sent.clear()
+    [answer] = federation.ask("a", parcels=weights(5000))
+    assert torch.equal(answer.weights["w"], torch.arange(5000.0))
+    assert federation.messages("a").count("run") == 2  # without them, then with them
+
+
+def test_a_call_that_does_not_fit_what_is_kept_is_refused():
+    kept = Kept()
+    call = Call("a", "train", 1, weights(5000))
+    whole = call.to_bytes()
+    assert kept.whole(whole, {}) == whole
+    first, text, _ = call.chunks()
+    assert kept.whole(first + text, {"0": call.parcels["weights"].digest}) == whole
+    assert kept.whole(first + text, {"0": "0" * 64}) is None
+    with pytest.raises(ValueError, match="not as long"):
+        kept.whole(whole + b"more", {})

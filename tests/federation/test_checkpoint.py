@@ -9,6 +9,7 @@ from polyclinic.errors import Damaged
 from polyclinic.federation import checkpoint as module
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.state import SitePosition
+from polyclinic.files import digest_of
 
 
 def tensors(value):
@@ -246,3 +247,23 @@ def test_a_manifest_of_an_older_version_has_no_digest(folder):
     del old["sha256"]
     checkpoint.path.write_text(json.dumps(old))
     assert Checkpoint(folder).load().round == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": "x"},
+        {"files": {"state.a": "../../elsewhere"}},
+        {"files": {"state.a": 3}},
+        {"round": "2"},
+        {"sites": []},
+    ],
+)
+def test_a_manifest_of_other_types_is_damaged_even_if_its_digest_fits(tmp_path, change):
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.save(Manifest(round=2), {})
+    content = json.loads(checkpoint.path.read_text()) | change
+    content.pop("sha256")
+    checkpoint.path.write_text(json.dumps({**content, "sha256": digest_of(content)}))
+    with pytest.raises(Damaged, match="manifest"):
+        checkpoint.load()

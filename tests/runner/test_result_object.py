@@ -12,6 +12,7 @@ from PIL import Image
 
 from polyclinic import BadInput, Result
 from polyclinic.data.parts import open_site, prepare
+from polyclinic.errors import Damaged
 from polyclinic.runner.result_display import history_rows
 
 
@@ -134,3 +135,10 @@ def test_a_notebook_shows_names_as_texts(result, tmp_path):
     assert "<b>x" not in page
     assert page.count("&lt;script&gt;") == 2
     assert f"{result.metrics['test']['accuracy']:.3f}" in result._repr_html_()
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", '{"round": 1', '{"round": 1, "validation": 3}', "\x00"])
+def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
+    (tmp_path / "history.jsonl").write_text(line + "\n")
+    with pytest.raises(Damaged, match=r"history\.jsonl, line 1"):
+        history_rows(tmp_path / "history.jsonl")

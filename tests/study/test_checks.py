@@ -184,3 +184,9 @@ def test_a_wrong_seed_is_said_beside_what_is_wrong_in_the_tables():
     tables = {"seed": -1, "data": {"source": "fundus-phantom", "sizee": 3}, "sites": {"partition": "iid", "count": 3}}
     with pytest.raises(BadInput, match=r"(?s)^seed: must be .*\ndata\.sizee: no such.*\nmethod\.rounds: must be"):
         parse_study({**tables, "method": {"name": "fedavg", "rounds": 1.5}})
+
+
+@pytest.mark.parametrize("name", [[], {}, [[]], 3, None])
+def test_a_method_whose_name_is_no_text_is_refused_in_a_sentence(name):
+    with pytest.raises(BadInput, match="method"):
+        parse_study({"method": {"name": name}})

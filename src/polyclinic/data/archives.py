@@ -39,7 +39,7 @@ class Archive(Mapping[str, np.ndarray]):
                     for entry in packed.infolist()
                     if entry.filename.endswith(".npy")
                 }
-        except (OSError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:  # an unknown version of the format is a NotImplementedError, a RuntimeError
             raise BadInput(
                 f"data.path: '{file}' cannot be opened as an .npz archive ({reason(error)}); name a file that "
                 "numpy.savez has written"

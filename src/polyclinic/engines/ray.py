@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyclinic.engines.pool import WorkerPool
-from polyclinic.engines.worker_process import STARTS_WITHIN, WorkerGone, cores, reason_of
+from polyclinic.engines.worker_process import (
+    STARTS_WITHIN,
+    WorkerGone,
+    cores,
+    is_storage_failure,
+    reason_of,
+    storage_failure,
+)
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.host import SiteHost
@@ -139,9 +146,12 @@ class RayWorker:
     def call(self, call: Call, deadline: float | None) -> tuple[Reply | Failure, SitePosition | None]:
         header = replace(call, parcels={}).to_bytes()
         parcels = [in_store(parcel) for parcel in call.parcels.values()]
-        failed, position, reply = self._result(self._actor.call.remote(header, [*call.parcels], *parcels), deadline)
+        answer = self._result(self._actor.call.remote(header, [*call.parcels], *parcels), deadline)
+        failed, position, reply, is_storage = answer
+        if is_storage:
+            raise storage_failure(call.site, failed)
         where = SitePosition(*position) if position else None
-        return (Failure(call.site, call.operation, failed) if failed else Reply.from_bytes(reply)), where
+        return (Failure(call.site, call.operation, failed) if failed else Reply.from_bytes(reply, call)), where
 
     def restore(self, positions: Mapping[str, SitePosition]) -> None:
         where = {site: list(position) for site, position in positions.items()}
@@ -187,14 +197,17 @@ class SiteActor:
         except Exception as error:
             return reason_of(error)
 
-    def call(self, header: bytes, names: list[str], *parcels: bytes) -> tuple[str | None, list[int] | None, bytes]:
+    def call(
+        self, header: bytes, names: list[str], *parcels: bytes
+    ) -> tuple[str | None, list[int] | None, bytes, bool]:
+        """Why it failed, where the site stands, the reply, and whether files of the run are at fault."""
         try:
             received = {name: decode(data) for name, data in zip(names, parcels, strict=True)}
             call = replace(Call.from_bytes(header), parcels=received)
             reply = self._host.handle(call)
-            return None, list(self._host.save(call.site)), reply.to_bytes()
+            return None, list(self._host.save(call.site)), reply.to_bytes(), False
         except Exception as error:
-            return reason_of(error), None, b""
+            return reason_of(error), None, b"", is_storage_failure(error)
 
 
 def prepare_own_ray() -> None:

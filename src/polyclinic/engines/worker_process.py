@@ -104,7 +104,7 @@ class WorkerProcess:
             raise storage_failure(call.site, header["failed"])
         if header["failed"] is not None:
             return Failure(call.site, call.operation, header["failed"]), position
-        return Reply.from_bytes(reply), position
+        return Reply.from_bytes(reply, call), position
 
     def exchange_call(
         self, call: bytes, deadline: float | None, durable: Mapping[str, Sequence[int]] | None = None

@@ -106,13 +106,15 @@ class Reply:
         return pack({"site": self.site, "head": self.head}, [p.encoded for p in self.parcels])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Reply:
+    def from_bytes(cls, data: bytes, call: Call | None = None) -> Reply:
+        """The reply that the bytes hold; `call` is what it answers, and has what differences are to be added to."""
         header, blobs = unpack(data)
+        base = base_of(call.parcels) if call else None
         if not isinstance(header.get("site"), str):
             raise ParcelRejected("the message is no reply: its header names no site")
         head = header.get("head")
         head = None if head is None else _from_json(head_from_json, head)
-        return cls(header["site"], tuple(decode(b) for b in blobs), head)
+        return cls(header["site"], tuple(decode(b, base=base) for b in blobs), head)
 
     def check(self, expected: Mapping[str, Expected]) -> None:
         """ParcelRejected unless every parcel is what the receiver expects of its kind."""
@@ -137,6 +139,12 @@ class Failure:
         return cls(site, operation, "failed earlier in this round")
 
 
+def base_of(parcels: Mapping[str, Parcel]) -> Mapping[str, Tensor]:
+    """What both ends of a call have, and a reply may be a difference to: the weights that came with it."""
+    weights = [parcel for parcel in parcels.values() if parcel.kind == "weights"]
+    return weights[0].tensors if len(weights) == 1 else {}
+
+
 def pack(header: Mapping[str, Any], blobs: list[bytes]) -> bytes:
     """One byte string: length of the header, header with the blobs' lengths, blobs."""
     return b"".join(pack_chunks(header, blobs))
@@ -148,8 +156,26 @@ def pack_chunks(header: Mapping[str, Any], blobs: list[bytes]) -> list[bytes]:
     return [len(text).to_bytes(8, "little"), text, *blobs]
 
 
+def frame_of(data: bytes) -> tuple[int, list[int]]:
+    """Where the blobs of a packed message begin, and their lengths; ParcelRejected if the bytes are no message."""
+    size, _, lengths = _opened(data)
+    return 8 + size, lengths
+
+
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     """The header and blobs that `pack` was given; ParcelRejected if the bytes are not that."""
+    size, header, lengths = _opened(data)
+    view, blobs, start = memoryview(data), [], 8 + size
+    for length in lengths:
+        blobs.append(bytes(view[start : start + length]))
+        start += length
+    if start != len(data):
+        raise ParcelRejected("the message's length is not what its header says")
+    return header, blobs
+
+
+def _opened(data: bytes) -> tuple[int, dict[str, Any], list[int]]:
+    """The length of a message's header, what it says, and the lengths of the blobs behind it."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
         raise ParcelRejected("the message is cut short")
@@ -160,13 +186,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
         raise ParcelRejected("the message has no readable header") from error
     if not isinstance(header, dict) or not isinstance(lengths, list) or not all(_is_length(n) for n in lengths):
         raise ParcelRejected("the message has no readable header")
-    view, blobs, start = memoryview(data), [], 8 + size
-    for length in lengths:
-        blobs.append(bytes(view[start : start + length]))
-        start += length
-    if start != len(data):
-        raise ParcelRejected("the message's length is not what its header says")
-    return header, blobs
+    return size, header, lengths
 
 
 def _from_json(read: Callable[[Any], T], value: Any) -> T:

@@ -38,6 +38,7 @@ def read_manifest(path: Path) -> Manifest:
         content = json.loads(path.read_text(encoding="utf-8"))
         noted = content.pop("sha256", None)  # older versions noted none
         manifest = Manifest(**content)
+        _check_types(manifest)
         manifest.sites = {name: SitePosition(*position) for name, position in manifest.sites.items()}
     except FileNotFoundError:
         raise Damaged(f"{path}: is missing") from None
@@ -48,6 +49,15 @@ def read_manifest(path: Path) -> Manifest:
     if noted is not None and noted != digest_of(content):
         raise Damaged(f"{path}: is damaged (its SHA-256 is not the one that was noted when it was written)")
     return manifest
+
+
+def _check_types(manifest: Manifest) -> None:
+    """TypeError unless every value is of its type: a name of a file is no path."""
+    kinds = {"round": int, "finished": bool, "files": dict, "plain": dict, "sites": dict}
+    if any(type(getattr(manifest, name)) is not kind for name, kind in kinds.items()):
+        raise TypeError("a value of the manifest has another type")
+    if not all(isinstance(file, str) and Path(file).name == file for file in manifest.files.values()):
+        raise TypeError("a file of the manifest is no name")
 
 
 class Checkpoint:

@@ -72,7 +72,7 @@ class Federation:
         named = spec.method.operation_named if spec.method else lambda _: None
         self.sums = CoordinatorSums(spec.federated, spec.run_name, named)
         self.image_shape = spec.image_shape
-        self._faults = spec.faults
+        self._faults, self._wire = spec.faults, spec.wire
         self._every = spec.checkpoint_every
         self._fraction, self._patience = spec.fraction, spec.patience
         #: the sites that take part in this round; all of them before the first and after the last
@@ -179,10 +179,10 @@ class Federation:
         counted: bool = True,
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[Reply | Failure]:
-        parcels, arguments = sort_payload(payload)
+        parcels, arguments = sort_payload(payload, self._wire)
         calls = []
         for site in sites:
-            of_site, more = sort_payload((by_site or {}).get(site, {}))
+            of_site, more = sort_payload((by_site or {}).get(site, {}), self._wire)
             all_parcels, all_arguments = {**parcels, **of_site}, {**arguments, **more}
             anchor = self.heads.anchor(site)
             calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))

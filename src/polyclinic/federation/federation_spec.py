@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from polyclinic.federation.arriving.replies import ChecksReplies
+from polyclinic.federation.leaving.encodings import Encoding
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected
 from polyclinic.federation.summing.settings import Federated
@@ -64,3 +65,5 @@ class FederationSpec:
     run_name: str = ""
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False
+    #: how numbers of parcels travel
+    wire: Encoding = "exact"

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyclinic.federation.arriving.inspection import Inspection, one_pass
-from polyclinic.federation.call import COORDINATOR, Call, Reply
+from polyclinic.federation.call import COORDINATOR, Call, Reply, base_of
 from polyclinic.federation.call_check import check_call, check_parcel
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving import key_exchange, transcript
 from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.cohort import scored_splits
+from polyclinic.federation.leaving.encodings import ROUNDING
 from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel, ParcelRejected, shortened
 from polyclinic.federation.leaving.score_course import (
     AnsweredCalls,
     ScoredWeights,
@@ -289,7 +290,10 @@ class SiteHost:
             check_drawn_patients(policy, turn)
             put_back = call.site in self.sites.put_back
             check_scores(call, parcels, self.sites.gates[call.site].ledger, self.course, put_back=put_back)
+        parcels = self._rounded(call, parcels)
         outgoing = self._summed(turn, declared, parcels)
+        if self.spec.wire == "delta" and call.to == COORDINATOR:
+            outgoing = tuple(shortened(parcel, "delta", base_of(turn.parcels)) for parcel in outgoing)
         leaving = self.sites.gates[call.site].release(
             outgoing,
             round=call.round,
@@ -313,7 +317,15 @@ class SiteHost:
         return leaving
 
     def _left_as(self, declared: Operation, outgoing: tuple[Parcel, ...]) -> tuple[Parcel, ...] | None:
-        return outgoing if self.sums.covers(declared) else None
+        return outgoing if self.sums.covers(declared) or self.spec.wire == "delta" else None
+
+    def _rounded(self, call: Call, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        """The parcels with the numbers that their receiver gets, where `engine.wire` rounds them."""
+        if self.spec.wire not in ROUNDING:
+            return parcels
+        for parcel in parcels:  # an image that is rounded is no longer found among the site's own
+            self.sites.gates[call.site].check_numbers(parcel)
+        return tuple(shortened(parcel, self.spec.wire) for parcel in parcels)
 
     def _summed(self, turn: Turn, declared: Operation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
         """The parcels as they leave: as they are, or as whole numbers of a sum."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyclinic.federation.leaving.archive import ParcelArchive
+from polyclinic.federation.leaving.encodings import Encoding
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, Parcel
 from polyclinic.federation.leaving.policy import Policy
@@ -74,5 +75,7 @@ class HostSpec:
     more_operations: tuple[object, ...] = ()
     #: whether what a checkpoint has saved survives a loss of power
     durable: bool = False
+    #: how numbers of parcels travel
+    wire: Encoding = "exact"
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do
     require_approval: Callable[[], None] | None = None

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polyclinic.federation.leaving.encodings import ROUNDING, Encoding
 from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, shortened
 
 
-def sort_payload(payload: Mapping[str, Any]) -> tuple[dict[str, Parcel], dict[str, Any]]:
-    """Keywords named like a kind become parcels; the others stay plain arguments."""
+def sort_payload(payload: Mapping[str, Any], wire: Encoding = "exact") -> tuple[dict[str, Parcel], dict[str, Any]]:
+    """Keywords named like a kind become parcels; the others stay plain arguments.
+
+    `wire`: how numbers travel to a site, where that rounds them; a difference is of what a site sends back.
+    """
     parcels, arguments = {}, {}
     for name, value in payload.items():
         kind = name.replace("_", "-")
@@ -21,4 +25,6 @@ def sort_payload(payload: Mapping[str, Any]) -> tuple[dict[str, Parcel], dict[st
                 parcels[name] = Parcel(kind, value)
         else:
             arguments[name] = value
+    if wire in ROUNDING:
+        parcels = {name: shortened(parcel, wire) for name, parcel in parcels.items()}
     return parcels, arguments

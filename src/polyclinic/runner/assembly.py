@@ -23,6 +23,7 @@ from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.archive import ParcelArchive
+from polyclinic.federation.leaving.encodings import ROUNDING
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, OneOf
 from polyclinic.federation.leaving.policy import Policy
@@ -259,6 +260,7 @@ class Assembly:
             faults=Faults(study.engine.on_failure, study.engine.quorum),
             checkpoint_every=study.engine.checkpoint_every,
             durable=study.engine.durable,
+            wire=study.engine.wire,
             fraction=study.method.fraction,
             patience=study.method.patience,
             backbones=self.backbones,
@@ -316,6 +318,7 @@ class Assembly:
             trainers=trainers,
             result_settings_json=self.result_settings_json,
             durable=self.study.engine.durable,
+            wire=self.study.engine.wire,
             federated=self.study.federation,
             unknown_classes=self.unknown_classes,
             more_operations=more_operations(self.study, self.first_weights),
@@ -330,6 +333,8 @@ class Assembly:
     def result_settings_json(self) -> str:
         """All settings that results depend on, as JSON: the whole study but for its format and its engine."""
         tables = {name: table for name, table in self.study.as_tables().items() if name not in ("format", "engine")}
+        if self.study.engine.wire in ROUNDING:  # of the engine, it alone changes results
+            tables["engine"] = {"wire": self.study.engine.wire}
         if self.study.plugins:  # what they are, not where they lie
             found = plugins.load_from_study(self.study.plugins)
             tables["plugins"] = list(found.values()) or [Path(name).name for name in self.study.plugins]

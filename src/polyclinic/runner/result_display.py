@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.errors import Damaged
 from polyclinic.extras import need
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 
@@ -21,8 +22,15 @@ DASHES = ("-", "--", ":", "-.")
 
 def history_rows(file: Path) -> list[JsonObject]:
     """A flat row for each round: `validation_auc` is of all sites together, `validation_auc/site-1` of one."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [_row(parse_json(line)) for line in text.splitlines() if line]
+    lines = file.read_bytes().split(b"\n") if file.exists() else []
+    return [_row_of_line(file, number, line) for number, line in enumerate(lines, 1) if line]
+
+
+def _row_of_line(file: Path, number: int, text: bytes) -> JsonObject:
+    try:
+        return _row(parse_json(text))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Damaged(f"{file}, line {number}: is damaged; bring the file back from a copy") from None
 
 
 def _row(line: JsonMapping) -> JsonObject:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyclinic.encoders import ENCODERS
 from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.leaving.encodings import Encoding
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.models import BACKBONES, NORMS, RANDOM
 from polyclinic.settings import Settings
@@ -138,6 +139,11 @@ class EngineSettings(Settings):
     )
     quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
     checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")
+    wire: Encoding = Field(
+        "exact",
+        description="how numbers travel: exact, fp16 or int8 (rounded, with a scale for each tensor or row), or delta "
+        "(what differs from the weights that came, nothing lost); the last three are compressed",
+    )
     durable: bool = Field(
         True,
         description="a checkpoint is on disk before the run goes on, and survives a loss of power (fsync); false is "

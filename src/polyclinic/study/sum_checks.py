@@ -19,6 +19,11 @@ def check_sums(study: Study) -> None:
     _check_label_sets(study)
     if settings.sum == "float":
         return
+    if study.engine.wire != "exact":
+        raise BadInput(
+            f"engine.wire: '{study.engine.wire}' would change the whole numbers of a sum (federation.sum = "
+            f"'{settings.sum}'); set engine.wire = 'exact', or federation.sum = 'float'"
+        )
     if obstacle := study.method.sum_obstacle():
         raise BadInput(obstacle)
     count = len(study.sites.site_names() or ())

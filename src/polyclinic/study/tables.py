@@ -226,7 +226,7 @@ def _table(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: must be a table, [{name}], not {value!r}")
     kind: type[Settings]
-    if name == "method" and value.get("name") in QUESTIONS:
+    if name == "method" and isinstance(value.get("name"), str) and value["name"] in QUESTIONS:
         kind = QUESTIONS[value["name"]]
     elif name in VARIANTS:
         registry, key = VARIANTS[name]

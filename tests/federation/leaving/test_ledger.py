@@ -241,3 +241,19 @@ def test_killed_anywhere_the_ledger_equals_an_undisturbed_one(tmp_path_factory, 
         straight.path.read_bytes() if straight.path.exists() else b""
     )
     assert checkpoint == (len(rounds), straight.position.lines)
+
+
+@pytest.mark.parametrize(
+    "change", [{"round": "1"}, {"kind": []}, {"to": None}, {"bytes": 1.5}, {"operation": {}}, {"digest": 3}]
+)
+def test_a_chain_that_holds_with_values_of_other_types_is_no_ledger(five, change):
+    """Who knows the format can chain anything; whoever reads it must not stumble."""
+    previous, lines = GENESIS, []
+    for line in (json.loads(text) for text in five.read_text().splitlines()):
+        line |= {**change, "previous": previous}
+        content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
+        previous = line["digest_of_line"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        lines.append(json.dumps(line) + "\n")
+    five.write_text("".join(lines))
+    with pytest.raises(LedgerBroken, match="line 1: not a ledger line"):
+        verify(five)

@@ -79,7 +79,7 @@ class Company:
             payload: dict[str, Any] = {name: parcel.tensors for name, parcel in call.parcels.items()}
             return getattr(self.sums, call.operation)(site, **payload, **call.arguments)
         parcel = Parcel("weights", self.answer(call), {"samples": 10 + len(call.site)})
-        gate: Any = SimpleNamespace(check_summand=lambda _: None)
+        gate: Any = SimpleNamespace(check_numbers=lambda _: None)
         [left] = self.sums.outgoing(site, call, gate, Adding.answer.operation, (parcel,), "samples")
         return left
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from polyclinic.engines.daemon_thread import DaemonThread
-from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE, pieces
+from polyclinic.engines.nvflare.wire import KEPT_FROM, LARGEST, PATIENCE, PIECE, pieces
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
+from polyclinic.federation.leaving.parcel import SEALED, Parcel
 from polyclinic.federation.state import SitePosition
 from polyclinic.json_types import JsonObject
 
@@ -55,6 +56,7 @@ class NVFlare:
         self._positions: dict[str, SitePosition] = {}
         self._durable: dict[str, SitePosition] = {}
         self._large = threading.Semaphore(AT_ONCE)
+        self._held: dict[str, frozenset[str]] = {}  # digests of the large parcels of each site's last call
 
     def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         """All sites work at once; their answers are fetched one after the other, as they are taken."""
@@ -117,15 +119,30 @@ class NVFlare:
             self.lost.discard(site)
 
     def _send_call(self, name: str, call: Call) -> tuple[JsonObject, list[bytes]]:
+        """Send a call without the parcels that the site has of its last one, such as the weights that it trained and
+        now scores; whole where it has them no more, as after a restart."""
+        digests = {place: parcel.digest for place, parcel in enumerate(call.parcels.values()) if _is_kept(parcel)}
+        held = {place: digest for place, digest in digests.items() if digest in self._held.get(call.site, ())}
+        said, blobs = self._send(name, call, held)
+        if said["state"] == "missing" and held:
+            said, blobs = self._send(name, call, {})
+        self._durable.pop(call.site, None)
+        if digests:
+            self._held[call.site] = frozenset(digests.values())
+        return said, blobs
+
+    def _send(self, name: str, call: Call, held: Mapping[int, str]) -> tuple[JsonObject, list[bytes]]:
         position = self._positions.get(call.site, SitePosition())
         header = {
             "call": name,
             "pieces": 0,
+            "held": held,
             "position": position,
-            "durable": self._durable.pop(call.site, None),
+            "durable": self._durable.get(call.site),
             "deadline": self._patience.deadline,
         }
-        chunks = call.chunks()
+        first, text, *parcels = call.chunks()
+        chunks = [first, text, *(parcel for place, parcel in enumerate(parcels) if place not in held)]
         if sum(map(len, chunks)) <= PIECE:
             return self._message(call.site, "run", header, [b"".join(chunks)])
         for index, piece in enumerate(pieces(chunks)):
@@ -139,7 +156,7 @@ class NVFlare:
         try:
             if said["failed"] is None:
                 size = announced(said)
-                reply = Reply.from_bytes(blobs[0] if said["whole"] else self._fetch(call.site, name, size))
+                reply = Reply.from_bytes(blobs[0] if said["whole"] else self._fetch(call.site, name, size), call)
                 self._positions[call.site] = SitePosition(*said["position"])
                 return reply
             reason = said["failed"]
@@ -184,6 +201,11 @@ class NVFlare:
                     silence = f"engine.silence = {self._patience.silence:g}"
                     raise SiteLost(f"gives no sign of life ({error}; {silence})") from None
                 time.sleep(PAUSE)
+
+
+def _is_kept(parcel: Parcel) -> bool:
+    """Whether a site keeps the parcel of a call; those that are sealed are other bytes each time."""
+    return parcel.kind != SEALED and parcel.size >= KEPT_FROM
 
 
 def announced(said: JsonObject) -> int:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE
+from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE, Kept
 from polyclinic.engines.worker_process import EXITS_WITHIN, WorkerGone, WorkerProcess, reason_of
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.state import SitePosition
@@ -36,6 +36,7 @@ class Relay:
         self._position = SitePosition()
         self._task: _Task | None = None
         self._pieces: dict[str, dict[int, bytes]] = {}
+        self._kept = Kept()
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # of the worker, by the thread of a task or by who gives that task up
 
@@ -47,8 +48,8 @@ class Relay:
         if what == "piece":
             self._keep_piece(header["call"], header["index"], blobs[0])
             return pack({}, [])
-        if what == "run":
-            self._begin(header, blobs)
+        if what == "run" and not self._begin(header, blobs):
+            return pack({"state": "missing"}, [])
         return self._take(header) if what == "take" else self._wait(header)
 
     def _keep_piece(self, call: str, index: int, piece: bytes) -> None:
@@ -64,13 +65,17 @@ class Relay:
         with self._lock:
             self._give_up()
 
-    def _begin(self, header: dict[str, Any], blobs: list[bytes]) -> None:
-        """Start on a call, once; another that is still being worked on was given up by the coordinator."""
+    def _begin(self, header: dict[str, Any], blobs: list[bytes]) -> bool:
+        """Start on a call, once; another that is still being worked on was given up by the coordinator. False if the
+        call came without a parcel that this site does not have any more."""
         if self._task and self._task.name == header["call"]:
-            return
+            return True
         came = self._pieces.pop(header["call"], {})
-        call = b"".join(came[index] for index in range(header["pieces"])) if header["pieces"] else blobs[0]
+        travelled = b"".join(came[index] for index in range(header["pieces"])) if header["pieces"] else blobs[0]
         self._pieces.clear()
+        call = self._kept.whole(travelled, header.get("held") or {})
+        if call is None:
+            return False
         with self._lock:
             position = SitePosition(*header["position"])
             if self._task and not self._task.done.is_set():
@@ -80,6 +85,7 @@ class Relay:
             self._task = _Task(header["call"])
             arguments = (self._task, call, position, header["durable"], header["deadline"])
             threading.Thread(target=self._work, args=arguments, daemon=True).start()
+        return True
 
     def _work(
         self, task: _Task, call: bytes, position: SitePosition, durable: list[int] | None, deadline: float | None

@@ -150,6 +150,7 @@ class Gate:
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
             salted=self.policy.deployed and to != COORDINATOR,
             sum=_sum_of(parcel),
+            wire=parcel.wire,
         )
 
     def _may_write_soon(self, parcels: Sequence[Parcel]) -> bool:
@@ -168,6 +169,7 @@ class Gate:
             to=to,
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
             sum=_sum_of(parcel),
+            wire=parcel.wire,
         )
 
     def _check_policy(self, kind: str, simulation_only: bool) -> None:
@@ -180,9 +182,9 @@ class Gate:
             where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"
             raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed}); add it to {where}")
 
-    def check_summand(self, parcel: Parcel) -> None:
-        """GateRefused for a parcel whose numbers may not leave, before they become whole numbers of a sum, in which
-        nobody could see it."""
+    def check_numbers(self, parcel: Parcel) -> None:
+        """GateRefused for a parcel whose numbers may not leave, before they become whole numbers of a sum or are
+        rounded, when nobody could see it."""
         check_finite(parcel)
         self._check_raw(parcel)
 

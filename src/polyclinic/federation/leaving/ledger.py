@@ -27,6 +27,8 @@ from polyclinic.files import make_folder_durable, sync_file, sync_folder
 from polyclinic.json_types import JsonObject
 
 GENESIS = "0" * 64
+#: what every line tells of what left: who can rewrite a chain can write anything into it
+_TYPES = {"round": int, "operation": str, "kind": str, "bytes": int, "digest": str, "to": str}
 
 
 class Position(NamedTuple):
@@ -117,16 +119,17 @@ class Ledger:
         privacy: JsonObject | None = None,
         salted: bool = False,
         sum: JsonObject | None = None,
+        wire: str = "exact",
     ) -> None:
         """Write down one release. `round` 0 is what happens before the first round. `sum`: the secure sum that it
-        belongs to, by its id and its number of sites.
+        belongs to, by its id and its number of sites. `wire`: how its numbers travel, written where not exactly.
 
         `salted`: what left is a secret of site and receiver. The coordinator gets the ledger's head, by which it could
         else confirm a guess of the content.
         """
         self.settle()
         about = {"round": round, "operation": operation, "kind": kind, "bytes": bytes, "to": to, "privacy": privacy}
-        about |= {"sum": sum} if sum else {}
+        about |= {"sum": sum, "wire": wire}
         self._append(digest, about, salted)
 
     def append_soon(self, digest: Future[str], **about: Any) -> None:
@@ -160,6 +163,8 @@ class Ledger:
         }
         if about.get("sum"):
             line["sum"] = about["sum"]
+        if about.get("wire", "exact") != "exact":
+            line["wire"] = about["wire"]
         self.last_round = max(self.last_round, about["round"])
         if self._on_record[_identity(line)] > 0:
             self._on_record[_identity(line)] -= 1
@@ -256,6 +261,8 @@ def _parsed(path: Path, number: int, text: bytes) -> JsonObject:
     try:
         line = json.loads(text)
         _ = line["digest_of_line"], line["previous"], line["index"], line.get("signature")
+        if not all(type(line[name]) is kind for name, kind in _TYPES.items()):
+            raise TypeError("a value has another type")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise LedgerBroken(f"{path}, line {number}: not a ledger line") from error
     return line

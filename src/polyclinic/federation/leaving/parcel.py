@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -21,8 +21,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving import image_codec, layout
+from polyclinic.federation.leaving import image_codec, layout, wire_codec
 from polyclinic.federation.leaving.background import BACKGROUND, PAYS_FROM
+from polyclinic.federation.leaving.encodings import ROUNDING, Encoding
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.files import contiguous_cpu_copies, decode_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
@@ -32,6 +33,8 @@ SEALED = "sealed"
 
 HEADER_LIMIT = 16 * 2**20
 _METADATA_KEY = "parcel"
+#: what reading broken tensors raises; KeyError for a dtype that torch does not have
+_UNREADABLE = (SafetensorError, KeyError, image_codec.NotPictures, wire_codec.NotOnWire)
 
 
 class ParcelRejected(Exception):  # noqa: N818
@@ -122,6 +125,11 @@ class Parcel:
         return str(self.metadata.get("kind")) if self.kind == SEALED else self.kind
 
     @property
+    def wire(self) -> Encoding:
+        """How its numbers travel; see `shortened`."""
+        return vars(self)["_on_wire"][0] if "_on_wire" in vars(self) else "exact"
+
+    @property
     def tensor_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
@@ -129,6 +137,7 @@ class Parcel:
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
         travelling = {**self.tensors, **{name: image_codec.pack(images) for name, images in self._packed.items()}}
+        travelling |= vars(self).get("_on_wire", (None, {}))[1]
         return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: self._description})
 
     @cached_property
@@ -174,7 +183,8 @@ class Parcel:
     @property
     def _is_encoded(self) -> bool:
         """Whether size and digest are taken of the bytes themselves: they are there, or only they will do."""
-        return "encoded" in vars(self) or bool(self._packed) or not layout.is_known(self.tensors)
+        own_form = "encoded" in vars(self) or "_on_wire" in vars(self)
+        return own_form or bool(self._packed) or not layout.is_known(self.tensors)
 
     @cached_property
     def _header(self) -> bytes:
@@ -188,6 +198,8 @@ class Parcel:
             header["privacy"] = dict(self.privacy)
         if self._packed:
             header["compressed"] = {name: list(images.shape) for name, images in self._packed.items()}
+        if "_on_wire" in vars(self):
+            header["wire"] = {"encoding": self.wire, "tensors": vars(self)["_on_wire"][2]}
         return json.dumps(header, sort_keys=True, allow_nan=False)
 
     @cached_property
@@ -196,13 +208,37 @@ class Parcel:
         return {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
 
 
-def decode(data: bytes, expected: Expected | None = None) -> Parcel:
-    """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given."""
+def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | None = None) -> Parcel:
+    """The parcel as it travels with `engine.wire`: it holds the numbers that its receiver will find.
+
+    `base`: tensors that sender and receiver both have, for differences.
+    """
+    if encoding == "exact" or parcel.kind not in wire_codec.KINDS or "_on_wire" in vars(parcel):
+        return parcel
+    blobs, told = wire_codec.pack(parcel.tensors, encoding, base or {})
+    if not blobs:
+        return parcel
+    tensors = parcel.tensors
+    if encoding in ROUNDING:
+        described = {"encoding": encoding, "tensors": told}
+        received = wire_codec.unpack(blobs, described, parcel.tensor_bytes + HEADER_LIMIT, None)
+        moved = {name: tensor.to(parcel.tensors[name].device) for name, tensor in received.items()}
+        tensors = {**tensors, **moved}
+    found = replace(parcel, tensors=tensors)
+    vars(found)["_on_wire"] = (encoding, blobs, told)
+    return found
+
+
+def decode(data: bytes, expected: Expected | None = None, base: Mapping[str, Tensor] | None = None) -> Parcel:
+    """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given.
+
+    `base`: the tensors that differences are to be added to, as in `shortened`.
+    """
     header = _header(data)
     try:
         declared = json.loads(header["__metadata__"][_METADATA_KEY], parse_constant=_refuse_constant)
         kind, metadata, privacy = declared["kind"], declared["metadata"], declared.get("privacy")
-        compressed = declared.get("compressed", {})
+        compressed, on_wire = declared.get("compressed", {}), declared.get("wire")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
     if not isinstance(kind, str) or not isinstance(metadata, dict) or not isinstance(privacy, dict | None):
@@ -212,8 +248,10 @@ def decode(data: bytes, expected: Expected | None = None) -> Parcel:
         raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
         tensors = _uncompressed(decode_tensors(data), compressed, limit)
+        if on_wire is not None:
+            tensors |= wire_codec.unpack(tensors, on_wire, limit, base)
         parcel = Parcel(kind, tensors, metadata, privacy, tuple(compressed))
-    except (SafetensorError, KeyError, image_codec.NotPictures) as error:  # KeyError: a dtype that torch does not have
+    except _UNREADABLE as error:
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
     if expected is not None:
         expected.check(parcel)

@@ -171,7 +171,7 @@ class SiteSums:
     ) -> tuple[Parcel, ...]:
         """What leaves instead of these parcels; GateRefusedData where a number is too large for the sum."""
         for parcel in parcels:
-            gate.check_summand(parcel)
+            gate.check_numbers(parcel)
         try:
             mean, bits = declared.summed == "mean", self.settings.bits
             found = summand_of(parcels, mean=mean, weighting=weighting, bits=bits)
