@@ -1,6 +1,6 @@
 """What robust aggregation saves when sites send poisoned updates, and what it costs honest rare sites.
 
-    POLYCLINIC_DATA=... python benchmarks/poisoning.py [--rounds N] [--seeds N] [--json FILE]
+    POLYCLINIC_DATA=... python benchmarks/poisoning.py [--rounds N] [--seeds N] [--first-seed S] [--json FILE]
     python benchmarks/poisoning.py --quick          phantoms, few runs
 
 FedAvg on chest X-rays (PneumoniaMNIST) at eight hospitals with very different shares of pneumonia, two of which attack.
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="phantoms, two attacks, two rules, two rounds")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="attacks, separated by commas")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -126,12 +127,13 @@ def main() -> None:
         os.environ["POLYCLINIC_CACHE"] = f"{place}/cache"
         for attack in attacks:
             for rule in rules:
-                runs = [one_run(Path(place), chosen.quick, rounds, seed, attack, rule) for seed in range(seeds)]
+                draws = range(chosen.first_seed, chosen.first_seed + seeds)
+                runs = [one_run(Path(place), chosen.quick, rounds, seed, attack, rule) for seed in draws]
                 found.setdefault(attack, {})[rule] = runs
+                if chosen.json:  # as far as it is: the whole takes long
+                    chosen.json.write_text(json.dumps(found, indent=1) + "\n")
                 print(attack, rule, runs, flush=True)
     print(table(found))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({"rounds": rounds, "seeds": seeds, "found": found}))
 
 
