@@ -343,3 +343,42 @@ def test_commands_in_the_servers_kit_load_no_plugin_of_a_study(tmp_path, capsys,
     capsys.readouterr()
     assert run_app(["audit", str(run)]) == 2
     assert "has no ledger of a site; each site audits its own part" in capsys.readouterr().err
+
+
+def test_a_site_may_call_classes_otherwise(kit):
+    """Its people say what their names are in the study, and leave a class out."""
+    before = host_of(kit, sent()).sites.get("north").data
+    file = kit / "local" / "site.toml"
+    plain = file.read_text()
+    classes = ["harmless", "dangerous"]
+    file.write_text(plain + 'label_map = { benign = "harmless", malignant = "dangerous" }\n')
+    mapped = host_of(kit, sent(data__classes=classes), run="mapped").sites.get("north").data
+    assert len(mapped.train) == len(before.train)
+    assert sorted(set(mapped.train.labels.tolist())) == [0, 1]
+    file.write_text(plain + 'label_map = { benign = "harmless", malignant = "-" }\n')
+    left = host_of(kit, sent(data__classes=classes), run="left").sites.get("north").data
+    assert set(left.train.labels.tolist()) == {0}
+    assert 0 < len(left.train) < len(mapped.train)
+    for text, words in (
+        ('label_map = { bening = "harmless" }', "the site has no class 'bening' (did you mean 'benign'?)"),
+        ("label_map = 3", "write the site's class and the study's"),
+        ('label_map = { benign = "nothing" }', "say what it is in the study"),
+    ):
+        file.write_text(f"{plain}{text}\n")
+        with pytest.raises(BadInput) as error:
+            host_of(kit, sent(data__classes=classes), run="wrong")
+        assert words in str(error.value)
+
+
+def test_a_site_tells_statistics_where_the_study_asks_for_them(kit):
+    """Once, of the model of the end; in a study that does not ask, the operation is not there."""
+    (kit / "local" / "policy.toml").write_text('kinds = ["weights", "metrics", "statistics"]\nmin_cohort = 4\n')
+    study = sent(data__classes=["benign", "malignant"])
+    asked = study.with_settings({"evaluation.statistics": True})
+    host = host_of(kit, asked, run="asked")
+    weights = Parcel("weights", host.spec.first_weights("north"))
+    reply = host.handle(Call("north", "give_statistics", 1, {"weights": weights}))
+    assert set(reply.statistics) >= {"bins", "right", "classes told"}
+    plain = host_of(kit, study, run="plain")
+    with pytest.raises(LookupError, match="has no operation 'give_statistics'"):
+        plain.handle(Call("north", "give_statistics", 1, {"weights": weights}))

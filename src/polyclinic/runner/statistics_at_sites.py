@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.methods.shared.safe_statistics import SafeStatistics, check_told, joined
@@ -24,7 +25,12 @@ def ask_statistics(federation: Federation, study: Study, weights: Weights, own: 
     if not more_operations(study, lambda _: None):
         return
     classes, found = federation.trainer.target.classes, []
-    for reply in federation.ask_all("give_statistics", weights=weights, own=own):
+    try:
+        replies = federation.ask_all("give_statistics", weights=weights, own=own)
+    except WorkFailed as error:  # such as too few test images everywhere
+        federation.warn(f"there are no statistics of the sites: {error}")
+        return
+    for reply in replies:
         try:
             check_told(reply.parcel("statistics").tensors, len(classes))
             found.append(reply)

@@ -1,8 +1,10 @@
 """What a deployed site keeps to, whatever a coordinator puts back; and numbers of images that a policy hides."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from company import Company
+from company import Adding, Company
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
@@ -15,6 +17,7 @@ from polyclinic.federation.state import SiteState
 from polyclinic.federation.summing.open_sum import honest_sites, known
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.federation.summing.site_sums import draw
+from polyclinic.files import write_tensors
 
 NAMES = ("ann", "bo", "cleo", "di")
 
@@ -169,3 +172,70 @@ def test_no_sum_is_asked_for_before_the_first_round(company):
     """A method with one round would else be asked twice: once with a site, once without it."""
     with pytest.raises(ParcelRejected, match="before the first round"):
         give_key(company, "ann", round=0)
+
+
+# --- what lies on the disk of a site -------------------------------------------------------------------
+
+
+def secrets_of(site):
+    """Every secret of the sum in progress, as bytes."""
+    found = known(site)
+    return [bytes.fromhex(one) for one in (found.mask_key, found.own_seed, *sum(found.held.values(), ())) if one]
+
+
+def assert_not_on_disk(company, folder, step):
+    """The state of every site is written as a checkpoint writes it; no file has a secret, neither as bytes nor as hex
+    digits."""
+    for site in company.sites.values():
+        found = secrets_of(site)
+        assert found
+        write_tensors(site.folder / f"state-{step}.safetensors", site.state)
+        for file in folder.rglob("*"):
+            content = file.read_bytes() if file.is_file() else b""
+            for secret in found:
+                assert secret not in content
+                assert secret.hex().encode() not in content
+
+
+def test_no_secret_of_a_sum_reaches_the_disk_of_a_deployed_site(company, tmp_path):
+    keys = {name: give_key(company, name) for name in NAMES}
+    assert_not_on_disk(company, tmp_path, 1)
+    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    assert_not_on_disk(company, tmp_path, 2)
+    for name in NAMES:
+        take_shares(company, name, boxes, NAMES)
+    assert_not_on_disk(company, tmp_path, 3)
+    for name in NAMES:
+        answer(company, name)
+    assert_not_on_disk(company, tmp_path, 4)
+    agreed = {name: company.agree(name, NAMES) for name in NAMES}
+    assert_not_on_disk(company, tmp_path, 5)
+    for name in NAMES:
+        company.unmask(name, NAMES, agreed)
+        assert company.sites[name].sum_secrets[known(company.sites[name]).label]["mask_key"] == ""
+
+
+def test_a_process_that_begins_anew_drops_out_of_the_sum(company):
+    until_answered(company)
+    company.sites["ann"].sum_secrets = {}
+    with pytest.raises(ParcelRejected, match="were in the memory of a process that has ended"):
+        company.agree("ann", NAMES)
+
+
+@pytest.mark.parametrize("step", ["give_mask_key", "give_shares", "agree", "unmask", "answer"])
+def test_a_part_of_a_sum_goes_to_the_coordinator_only(company, step):
+    declared = Adding.answer.operation if step == "answer" else getattr(company.sums, step).operation
+    with pytest.raises(ParcelRejected, match="which the coordinator adds up; nobody else"):
+        company.sums.check(declared, Call("ann", step, 1, to="bo"))
+    company.sums.check(declared, Call("ann", step, 1))
+
+
+def test_two_names_with_one_pinned_key_count_as_one(company):
+    keys = {name: give_key(company, name) for name in NAMES}
+    ring = company.sites["ann"].keys
+    same = SimpleNamespace(
+        own=ring.own, public=lambda name: ring.public("bo" if name == "cleo" else name), pinned=lambda: NAMES
+    )
+    company.sites["ann"].keys = same
+    with pytest.raises(ParcelRejected, match="the same pinned key, and count as one"):
+        give_shares(company, "ann", keys)

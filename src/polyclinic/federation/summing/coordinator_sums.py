@@ -261,4 +261,6 @@ def _signature(reply: Reply) -> str:
 def _row_of(reply: Reply) -> np.ndarray:
     """The row of a reply, of one parcel or of several with the same numbers at the end."""
     rows = [parcel.tensors["numbers"] for parcel in reply.parcels]
+    if len(rows) == 1:  # as it came: a copy of every site's answer takes as long as adding it
+        return rows[0].numpy().view(np.uint64)
     return torch.cat([*(row[:-TAIL] for row in rows), rows[0][-TAIL:]]).numpy().view(np.uint64)
