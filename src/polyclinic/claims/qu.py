@@ -23,10 +23,7 @@ QUICK = (
 #: a quarter of the hands trains; the others choose the round and test
 FEW_HANDS = ("data.validation=0.15", "data.test=0.6")
 #: the paper's network and image size, with rounds that end in minutes; Adam in place of SGD
-FULL = (
-    *("data.size=256", "model.backbone=resnet34", "method.rounds=20", "engine.precision=bf16"),
-    "evaluation.every=4",
-)
+FULL = ("data.size=256", "model.backbone=resnet34", "method.rounds=20", "engine.precision=bf16")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "centralized": ("method.name=centralized",),
     "fedavg": ("method.name=fedavg",),
