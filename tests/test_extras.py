@@ -60,12 +60,15 @@ def one_run(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_study_of_masks_without_monai_is_refused_before_any_work(hide, tiny, tmp_path):
+def test_a_study_of_masks_without_monai_is_refused_before_any_work(hide, tiny, tmp_path, capsys):
     masks = {"task.name": "segmentation", "data.source": "brain-phantom", "data.size": 32, "model.backbone": "unet-512"}
     study = tiny("fedavg", masks)
     hide("monai")
     with pytest.raises(BadInput, match=r"^task\.name: 'segmentation' needs monai, .*'polyclinic\[segmentation\]'`$"):
         assemble(study, tmp_path)
+    (tmp_path / "study.toml").write_text(study.to_toml())
+    assert run_app(["study", "check", str(tmp_path / "study.toml"), "--no-images"]) == 2
+    assert "'polyclinic[segmentation]'" in capsys.readouterr().err
 
 
 def test_pictures_beside_other_results_are_left_out_with_a_notice(hide, tmp_path):

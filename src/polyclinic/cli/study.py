@@ -8,6 +8,7 @@ import typer
 
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
+from polyclinic.extras import need
 from polyclinic.files import check_place
 from polyclinic.without_torch import without_torch
 
@@ -134,6 +135,8 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     from polyclinic.study.ignored import notice_ignored
 
     study = load_study(path, sets)
+    if study.task.like == "segmentation":
+        need("monai", f"task.name: '{study.task.name}'")
     notice_ignored(study)
     if study.tuning is not None and study.data.source != "at-sites":
         study.tuning.check_weights()
