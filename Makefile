@@ -17,6 +17,7 @@ test: $(VENV)/.ready-dev lint
 
 # everything that can be checked on one machine: also the site, the package, and tests that are slow
 check-all: test docs wheel
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile=thorough
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(SLOW)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py --minutes $(FAULT_MINUTES)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py --minutes $(FAULT_MINUTES)

@@ -28,14 +28,16 @@ from polyclinic.study import Study
 
 # How long an example takes says something about the machine, not about the code. The examples are the same each time:
 # one that was never tried before must not fail a change that has nothing to do with it
-hypothesis.settings.register_profile(
-    "any machine",
-    deadline=None,
-    derandomize=True,
-    max_examples=50,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("any machine")
+# (`make check-all` tries more of them: --hypothesis-profile=thorough)
+for profile, examples in (("quick", 20), ("thorough", 100)):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=True,
+        max_examples=examples,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("quick")
 
 TINY: dict[str, dict[str, Any]] = {
     "data": {"source": "fundus-phantom", "samples": 96, "size": 28},
@@ -56,12 +58,15 @@ LONGEST = (
     "test_deploy.py",
     "test_gradient_inversion.py",
     "test_audit.py",
+    "test_planted_leaks.py",
     "test_without_posix.py",
     "test_nvflare.py",
+    "test_fault_campaign.py",
     "test_ray.py",
     "test_report_pages.py",
     "test_contributing.py",
     "test_checks.py",
+    "test_fuzz_campaign.py",
     "test_felicia_stacked.py",
     "test_examples.py",
     "test_resume.py",

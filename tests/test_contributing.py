@@ -70,8 +70,9 @@ batch_size = 8
 [method]
 name = "{method}"
 rounds = 2
-[audit]
+[audit]  # that an audit runs to its end is asked, not what it finds
 keep_parcels = 0
+gradient_inversion = {{ optimizer = "adam", iterations = 3, label = "joint" }}
 [engine]
 device = "cpu"
 workers = 1

@@ -68,7 +68,9 @@ def test_a_file_in_use_is_really_protected(python, tmp_path, line):
 def test_a_study_runs_in_two_workers_is_resumed_audited_and_compared(python, tiny, undisturbed, tmp_path):
     """The run is killed: its workers notice by their pipe, and the resumed run waits for their locks. Then every module
     but those of deployment is imported: one process for all of it, as to start one takes longer than to work."""
-    study = tiny("fedavg", {"audit.keep_parcels": 1, "optimizer.keep_state": True}, rounds=3)
+    search = {"optimizer": "adam", "iterations": 3, "label": "joint"}  # that it ends is asked, not what it finds
+    audited = {"audit.keep_parcels": 1, "audit.gradient_inversion": search}
+    study = tiny("fedavg", {**audited, "optimizer.keep_state": True}, rounds=3)
     serial = tiny("cwt", rounds=1)
     (tmp_path / "study.toml").write_text(study.to_toml())
     (tmp_path / "serial.toml").write_text(serial.to_toml())

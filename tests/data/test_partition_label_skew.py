@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyclinic.data.dataset import Dataset
@@ -72,7 +72,6 @@ def reachable(data, count, seed=0):
     return tuple(ends)
 
 
-@settings(max_examples=60, deadline=None)
 @example(n=250, count=4, balance=[0.875, 0.5, 0.25, 1.0, 0.875], where=0.0, seed=10)  # 1 is in reach and 0 is not
 @given(
     n=st.integers(250, 1500),
@@ -92,7 +91,6 @@ def test_any_target_in_reach_is_reached_for_classes(n, count, balance, where, se
     assert sorted(np.concatenate([part["train"] for part in parts.values()])) == list(range(n))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(250, 1500),
     count=st.integers(2, 8),
@@ -112,7 +110,6 @@ def test_any_target_is_reached_for_ages(n, count, target, rounding, seed):
     assert max(sizes_of(parts)) - min(sizes_of(parts)) <= 1
 
 
-@settings(max_examples=80, deadline=None)
 @given(count=st.integers(2, 9), share=st.floats(0.02, 0.98), n=st.integers(300, 900))
 def test_no_two_class_partition_beats_the_stated_maximum(count, share, n):
     """Differences are convex in the shares, so their sum is largest where all sites but one are pure."""
