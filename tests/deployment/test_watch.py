@@ -3,10 +3,12 @@
 The server's answers are written down here: a real server gives them in an order that nobody can choose.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from polyclinic.deployment import admin
-from polyclinic.deployment.admin import ATTEMPTS, Submission, Watch
+from polyclinic.deployment.admin import ATTEMPTS, Administration, ServerGone, Submission, Watch
 from polyclinic.deployment.coordination import STOPPED
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import WorkFailed
@@ -26,7 +28,10 @@ class Server:
         self.submitted = []
 
     def status(self, job):
-        return self.jobs[int(job)].pop(0)
+        said = self.jobs[int(job)].pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
 
     def progress(self, job):
         return None
@@ -78,3 +83,42 @@ def test_a_run_that_is_lost_again_and_again_is_given_up(watch):
     with pytest.raises(WorkFailed, match=f"stopped {ATTEMPTS} times in a row"):
         watch(server)
     assert len(server.submitted) == ATTEMPTS - 1
+
+
+def test_a_server_that_was_restarted_is_waited_for_and_the_run_goes_on(tiny, monkeypatch):
+    monkeypatch.setattr(admin, "LOOK", 0)
+    gone = ServerGone("no server answers within 30 seconds (--within)")
+    server = Server((["RUNNING", gone, gone, "FINISHED:ABANDONED"], None), DONE)
+    said = []
+    assert Watch(server, Display(), said.append).run(Submission(tiny("fedavg"), "run"), "0") == {"rounds": 2}
+    assert [one.resume for one in server.submitted] == [True]
+    assert [words for words in said if "server" in words] == [
+        "no server answers within 30 seconds (--within); it has 15 minutes to come back",
+        "the server is back",
+    ]
+
+
+def test_a_server_that_does_not_come_back_is_given_up(watch, monkeypatch):
+    monkeypatch.setattr(admin, "SERVER_WAIT", -1.0)
+    with pytest.raises(ServerGone):
+        watch(Server((["RUNNING", *[ServerGone("no server answers")] * 3], None)))
+
+
+class Info:
+    """What a server says of the sites that it knows."""
+
+    def __init__(self, **heard):
+        self.client_info = [SimpleNamespace(name=name, last_connect_time=moment) for name, moment in heard.items()]
+
+
+@pytest.mark.parametrize("clock", [0.0, 3600.0, 1e9])
+def test_a_site_that_the_server_has_not_heard_of_is_not_connected_whatever_clocks_say(tmp_path, monkeypatch, clock):
+    (tmp_path / "admin" / "startup").mkdir(parents=True)
+    (tmp_path / "admin" / "startup" / "fed_admin.json").write_text("{}")
+    administration = Administration(tmp_path)
+    info = Info(north=clock + 1000.0, south=clock + 700.0, west=clock + 990.0)
+    monkeypatch.setattr(administration, "_ask", lambda question: info)
+    assert administration.connected() == ["north", "west"]
+    assert administration.silences()["south"] == pytest.approx(300.0)
+    monkeypatch.setattr(administration, "_ask", lambda question: Info())
+    assert administration.connected() == []

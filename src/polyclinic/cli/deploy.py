@@ -119,10 +119,12 @@ def submit(
     """Run a study at the sites, and watch over it until it is done."""
     from polyclinic.cli.display import RunDisplay
     from polyclinic.deployment.admin import Administration, Submission, Watch
+    from polyclinic.deployment.estimate import in_words
 
     chosen = study_to_send(study, sets, folder)
     submission = Submission(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
     display = RunDisplay()
+    typer.echo(in_words(chosen))
     with Administration(folder, within) as administration:
         job = administration.submit(submission)
         typer.echo(f"submitted '{submission.name}' as job {job}")
@@ -205,11 +207,15 @@ def send_question(asked: Study, name: str, folder: Path, out: Path | None, withi
 
 @app.command("status")
 def status(folder: Path = FOLDER, within: float = WITHIN) -> None:
-    """Show who is connected, and how far every run is."""
-    from polyclinic.deployment.admin import Administration
+    """Show who is connected, who is lost, and how far every run is."""
+    from polyclinic.deployment.admin import SILENT, Administration
 
     with Administration(folder, within) as administration:
-        typer.echo(f"connected: {', '.join(administration.connected()) or 'no site'}")
+        silences = administration.silences()
+        there = sorted(site for site, silence in silences.items() if silence < SILENT)
+        typer.echo(f"connected: {', '.join(there) or 'no site'}")
+        for site in sorted(set(silences) - set(there)):
+            typer.echo(f"lost: {site}, not heard of for {silences[site]:.0f} seconds")
         for job in administration.jobs():
             typer.echo(describe(job, administration))
 

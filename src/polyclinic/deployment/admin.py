@@ -31,8 +31,16 @@ from polyclinic.study import Study
 T = TypeVar("T")
 #: seconds between looks at a running job
 LOOK = 2.0
+#: seconds that a server which was there has to come back, while somebody watches over a run
+SERVER_WAIT = 900.0
+#: seconds by which a site is later than the latest one, after which it counts as lost: sites tell every few seconds
+SILENT = 60.0
 #: times in a row that a run is submitted again without having finished another round
 ATTEMPTS = 3
+
+
+class ServerGone(WorkFailed):
+    """No server answers."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,18 @@ class Administration:
 
     def connected(self) -> list[str]:
         """Names of the sites that are connected now."""
-        return sorted(client.name for client in self._ask(lambda server: server.get_system_info()).client_info)
+        return sorted(site for site, silence in self.silences().items() if silence < SILENT)
+
+    def silences(self) -> dict[str, float]:
+        """Seconds since each site that the server knows was last heard of.
+
+        NVFlare lists a site for ten minutes after it was lost. The server alone has noted the times, so that clocks
+        that differ from its own do not matter; the latest site stands for the present.
+        """
+        known = self._ask(lambda server: server.get_system_info()).client_info
+        heard = {client.name: client.last_connect_time for client in known}
+        latest = max((moment for moment in heard.values() if moment is not None), default=None)
+        return {site: 0.0 if moment is None or latest is None else latest - moment for site, moment in heard.items()}
 
     def jobs(self) -> list[JsonObject]:
         """All jobs, the latest first."""
@@ -157,7 +176,7 @@ class Administration:
             with contextlib.redirect_stdout(io.StringIO()):
                 self._server = new_secure_session(ADMIN, str(self.kit), timeout=self.within)
         except Exception as error:
-            raise WorkFailed(f"no server answers within {self.within:g} seconds (--within): {_words(error)}") from None
+            raise ServerGone(f"no server answers within {self.within:g} seconds (--within): {_words(error)}") from None
         return self._server
 
     def outcome(self, job: str) -> Outcome | None:
@@ -205,7 +224,7 @@ class Watch:
         """Until the job has ended, show its rounds; "cancelled": it was aborted before it ran."""
         has_run = False
         patient_until: float | None = time.monotonic() + 15 * LOOK
-        while not (status := self.administration.status(job)).startswith("FINISHED"):
+        while not (status := self._status(job)).startswith("FINISHED"):
             if status == "SUBMITTED" and patient_until is not None and time.monotonic() > patient_until:
                 connected = ", ".join(self.administration.connected()) or "nobody"
                 self.say(f"waiting for {submission.least} sites to be connected; now there is {connected}")
@@ -219,6 +238,25 @@ class Watch:
                 self.display.round_done(last, submission.study.method.rounds)
             time.sleep(LOOK)
         return "cancelled" if status == "FINISHED:ABORTED" and not has_run else "ended"
+
+    def _status(self, job: str) -> str:
+        """The status of a job; a server that is gone is waited for. One that was restarted no longer runs the job: it
+        says so, and the run goes on from its last checkpoint."""
+        until: float | None = None
+        while True:
+            try:
+                status = self.administration.status(job)
+            except ServerGone as error:
+                if until is None:
+                    until = time.monotonic() + SERVER_WAIT
+                    self.say(f"{error}; it has {SERVER_WAIT / 60:g} minutes to come back")
+                elif time.monotonic() > until:
+                    raise
+                time.sleep(LOOK)
+                continue
+            if until is not None:
+                self.say("the server is back")
+            return status
 
     def _say_who_waits(self, approvals: dict[str, str]) -> None:
         """Tell once which sites do not let the study run (yet)."""

@@ -136,7 +136,7 @@ def _builders() -> list[dict[str, Any]]:
     return [
         {"path": f"{place}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
         {"path": f"{place}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-        {"path": f"{place}.cert.CertBuilder"},
+        {"path": "polyclinic.deployment.certificates.CertBuilder"},
         {"path": f"{place}.signature.SignatureBuilder"},
     ]
 

@@ -129,8 +129,8 @@ def _rounded(tensor: Tensor, encoding: str) -> bytes:
     """Scales, then codes; those of fp16 with their first bytes together, which are alike."""
     if encoding == "fp16":
         scale = _never_zero(tensor.abs().max().reshape(1))
-        codes = (tensor / scale).half().numpy().view(np.uint8).reshape(-1, 2)
-        return scale.numpy().tobytes() + np.ascontiguousarray(codes.T).tobytes()
+        halves = (tensor / scale).half().numpy().view(np.uint8).reshape(-1, 2)
+        return scale.numpy().tobytes() + np.ascontiguousarray(halves.T).tobytes()
     rows = tensor.reshape(_rows(tensor.shape), -1)
     steps = _never_zero(rows.abs().amax(1, keepdim=True) / 127)
     codes = (rows / steps).round().clamp(-127, 127).to(torch.int8)
