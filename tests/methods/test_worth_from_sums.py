@@ -1,7 +1,10 @@
 """The worth of sites from open sums: exact, and the same as heads fitted for each coalition."""
 
+import json
+
 import pytest
 
+from polyclinic.errors import BadInput
 from polyclinic.runner.worth import worth
 
 
@@ -11,3 +14,21 @@ def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):
     assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])
     assert found["none"] < found["all"] < 0
     assert "exact" in found["how"]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_other_metrics_come_from_the_sites_validation_scores(study_of, tiny_run, cache, metric):
+    """All sites together are worth what a run of the study scores on validation images."""
+    method = {"name": "analytic", "numbers": 6}
+    found = worth(study_of(method), metric=metric, cache=cache)
+    assert metric in found["value"]
+    assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])
+    folder = tiny_run(method).folder
+    line = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
+    scored = line["validation"]["pooled"][metric]
+    assert found["all"] == pytest.approx(-scored if metric == "loss" else scored, abs=1e-4)
+
+
+def test_a_metric_that_the_task_does_not_have_is_refused(study_of, cache):
+    with pytest.raises(BadInput, match=r"evaluation\.metric"):
+        worth(study_of({"name": "analytic", "numbers": 6}), metric="dice", cache=cache)

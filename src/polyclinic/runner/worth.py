@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyclinic.data.parts import PreparedSites, SiteData, open_site, prepare
 from polyclinic.errors import BadInput
@@ -35,9 +36,12 @@ from polyclinic.study import Study
 ORDERS = 200
 
 
-def worth(study: Study, *, retrainings: int | None = None, cache: Path | None = None) -> JsonObject:
+def worth(
+    study: Study, *, retrainings: int | None = None, metric: str | None = None, cache: Path | None = None
+) -> JsonObject:
     """Leave-one-out and Shapley values of each site. `retrainings`: runs of the study that a method other than
-    `analytic` may take; all coalitions are tried if it is enough for them."""
+    `analytic` may take; all coalitions are tried if it is enough for them. `metric`: what a model is worth, by the
+    sites' validation scores; for `analytic` minus the squared error if not given, else the study's."""
     if study.federation.sum == "secure":
         raise BadInput(
             "federation.sum: the worth of a site needs the sums of coalitions, and two give a site's own sum away; "
@@ -47,23 +51,29 @@ def worth(study: Study, *, retrainings: int | None = None, cache: Path | None = 
     names = list(parts.names)
     if len(names) < 2:
         raise BadInput("sites: the worth of one site beside no other is not defined; take two sites or more")
+    if metric is not None:
+        study = study.with_settings({"evaluation.metric": metric})
     if isinstance(study.method, Analytic):
-        return _from_sums(study, parts, names)
+        return _from_sums(study, parts, names, metric)
     return _by_retraining(study, parts, names, retrainings, cache)
 
 
 # --- from open sums ----------------------------------------------------------------------------------
 
 
-def _from_sums(study: Study, parts: PreparedSites, names: list[str]) -> JsonObject:
+def _from_sums(study: Study, parts: PreparedSites, names: list[str], metric: str | None) -> JsonObject:
+    assert isinstance(study.method, Analytic)
     with tempfile.TemporaryDirectory() as folder:
         assembly = Assembly(study, parts, Path(folder))
-        train, held_out = (_sums_of(assembly, names, split) for split in ("train", "validation"))
-    assert isinstance(study.method, Analytic)
-    game = functools.cache(
-        functools.partial(squared_error_value, train, reduce(add, held_out.values()), study.method.penalty)
-    )
-    value = "minus the mean squared error on the validation images of all sites"
+        train = _sums_of(assembly, names, "train")
+        if metric is None:
+            held_out = reduce(add, _sums_of(assembly, names, "validation").values())
+            game = functools.partial(squared_error_value, train, held_out, study.method.penalty)
+            value = "minus the mean squared error on the validation images of all sites"
+        else:
+            game = functools.partial(_scored_value, study, train, _validation_of(assembly, names))
+            value = f"validation {metric} over the images of all sites (better is higher)"
+    game = functools.cache(game)
     return _report(names, game, value, f"exact, from the sites' sums; {2 ** min(len(names), EXACT)} coalitions at most")
 
 
@@ -77,6 +87,54 @@ def squared_error_value(
         head = solve(reduce(add, (train[name] for name in sorted(some))), penalty)[1]
     error = squares.sum() - 2 * (head * cross).sum() + (head * (matrix @ head)).sum()
     return -float(error) / held_out.count
+
+
+class HeldOut(NamedTuple):
+    """A site's validation images: features float64 [N, k], and what its scores are added up by."""
+
+    features: Tensor
+    targets: Tensor
+    cases: Tensor | None
+    trainer: Any
+
+
+def _validation_of(assembly: Assembly, names: list[str]) -> list[HeldOut]:
+    host, found = assembly.host(), []
+    method: Any = assembly.study.method
+    for name in names:
+        site = host.sites.get(name)
+        part = site.data.validation
+        if not len(part):
+            continue
+        site.data = replace(site.data, train=part)
+        cases = None if part.cases is None else torch.from_numpy(np.array(part.cases))
+        targets = torch.from_numpy(np.array(part.labels))
+        features = torch.from_numpy(np.array(method.features(site))).double()
+        found.append(HeldOut(features, targets, cases, site.trainer))
+    if not found:
+        raise BadInput("data.validation: no site has validation images to score; set a share above 0")
+    return found
+
+
+def _scored_value(study: Study, train: dict[str, Moments], held_out: list[HeldOut], some: frozenset[str]) -> float:
+    """The validation score of the head that these sites' sums give, added up over all sites' own scores."""
+    assert isinstance(study.method, Analytic)
+    sums, outputs = [], next(iter(train.values())).in_units()[1].shape[1]
+    head = torch.zeros(held_out[0].features.shape[1] + 1, outputs, dtype=torch.float64)
+    if some:
+        head = solve(reduce(add, (train[name] for name in sorted(some))), study.method.penalty)[1]
+    for one in held_out:
+        said = (head[0] + one.features @ head[1:]).float()
+        seen = one.trainer.task.observe(said, one.targets, one.trainer.target)
+        sums.append(one.trainer.task.sums(seen, one.targets, one.cases, one.trainer.target))
+    return _ranked(study, study.task.finish(reduce(study.task.add, sums)))
+
+
+def _ranked(study: Study, scored: dict[str, float]) -> float:
+    """The score of the study's metric, higher for a better model."""
+    metric = study.evaluation.metric or study.task.metric
+    ranked = study.task.rank(scored, metric)
+    return ranked[0] if ranked is not None else scored[metric]
 
 
 def _sums_of(assembly: Assembly, names: list[str], split: str) -> dict[str, Moments]:
@@ -143,10 +201,7 @@ def _trained_value(study: Study, parts: PreparedSites, some: frozenset[str]) -> 
                 engine.close()
         trainer.load(weights)
         sums = [trainer.evaluate(open_site(parts.folder, name).validation) for name in parts.names]
-        scored = study.task.finish(reduce(study.task.add, sums))
-    metric = study.evaluation.metric or study.task.metric
-    ranked = study.task.rank(scored, metric)
-    return ranked[0] if ranked is not None else scored[metric]
+        return _ranked(study, study.task.finish(reduce(study.task.add, sums)))
 
 
 def _report(names: list[str], game: Game, value: str, how: str, orders: int | None = None) -> JsonObject:
