@@ -1,5 +1,5 @@
-"""A rehearsal of three hospitals with real processes: they train in a secure sum and tell statistics, tell counts, score
-a model, and train with label sets. What is told lies near what a simulation of the same cases finds."""
+"""A rehearsal of three hospitals with real processes: they train in a secure sum and tell statistics, tell counts, and
+score a model. What is told lies near what a simulation of the same cases finds."""
 
 import json
 import shutil
