@@ -17,7 +17,7 @@ ALWAYS = {
     "optimizer": "name lr weight_decay batch_size batch_sizes schedule warmup keep_state augment balanced_batches",
     "replay": "ratio space",
     "tuning": "preset on",
-    "privacy": "on cover noise noise_form clip unit delta target_epsilon clipping accountant",
+    "privacy": "on cover noise noise_form clip unit delta target_epsilon clipping accountant score_noise",
     "defence": "name",
     "audit": "keep_parcels threat_model gradient_inversion secure_sum defences own_images",
     "evaluation": "every select final handovers",

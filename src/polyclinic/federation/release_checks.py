@@ -34,7 +34,7 @@ def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> Non
     if privacy is None:
         return
     if privacy.cover == "all":
-        check_all_covered(operation, released)
+        check_all_covered(operation, released, noised=privacy.score_noise is not None)
     if "classifier" not in privacy.on:
         return
     for parcel in released:
@@ -45,11 +45,11 @@ def check_private(site: Site, operation: str, released: Iterable[Parcel]) -> Non
             )
 
 
-def check_all_covered(operation: str, released: Iterable[Parcel]) -> None:
-    """GateRefused if a parcel is not covered by differential privacy, or holds scores, where the study wants all
-    covered."""
+def check_all_covered(operation: str, released: Iterable[Parcel], *, noised: bool = False) -> None:
+    """GateRefused if a parcel is not covered by differential privacy, or holds scores that are not `noised`, where the
+    study wants all covered."""
     for parcel in released:
-        if parcel.kind == SCORES or (parcel.privacy is None and tells_something(parcel)):
+        if (parcel.kind == SCORES and not noised) or (parcel.privacy is None and tells_something(parcel)):
             raise GateRefused(f"'{operation}' releases {parcel.kind} that nothing covers, and privacy.cover is 'all'")
 
 

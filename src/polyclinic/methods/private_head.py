@@ -4,7 +4,7 @@ In a round every site gives the sum of its images' gradients, each clipped, with
 2016; all images in every step, or Poisson samples); the coordinator steps along the sum of the sites with momentum, and
 releases the mean of the last rounds' heads, which costs no privacy. The features are projected on a public basis of
 phantoms before, so that noise falls on few numbers. Nothing else of the images leaves but scores, where the study wants
-them.
+them, with noise if it has `privacy.score_noise`.
 """
 
 from __future__ import annotations
@@ -195,9 +195,7 @@ class PrivateHead(Method):
         targets = trainer.task.targets(torch.from_numpy(np.array(part.labels)))
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
         observed = trainer.task.observe(output, targets, trainer.target).cpu()
-        if trainer.bounded_scores:
-            observed = trainer.task.bounded(observed, trainer.target)
-        return trainer.task.sums(observed, targets, cases, trainer.target)
+        return trainer.task.sums(trainer.within_bounds(observed, targets), targets, cases, trainer.target)
 
 
 def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float, patients: Tensor | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from polyclinic.privacy.site_account import Account
 EVERYTHING = "everything released"
 
 HELD_OUT = "validation and test images, whose scores are released as they are"
+SCORED_COUNTS = "how many validation and test images a site has, which counts as public"
 ONE_IMAGE = "a patient with several images: epsilon is for one image and its label"
 COUNTS = "how many training images a site has, which counts as public"
 CODES = "codes or latents computed from real images, even with a private encoder"

@@ -63,6 +63,14 @@ class Privacy(Settings):
     )
     accountant: Accountant = Field("rdp", description="rdp (as in the papers), or prv (tighter, takes seconds)")
 
+    score_noise: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="noise of scores that leave, in units of what one image can change them; each score is entered in "
+        "the account like a step. Without it scores on validation and test images leave as they are",
+    )
+
     @field_validator("on")
     @classmethod
     def _once_each(cls, value: tuple[PrivateNetwork, ...]) -> tuple[PrivateNetwork, ...]:
@@ -100,6 +108,8 @@ class Facts:
     uncovered: Collection[str] = ()
     #: whether scores on validation or test images are released
     scores: bool = False
+    #: why they cannot be noised, a sentence with the cure
+    score_obstacle: str | None = None
 
 
 def check_facts(privacy: Privacy, facts: Facts) -> None:
@@ -124,6 +134,8 @@ def check_facts(privacy: Privacy, facts: Facts) -> None:
             "privacy.unit: the coordinator does not know whose latents it trains the primary model on; set "
             "privacy.unit = 'image', or take 'primary' out of privacy.on"
         )
+    if privacy.score_noise is not None and facts.score_obstacle:
+        raise BadInput(facts.score_obstacle)
     if privacy.cover == "all":
         _check_all_covered(privacy, facts)
     if {"generator", "prior"} & set(privacy.on) and facts.generator_obstacle:
@@ -152,10 +164,10 @@ def _check_all_covered(privacy: Privacy, facts: Facts) -> None:
             f"privacy.cover: '{facts.method}' releases {kinds} of real images, which nothing covers; choose fedavg, "
             "fedsgd, cwt or another method whose sites release weights only"
         )
-    if facts.scores:
+    if facts.scores and privacy.score_noise is None:
         raise BadInput(
-            "privacy.cover: scores on validation and test images are released as they are; set evaluation.every = 0 "
-            "and evaluation.final = 'none', or privacy.cover = 'named'"
+            "privacy.cover: scores on validation and test images are released as they are; set privacy.score_noise, or "
+            "evaluation.every = 0 and evaluation.final = 'none', or privacy.cover = 'named'"
         )
 
 

@@ -201,10 +201,10 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         for sentence in advice.after(study, parts, metrics, federation.reports):
             federation.warn(sentence)
         calibrations: dict[str, Calibration] = {}
-        if engine.simulation:  # of a real site no score of a single image is kept
+        if engine.simulation and not has_noised_scores(study):  # of a real site no score of a single image is kept
             metrics |= kept_statistics(assembly, models)
             calibrations = calibrations_of(read_cases(folder, "validation"), models)
-        else:
+        elif not engine.simulation:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
             ask_statistics(federation, study, models[""], own)
@@ -224,6 +224,11 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     result = result_of(study, parts, federation, recorder, models, metrics, timing)
     known = {site: one.model_dump(mode="json") for site, one in calibrations.items()}
     return result | {"calibrations": known, "model_sha256": hashlib.sha256(content).hexdigest()}
+
+
+def has_noised_scores(study: Study) -> bool:
+    """Whether scores leave with noise, beside which no exact figure may stand."""
+    return study.privacy is not None and study.privacy.score_noise is not None
 
 
 def kept_statistics(assembly: Assembly, models: Models) -> dict[str, Any]:

@@ -302,11 +302,29 @@ def check_privacy(study: Study) -> None:
         study.generator.dp_obstacle(),
         uncovered_kinds(study),
         study.evaluation.every > 0 or study.evaluation.final != "none",
+        score_obstacle(study),
     )
     check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
         _check_private_batches(study)
         _try_private(study)
+
+
+def score_obstacle(study: Study) -> str | None:
+    """Why scores that leave cannot be noised: a sentence with the cure, or None."""
+    kind = type(study.method)
+    marked = {name: getattr(getattr(kind, name, None), "operation", None) for name in dir(kind)}
+    others = [name for name, found in marked.items() if found and "metrics" in found.releases and name != "evaluate"]
+    if others:
+        return f"privacy.score_noise: '{study.method.name}' releases other scores, too ({others[0]}); leave it out"
+    if not study.task.can_be_noised:
+        return f"privacy.score_noise: scores of '{study.task.name}' cannot be noised; leave it out"
+    if study.privacy is not None and "classifier" not in study.privacy.on:
+        return (
+            "privacy.score_noise: scores of a model without privacy tell of its training images; name 'classifier' in "
+            "privacy.on"
+        )
+    return None
 
 
 def uncovered_kinds(study: Study) -> list[str]:

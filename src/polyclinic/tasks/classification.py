@@ -13,11 +13,14 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
 from polyclinic.tasks.coarse import merge_small, round_counts
+from polyclinic.tasks.noised import AddNoise, nearest_counts, whole_counts, with_noise
 from polyclinic.tasks.task import MOST_IMAGES, Sums, Target, Task
 
 BINS = 1024
 #: bins that a deployed site puts together before it looks for small counts
 WIDTH = 16
+#: the same where scores get noise, which falls on every cell
+NOISED_WIDTH = 32
 #: bins at either end, of margins beyond 5, that such a site counts as one with the next
 TAIL = 256
 # Edges of the score histogram: fine around zero, where an untrained network's scores crowd, and ever wider
@@ -92,6 +95,36 @@ class Classification(Task):
             "count": confusion.sum(),
         }
 
+    @property
+    def can_be_noised(self) -> bool:
+        return type(self).sums is Classification.sums
+
+    def noised(self, sums: Sums, noise: AddNoise, target: Target) -> Sums:
+        """An image is in one cell of the confusion matrix, and in one of each class's histograms; of two classes the
+        second one's are enough, as the first one's mirror them. All counts add up to the images that were scored."""
+        classes, count = len(target.classes), int(sums["count"])
+        rows = cells_of(sums["histograms"][1:] if classes == 2 else sums["histograms"])
+        length = (1 + len(rows)) ** 0.5
+        told = nearest_counts(with_noise(sums["confusion"].flatten(), length, noise), count)
+        confusion = whole_counts(told, count).reshape(classes, classes)
+        own = confusion.sum(1)[1:] if classes == 2 else confusion.sum(1)
+        rest_and_own = zip(with_noise(rows, length, noise), own.tolist(), strict=True)
+        found = [
+            torch.stack([nearest_counts(rest, count - mine), nearest_counts(of_class, mine)])
+            for (rest, of_class), mine in rest_and_own
+        ]
+        histograms = bins_of(torch.stack(found))
+        if classes == 2:
+            histograms = torch.cat([histograms.flip(1, 2), histograms])
+        loss, seen = loss_in(histograms)
+        mean = loss / seen if seen else 0.0
+        return {
+            "confusion": confusion,
+            "histograms": histograms,
+            "loss": torch.tensor(mean * count, dtype=torch.float64),
+            "count": sums["count"],
+        }
+
     def check_sums(self, sums: Sums, target: Target) -> None:
         super().check_sums(sums, target)
         classes = len(target.classes)
@@ -143,6 +176,22 @@ def score_histograms(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     own = (labels[:, None] == column).long()
     flat = (column * 2 + own) * BINS + torch.bucketize(margins(logits).contiguous(), EDGES)
     return flat.flatten().bincount(minlength=classes * 2 * BINS).reshape(classes, 2, BINS)
+
+
+def cells_of(histograms: Tensor) -> Tensor:
+    """Histograms [C, 2, 1024] in the few cells that get noise [C, 2, K]: the middle in equal steps, and with its first
+    and last cell all that lies beyond."""
+    inner = histograms[..., TAIL : BINS - TAIL].clone()
+    inner[..., 0] += histograms[..., :TAIL].sum(-1)
+    inner[..., -1] += histograms[..., BINS - TAIL :].sum(-1)
+    return inner.unflatten(-1, (-1, NOISED_WIDTH)).sum(-1)
+
+
+def bins_of(cells: Tensor) -> Tensor:
+    """The images of each cell spread evenly over its bins, float64 [C, 2, 1024]."""
+    found = torch.zeros(*cells.shape[:-1], BINS, dtype=torch.float64)
+    found[..., TAIL : BINS - TAIL] = cells.double().repeat_interleave(NOISED_WIDTH, -1) / NOISED_WIDTH
+    return found
 
 
 def loss_in(histograms: Tensor) -> tuple[float, float]:

@@ -11,11 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.tasks.noised import AddNoise, with_noise
 from polyclinic.tasks.task import Sums, Target, Task
 
 CRITERIA: dict[str, Callable[..., Tensor]] = {"l1": F.l1_loss, "mse": F.mse_loss, "huber": F.huber_loss}
 
 
+#: the largest error that counts in noised scores, as a share of the public range of labels
+LARGEST_ERROR = 0.25
 #: metrics in the unit of the label
 IN_UNITS = ("mae", "rmse")
 
@@ -70,6 +73,29 @@ class Regression(Task):
 
     def bounded(self, observations: Tensor, target: Target) -> Tensor:
         return observations.clamp(-1, 1)
+
+    @property
+    def can_be_noised(self) -> bool:
+        return type(self).sums is Regression.sums
+
+    def near(self, observations: Tensor, targets: Tensor, target: Target) -> Tensor:
+        """Outputs within a quarter of the label range of the truth: larger errors count as so large."""
+        middle, half = scale(target)
+        truth = ((targets.cpu().double() - middle) / half)[:, None]
+        far = 2 * LARGEST_ERROR
+        return (observations - truth).nan_to_num(far, far, -far).clamp(-far, far) + truth
+
+    def noised(self, sums: Sums, noise: AddNoise, target: Target) -> Sums:
+        """Both errors of an image, each as a share of the largest, make a vector of at most length sqrt(2). The loss is
+        worked out from them."""
+        _, half = scale(target)
+        most, count = 2 * LARGEST_ERROR * half, sums["count"]
+        shares = torch.stack([sums["absolute_error"] / most, sums["squared_error"] / most**2])
+        absolute, squared = with_noise(shares, 2**0.5, noise).clamp(torch.tensor(0.0), count.double())
+        absolute, squared = absolute * most, squared * most**2
+        # errors are at most half of what the scaled loss calls 1, where the Huber loss is half of the square
+        losses = {"l1": absolute / half, "mse": squared / half**2, "huber": squared / half**2 / 2}
+        return {"absolute_error": absolute, "squared_error": squared, "loss": losses[self.criterion], "count": count}
 
     def check_sums(self, sums: Sums, target: Target) -> None:
         super().check_sums(sums, target)

@@ -11,8 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.errors import BadInput
 from polyclinic.settings import Settings
 from polyclinic.tasks.coarse import round_counts, round_mean
+from polyclinic.tasks.noised import AddNoise
 
 Sums = dict[str, Tensor]
 
@@ -137,6 +139,20 @@ class Task(Settings):
             mean = round_mean(sums[name] / max(images, 1), images, bound) if bound else torch.tensor(0.0)
             found[name] = mean.double() * told
         return {name: found[name] for name in sums}
+
+    @property
+    def can_be_noised(self) -> bool:
+        """Whether `noised` knows all sums of the task."""
+        return False
+
+    def near(self, observations: Tensor, targets: Tensor, target: Target) -> Tensor:
+        """Observations of which no image's share in a sum is larger than `noised` assumes."""
+        return observations
+
+    def noised(self, sums: Sums, noise: AddNoise, target: Target) -> Sums:
+        """The sums with noise, for differential privacy of the scored images (`privacy.score_noise`), from observations
+        that went through `near`. How many images were scored counts as public."""
+        raise BadInput(f"privacy.score_noise: scores of '{self.name}' cannot be noised; leave it out")
 
     def check_sums(self, sums: Sums, target: Target) -> None:
         """ValueError for sums that no site can have, whatever its images are. Whoever sent them may lie."""

@@ -339,9 +339,15 @@ class Trainer:
             observed.append(self.task.observe(output, target, self.target).cpu())
             targets.append(target.cpu())
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
-        found = torch.cat(observed)
-        found = self.task.bounded(found, self.target) if self.bounded_scores else found
-        return self.task.sums(found, torch.cat(targets), cases, self.target)
+        found, truth = torch.cat(observed), torch.cat(targets)
+        return self.task.sums(self.within_bounds(found, truth), truth, cases, self.target)
+
+    def within_bounds(self, observed: Tensor, targets: Tensor) -> Tensor:
+        """Observations of which no image's share in a score is larger than the site or the study's privacy wants."""
+        found = self.task.bounded(observed, self.target) if self.bounded_scores else observed
+        if self.privacy is not None and self.privacy.score_noise is not None:
+            found = self.task.near(found, targets, self.target)
+        return found
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.precision == "fp32":

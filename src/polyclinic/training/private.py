@@ -22,7 +22,7 @@ from polyclinic.optimizers import SGD, Adam
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, Sums
 from polyclinic.privacy.patient_sums import PatientSums
-from polyclinic.privacy.record import CODES, COUNTS, HELD_OUT, ONE_IMAGE, SEED, covered_parts, names, record
+from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, SEED, covered_parts, names, record
 from polyclinic.privacy.site_account import Account
 from polyclinic.randomness import seed_of
 from polyclinic.training import row_draws
@@ -301,6 +301,18 @@ def release_sum(
     return found + share * noise * privacy.clip * draw(found), expected
 
 
+def enter_release(site: Site, noise: float) -> row_draws.Address | None:
+    """Enter one release of a noisy sum over all images of some kind, with so much noise for what one image adds; the
+    address of its noise, or None if the budget does not allow it."""
+    account = account_of(site)
+    if not account.steps_left(_privacy(site).target_epsilon, noise, 1.0, 1):
+        return None
+    address = _address(site, account)
+    _enter(site, account, noise, 1.0, 1)
+    site.state.put(STATE, account.tensors())
+    return address
+
+
 # --- records ------------------------------------------------------------------------------------------
 
 
@@ -312,25 +324,16 @@ def record_of(site: Site, *parts: str, limits: Sequence[str] = ()) -> JsonObject
     if site.trainer.privacy is None or not covered_parts(site.trainer.privacy.on, parts):
         return None
     codes = [CODES] if {"generator", "encoder"} & set(parts) else []
-    return _record(site, names(parts), [*codes, *limits, *_limits(site)])
+    return record_for(site, names(parts), [*codes, *limits])
 
 
-def record_of_scores(site: Site, split: str) -> JsonObject | None:
-    """The record of scores on held-out images; None for scores of training images, or of a model without privacy.
-
-    A private model's scores tell no more about its training images than the model does.
-    """
-    if split == "train" or not is_private(site, "classifier"):
-        return None
-    return _record(site, ["scores on validation and test images"], [HELD_OUT, *_limits(site)])
-
-
-def _record(site: Site, covers: list[str], does_not_cover: list[str]) -> JsonObject:
+def record_for(site: Site, covers: list[str], does_not_cover: list[str]) -> JsonObject:
+    """The record of a parcel that covers this, with the limits of every private release at the site."""
     account = account_of(site)
     account.put_on_record()
     if site.secret:
         site.state.put(STATE, account.tensors())
-    return record(account, covers, does_not_cover, unit=_privacy(site).unit)
+    return record(account, covers, [*does_not_cover, *_limits(site)], unit=_privacy(site).unit)
 
 
 def _limits(site: Site) -> list[str]:

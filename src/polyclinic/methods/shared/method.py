@@ -18,7 +18,7 @@ from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import statistics_names
 from polyclinic.settings import Settings
-from polyclinic.training import private
+from polyclinic.training import private_scores
 from polyclinic.training.stacking import can_stack
 
 if TYPE_CHECKING:
@@ -125,10 +125,11 @@ class Method(Settings):
     ) -> Parcel | None:
         """Score a model on the site's images: `weights` with the site's own part, current or as of the best round.
 
-        A site without images in this split releases nothing.
+        A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
-        sums = self.score(site, getattr(site.data, split), weights or {}, own)
-        return Parcel("metrics", sums, privacy=private.record_of_scores(site, split)) if sums else None
+        sums = self.score(site, private_scores.scored_images(site, split), weights or {}, own)
+        told = private_scores.release(site, sums) if sums else sums
+        return Parcel("metrics", told, privacy=private_scores.record_of(site, split)) if told else None
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over a part of the site's images; empty if there is nothing to score."""
