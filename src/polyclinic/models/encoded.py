@@ -76,6 +76,14 @@ class Encoded(Backbone):
         if head != "linear":
             self.fc = QuadraticHead(self.encoder_class.width, self.outputs, diagonal=head == "diagonal")
 
+    def run_stage(self, stage: str, x: Tensor) -> Tensor:
+        """The head computes in float32 whatever the study does: a head in closed form subtracts large numbers, of
+        which bfloat16 would leave nothing."""
+        if stage != "head" or x.device.type == "meta":
+            return super().run_stage(stage, x)
+        with torch.autocast(x.device.type, enabled=False):
+            return super().run_stage(stage, x.float())
+
     def resize_to(self, side: int, size: int) -> None:
         """The encoder itself resizes images."""
         self.features.side = side
