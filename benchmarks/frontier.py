@@ -1,10 +1,11 @@
-"""Epsilon against error: private heads on a public encoder beside other mechanisms, in one picture.
+"""Epsilon against error: every private mechanism that was measured, in one picture, for bone age and pneumonia.
 
     polyclinic compare examples/bone_age_private_head.toml --methods private-head --seeds 3 --out runs/shared-3
-    python benchmarks/frontier.py --keep "shared noise" runs/shared-3 ...    takes epsilon and error out of runs
+    python benchmarks/frontier.py --keep "private-head, shared noise" runs/shared-3 ...    takes figures out of runs
     python benchmarks/frontier.py              draws docs/images/frontier.png from what is kept
 
-Kept figures lie in benchmarks/figures/frontier: a row for each comparison, with its command, date and machine.
+Kept figures lie in benchmarks/figures/frontier: a file for each set of images, a row for each comparison, with date and
+machine. `--keep` and `--without` add rows, or take the place of those with the same name and epsilon.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "figures" / "frontier"
 PICTURE = ROOT / "docs" / "images" / "frontier.png"
-#: measured before, on one H200: docs/results.md. Mechanism, epsilon, months, deviation, what is covered
-OTHERS = [("CWT+Replay, private generator (covers that only; other delta)", 27.1, 26.3, 2.8)]
-#: the same table: without any privacy
-WITHOUT = {"FedAvg from random weights, no privacy": 32.3, "analytic, no privacy (sums leave)": 15.8}
-COLOURS = ["#1f6f8b", "#c8553d", "#5b8e7d", "#7a5195"]
+#: the panels: what is kept under the name, its title, and the words at the axis of errors
+PANELS = {
+    "bone_age": ("bone age: four hospitals that hardly share an age", "mean absolute error, months (lower is better)"),
+    "pneumonia": ("pneumonia: four hospitals with very different shares", "AUC (higher is better)"),
+}
+COLOURS = ["#1f6f8b", "#c8553d", "#5b8e7d", "#7a5195", "#d39b2a", "#444444", "#b05c9c"]
+MARKERS = "osD^vP*"
 
 Row = dict[str, Any]
 
@@ -36,61 +39,88 @@ def row_of(mechanism: str, folder: Path, metric: str) -> Row:
         raise SystemExit(f"{folder}: runs of one comparison must have one epsilon, and these have {sorted(epsilons)}")
     errors = [one["metrics"]["test"][metric] for one in results]
     deviation = statistics.stdev(errors) if len(errors) > 1 else 0.0
-    figures = {"epsilon": epsilons.pop(), "mean": round(statistics.fmean(errors), 2), "std": round(deviation, 2)}
+    figures = {"epsilon": epsilons.pop(), "mean": round(statistics.fmean(errors), 3), "std": round(deviation, 3)}
     return {"mechanism": mechanism, **figures, "n": len(errors), "metric": metric}
 
 
-def keep(pairs: list[list[str]], metric: str, machine: str, name: str) -> None:
-    rows = [row_of(mechanism, Path(folder), metric) for mechanism, folder in pairs]
-    content = {"machine": machine, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "rows": rows}
+def without_privacy(words: str, folder: Path, metric: str) -> Row:
+    """The mean of runs that have no epsilon."""
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*/result.json"))]
+    errors = [one["metrics"]["test"][metric] for one in results]
+    return {"words": words, "mean": round(statistics.fmean(errors), 3), "n": len(errors)}
+
+
+def load(name: str) -> dict[str, Any]:
+    file = KEPT / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": [], "without": []}
+
+
+def keep(options: argparse.Namespace) -> None:
+    kept, told = load(options.name), {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "machine": options.machine}
+    for mechanism, folder in options.keep:
+        row = row_of(mechanism, Path(folder), options.metric)
+        old = [one for one in kept["rows"] if (one["mechanism"], one["epsilon"]) != (mechanism, row["epsilon"])]
+        kept["rows"] = [*old, {**row, **told}]
+    for words, folder in options.without:
+        old = [one for one in kept["without"] if one["words"] != words]
+        kept["without"] = [*old, {**without_privacy(words, Path(folder), options.metric), **told}]
     KEPT.mkdir(parents=True, exist_ok=True)
-    (KEPT / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (KEPT / f"{options.name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def draw(names: list[str], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(len(names), figsize=(10.5, 4.4 * len(names)), layout="constrained", squeeze=False)
+    for axes, name in zip(panels[:, 0], names, strict=True):
+        draw_panel(axes, name)
+    figure.suptitle("What privacy costs", fontsize=12)
+    figure.savefig(file, dpi=150)
+
+
+def draw_panel(axes: Any, name: str) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-    figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
-    for colour, mechanism in zip(COLOURS, dict.fromkeys(row["mechanism"] for row in rows), strict=False):
-        mine = sorted((row["epsilon"], row["mean"], row["std"]) for row in rows if row["mechanism"] == mechanism)
+    kept, (title, words) = load(name), PANELS[name]
+    mechanisms = list(dict.fromkeys(row["mechanism"] for row in kept["rows"]))
+    for place, mechanism in enumerate(mechanisms):
+        mine = sorted((r["epsilon"], r["mean"], r["std"]) for r in kept["rows"] if r["mechanism"] == mechanism)
         x, y, spread = zip(*mine, strict=True)
-        axes.errorbar(x, y, spread, marker="o", capsize=3, color=colour, label=f"private-head, {mechanism}")
-    for mechanism, epsilon, mean, spread in OTHERS:
-        axes.errorbar([epsilon], [mean], [spread], marker="s", capsize=3, color="#777777", label=mechanism)
-    for style, (words, mean) in zip(("--", ":"), WITHOUT.items(), strict=True):
-        axes.axhline(mean, color="#999999", linestyle=style, linewidth=1.2, label=words)
+        look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+        axes.errorbar(x, y, spread, capsize=3, label=mechanism, **look)
+    for place, line in enumerate(kept["without"]):
+        style = ("--", ":", "-.", (0, (1, 4)))[place % 4]
+        axes.axhline(line["mean"], color="#999999", linestyle=style, linewidth=1.2, label=line["words"])
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator([1, 3, 8, 27]))
+    ticks = [1, 3, 8, 27] if max(row["epsilon"] for row in kept["rows"]) > 10 else [1, 3, 8]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set(
-        xlabel="epsilon (left is more private); delta 1e-5 unless said", ylabel="bone age, mean absolute error, months"
-    )
-    axes.set_title("What privacy costs: four hospitals that hardly share an age", fontsize=11)
+    axes.set(xlabel="epsilon (left is more private); delta 1e-5 unless said", ylabel=words)
+    axes.set_title(title, fontsize=11)
     axes.grid(color="#e6eaee", linewidth=0.6)
-    figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=2)
-    figure.savefig(file, dpi=150)
+    axes.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", nargs=2, action="append", metavar=("MECHANISM", "FOLDER"), default=[])
-    parser.add_argument("--name", default="bone_age", help="what is kept is called so; the picture shows bone_age")
+    parser.add_argument("--without", nargs=2, action="append", metavar=("WORDS", "FOLDER"), default=[])
+    parser.add_argument("--name", default="bone_age", choices=list(PANELS), help="the set of images")
     parser.add_argument("--metric", default="mae")
     parser.add_argument("--machine", default="unknown", help="in words")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--quick", action="store_true", help="print what is kept, and draw nothing")
     options = parser.parse_args()
-    if options.keep:
-        keep(options.keep, options.metric, options.machine, options.name)
-    file = KEPT / "bone_age.json"
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-    if rows and not options.quick:
-        draw(rows, PICTURE)
+    if options.keep or options.without:
+        keep(options)
+    rows = {name: load(name)["rows"] for name in PANELS}
+    drawn = [name for name in PANELS if rows[name]]
+    if drawn and not options.quick:
+        draw(drawn, PICTURE)
     figures = json.dumps({"benchmark": "frontier", "rows": rows})
     if options.json:
         options.json.write_text(figures + "\n", encoding="utf-8")
