@@ -16,8 +16,7 @@ PAPER = "FELICIA"
 #: local GANs are FELICIA with lambda 0
 LAMBDAS: Mapping[str, tuple[str, ...]] = {"local GAN": ("method.weight=0",), "FELICIA": ("method.weight=3",)}
 QUICK_GAN = ("method.rounds=2", "method.steps=250", "generator.width=8")
-#: coverage is measured, and not what networks learn from the images
-DIGITS_QUICK = (*QUICK_GAN, "method.frozen=120", "generator.latent=16", "method.learner_steps=10")
+DIGITS_QUICK = (*QUICK_GAN, "method.frozen=120", "generator.latent=16")
 
 
 def utility(*sets: str) -> OfRun:
