@@ -47,6 +47,7 @@ OWN = {
 #: for each rule: what makes its settings needless, and a value of each setting
 EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
     "optimizer.momentum": (["optimizer.name=adam"], ["0.5"]),
+    "evaluation.statistics": (["evaluation.final=validation"], ["true"]),
     "optimizer.decay": (["optimizer.schedule=cosine"], ["0.5"]),
     "optimizer.decay_every": (["optimizer.schedule=cosine"], ["5"]),
     "generator.epochs": ([], ["3"]),

@@ -98,6 +98,12 @@ RULES: tuple[Rule, ...] = (
         ),
         "no round is chosen by a score: evaluation.select = 'last', or evaluation.every = 0",
     ),
+    Rule(
+        "evaluation",
+        ("statistics",),
+        lambda study: study.evaluation.final == "test",
+        "no test image is opened: evaluation.final is not 'test'",
+    ),
     Rule("engine", ("address", "gpus"), _is("engine", "name", "ray"), "only engine.name = 'ray' reads it"),
     Rule(
         "engine",
