@@ -26,6 +26,8 @@ from torch.nn import functional as F
 TINY = 1e-6
 #: units in the last place by which an inner product may be off
 ROUNDING = 16
+#: products of bfloat16 are fast on a GPU where a row of numbers begins at a multiple of 16 bytes
+ALIGNED = 8
 
 
 class NotFollowedError(Exception):
@@ -54,7 +56,7 @@ class Products:
 
     def squares(self) -> Tensor:
         """The squared length of each image's gradient, [B]."""
-        gram = ((self.left @ self.left.mT) * (self.right @ self.right.mT)).flatten(1)
+        gram = (product(self.left, self.left.mT) * product(self.right, self.right.mT)).flatten(1)
         # where places cancel out, rounding could hide a length: what rounding can be is added
         rounding = ROUNDING * torch.finfo(gram.dtype).eps
         return gram.sum(1).add(torch.linalg.vector_norm(gram, 1, 1), alpha=rounding)
@@ -62,12 +64,12 @@ class Products:
     def total(self, factors: Tensor, without: Tensor, shape: torch.Size) -> Tensor:
         """The sum over images of their gradients, each with its factor, but for those images that are left out."""
         out = without[:, None, None, None]
-        left = (self.left * factors[:, None, None, None]).masked_fill_(out, 0.0)
-        right = self.right.masked_fill(out, 0.0)
+        left = (_exact(self.left) * factors[:, None, None, None]).masked_fill_(out, 0.0)
+        right = _exact(self.right).masked_fill(out, 0.0)
         return as_weight(_places(left).mT @ _places(right), shape, self.kernel)
 
     def stored(self) -> Stored:
-        return Stored(self.left.mT @ self.right, self.kernel)
+        return Stored(product(self.left.mT, self.right), self.kernel)
 
     def cheaper(self) -> Stored | Products:
         """Gradients per image where these take fewer numbers than the inner products of all places."""
@@ -81,6 +83,27 @@ def as_weight(numbers: Tensor, shape: torch.Size | tuple[int, ...], kernel: tupl
         return numbers.reshape(shape)
     by_pixel = (*shape[: -len(kernel) - 1], *kernel, shape[-len(kernel) - 1])
     return numbers.reshape(by_pixel).movedim(-1, -len(kernel) - 1)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, [B, G, ., .]. In float32, also of numbers in bfloat16: products of two of those are exact there."""
+    if left.dtype != torch.bfloat16:
+        return left @ right
+    if not left.is_cuda:
+        return left.float() @ right.float()
+    made = torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out_dtype=torch.float32)
+    return made.unflatten(0, left.shape[:2])
+
+
+def _as_followed(layer: nn.Module, came: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers that a rule takes: in bfloat16 where a layer has computed in it, and a GPU multiplies those exactly and
+    faster. What came in was rounded to it (autocast) before it was multiplied."""
+    short = back.is_cuda and back.dtype == torch.bfloat16
+    if short and type(layer) is nn.Conv2d and not torch.are_deterministic_algorithms_enabled():
+        seen = math.prod(layer.kernel_size) * layer.in_channels // layer.groups
+        if seen % ALIGNED == 0 and (layer.out_channels // layer.groups) % ALIGNED == 0:
+            return came.bfloat16(), back
+    return _exact(came), _exact(back)
 
 
 def _exact(one: Tensor) -> Tensor:
@@ -100,7 +123,7 @@ Rule = Callable[[Any, Tensor, Tensor], dict[str, Gradient]]
 
 def _convolution(layer: nn.Conv2d, came: Tensor, back: Tensor) -> dict[str, Gradient]:
     weight = outer_products(layer, came, back).cheaper()
-    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": Stored(back.sum((2, 3)))}
+    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": Stored(_exact(back).sum((2, 3)))}
 
 
 def outer_products(layer: nn.Conv2d, came: Tensor, back: Tensor) -> Products:
@@ -265,7 +288,7 @@ class GhostClipping:
             with torch.no_grad(), torch.autocast(of_rows.device.type, enabled=False):
                 for (layer, came, _), back in zip(passed, backs, strict=True):
                     if back is not None:
-                        of_layer = RULES[type(layer)](layer, _exact(came), _exact(back))
+                        of_layer = RULES[type(layer)](layer, *_as_followed(layer, came, back))
                         found |= {one: of_layer[name] for name, one in layer.named_parameters(recurse=False)}
         return found
 

@@ -32,9 +32,12 @@ class Schedule:
         left = 1 - epoch / self.epochs if self.fade else 1.0
         return left * self.lr * self.decay ** (epoch // self.decay_every if self.decay_every else 0)
 
-    def batches(self, images: int, rng: torch.Generator) -> Iterable[Tensor]:
-        """Indices of one shuffled pass, floor(images / batch_size) batches of nearly the same size, at least one."""
-        order = torch.randperm(images, generator=rng)
+    def batches(self, images: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Iterable[Tensor]:
+        """Indices of one shuffled pass, floor(images / batch_size) batches of nearly the same size, at least one.
+
+        They are sent to the device together: a GPU would wait for each copy.
+        """
+        order = torch.randperm(images, generator=rng).to(device)
         return order.tensor_split(max(1, images // self.batch_size))
 
 
@@ -54,11 +57,13 @@ def descend(
     rng: torch.Generator,
     report: Callable[[int, int, float], None],
     after: Callable[[Any], None] = lambda _: None,
+    draws: Sequence[torch.Generator] = (),
 ) -> float:
     """Lower the mean loss of batches with Adam; the last epoch's mean loss.
 
-    `batch_of(index)` gives the rows of a batch, and `loss_of(*rows)` its loss with whatever `after` wants to see once
-    the step is taken. On a GPU a step is recorded as a CUDA graph, so `loss_of` must ask it for no number there.
+    `batch_of(index)` gives the rows of a batch, by indices that lie where the parameters are, and `loss_of(*rows)` its
+    loss with whatever `after` wants to see once the step is taken. On a GPU a step is recorded as a CUDA graph, so
+    `loss_of` must ask it for no number there; `draws` are the GPU's generators that it draws from.
     `report(epochs done, epochs in all, mean loss)` is called after every epoch.
     """
     learned = [one for one in parameters if one.requires_grad]
@@ -71,12 +76,12 @@ def descend(
         optimizer.step()
         return loss.detach(), more
 
-    take = GraphedFunction(step, "a step of a generator") if recorded else step
+    take = GraphedFunction(step, "a step of a generator", rngs=draws) if recorded else step
     mean = float("nan")
     for epoch in range(schedule.epochs):
         set_rate(optimizer, schedule.lr_in(epoch))
         losses = []
-        for index in schedule.batches(images, rng):
+        for index in schedule.batches(images, rng, learned[0].device):
             loss, more = take(*batch_of(index))
             after(more)
             losses.append(loss.clone())  # the next replay writes into the same tensor

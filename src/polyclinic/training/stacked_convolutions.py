@@ -6,6 +6,7 @@ when groups are small. A batch of products of patches (im2col) has them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 #: a layer of all networks of a stack: images [M, B, C, H, W], weights and whatever else it has, [M, ...]
 OfStack = Callable[..., Tensor]
 Pair = tuple[int, int]
+#: matrix products are slow on a GPU where a row of numbers does not begin at a multiple of 16 bytes
+ALIGNED = 8
 
 
 class AllAtOnce(torch.autograd.Function):
@@ -61,13 +64,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
         rows = _patches(images, weight.shape[-2:], stride, (padding[0], padding[0], padding[1], padding[1]))
+        rows = _aligned(rows, 2)
         ctx.save_for_backward(rows, weight)
         ctx.shapes = (images.shape, stride, padding)
         high, wide = (
             (side + 2 * pad - kernel) // step + 1
             for side, pad, kernel, step in zip(images.shape[-2:], padding, weight.shape[-2:], stride, strict=True)
         )
-        kernel = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)  # [M, k k C, O]
+        kernel = _aligned(weight.permute(0, 3, 4, 2, 1).flatten(1, 3), 1)  # [M, k k C, O]
         return _as_images(torch.bmm(rows, kernel), images.shape[1], high, wide)
 
     @staticmethod
@@ -76,7 +80,8 @@ class _Convolution(torch.autograd.Function):
         shape, stride, padding = ctx.shapes
         back = gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [M, B H' W', O]
         kernel = (*weight.shape[-2:], weight.shape[2], weight.shape[1])
-        for_weight = torch.bmm(rows.mT, back).unflatten(1, kernel[:3]).permute(0, 4, 3, 1, 2)
+        seen = math.prod(kernel[:3])
+        for_weight = torch.bmm(rows.mT, back)[:, :seen].unflatten(1, kernel[:3]).permute(0, 4, 3, 1, 2)
         if not ctx.needs_input_grad[0]:
             return None, for_weight, None, None
         return _to_images(gradient, weight, shape, stride, padding), for_weight, None, None
@@ -109,6 +114,12 @@ def _patches(images: Tensor, kernel: torch.Size | Pair, stride: Pair, frame: tup
     framed = F.pad(images.permute(0, 1, 3, 4, 2), (0, 0, left, right, above, below))
     views = framed.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])  # [M, B, H', W', C, k, k]
     return views.permute(0, 1, 2, 3, 5, 6, 4).flatten(4).flatten(1, 3)
+
+
+def _aligned(one: Tensor, axis: int) -> Tensor:
+    """[M, ., .] with zeros at the end of an axis on a GPU: its matrix units take numbers in groups of ALIGNED."""
+    missing = -one.shape[axis] % ALIGNED if one.is_cuda else 0
+    return F.pad(one, (0, 0) * (2 - axis) + (0, missing)) if missing else one
 
 
 def _as_images(rows: Tensor, count: int, high: int, wide: int) -> Tensor:
@@ -150,7 +161,11 @@ def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
         images, weight = in_autocast(images, weight)
         return convolve_stacked(images, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
 
-    return lambda images: AllAtOnce.apply(compute, images, layer.weight, layer.bias).contiguous()
+    def forward(images: Tensor) -> Tensor:
+        found = AllAtOnce.apply(compute, images, layer.weight, layer.bias)
+        return found if found.is_cuda else found.contiguous()  # a GPU goes on with channels last as well
+
+    return forward
 
 
 def _batch_norm(layer: nn.BatchNorm2d) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
+from polyclinic.generators.vqvae2 import autoencoder, codebook
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Codebook, draw_vectors, used_share
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
@@ -311,3 +312,39 @@ def test_a_code_outside_the_codebook_is_refused_on_either_side(level: str, value
     codes[level][0, 0, 0] = value
     with pytest.raises(BadInput, match=f"{level} codes of shape"):
         model.decode(codes)
+
+
+# --- the way that suits a GPU, computed on a CPU ------------------------------------------------------
+
+
+def test_sums_of_three_numbers_in_bf16_are_those_in_fp32() -> None:
+    rows, codes = torch.randn(500, 6, generator=rng()), torch.randint(20, (500,), generator=rng())
+    counts, sums = codebook.sums_of_each(rows, codes, 20)
+    others, found = codebook._sums_in_bf16(rows, codes, 20)
+    assert torch.equal(others, counts)
+    torch.testing.assert_close(found, sums, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gpu_moves_dead_codes_and_no_others() -> None:
+    book = Codebook(8, 3, "ema")
+    rows = torch.cat([torch.zeros(39, 3), torch.full((1, 3), 50.0)])  # one row is far from its code
+    book.counts.fill_(9.0)
+    book.sums.fill_(9.0)
+    dead = torch.arange(8) == 5
+    moved = codebook.Moved(rows, torch.zeros(40, dtype=torch.long), torch.zeros(8, 3), dead)
+    book.revive_unasked(moved, rng())
+    assert torch.equal(book.vectors.weight[5], rows[-1])
+    assert torch.equal(book.vectors.weight[~dead], torch.ones(7, 3))
+    assert float(book.counts[5]) == pytest.approx(codebook.REVIVED * 40 / 8)
+
+
+def test_padded_convolutions_and_shuffles_are_the_same() -> None:
+    x = torch.randn(2, 3, 8, 8, generator=rng()).contiguous(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(3, 12, 4, stride=2, padding=1)
+    torch.testing.assert_close(autoencoder.convolved(conv, x), conv(x))
+    torch.testing.assert_close(autoencoder.halved(conv, x), conv(x))
+    narrow = torch.nn.Conv2d(3, 12, 3, padding=1)
+    torch.testing.assert_close(autoencoder.convolved(narrow, x), narrow(x))
+    made = conv(x)
+    assert torch.equal(autoencoder.shuffled(made), torch.nn.PixelShuffle(2)(made))
+    assert autoencoder.shuffled(made).is_contiguous(memory_format=torch.channels_last)

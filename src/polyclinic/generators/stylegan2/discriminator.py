@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.shortcut = Conv(inputs, outputs, 1, down=True, bias=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return activate(self.reduce(activate(self.conv(x)))) + self.shortcut(x)
+        return self.reduce.active(self.conv.active(x)) + self.shortcut(x)
 
 
 class Spread(nn.Module):
@@ -64,10 +64,10 @@ class Features(nn.Module):
         self.dense = Linear(last * FIRST_SIDE**2, last, gain=GAIN)
 
     def features(self, images: Tensor) -> Tensor:
-        x = activate(self.from_image(images))
+        x = self.from_image.active(images)
         for block in self.blocks:
             x = block(x)
-        x = activate(self.last(self.spread(x)))
+        x = self.last.active(self.spread(x))
         return activate(self.dense(x.flatten(1)))
 
 

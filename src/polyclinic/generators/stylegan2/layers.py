@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyclinic.generators.stylegan2 import kernels
 from polyclinic.generators.stylegan2.convolutions import convolve
 
 SLOPE = 0.2
@@ -58,6 +59,8 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
 
 def swept(x: Tensor, side: int, before: int, stride: int = 1) -> Tensor:
     """The same as two products with a band of TAPS, which take a GPU one pass each; of every `stride`-th pixel."""
+    if kernels.filters_are_usable(x):
+        return kernels.filtered(x, side, before, stride)
     batch, channels, height, width = x.shape
     across, along = (band(size, side, before, stride, x.device, x.dtype) for size in (width, height))
     rows = x.permute(0, 2, 3, 1).reshape(batch * height, width, channels)  # no copy where channels are last
@@ -141,15 +144,30 @@ class Conv(nn.Module):
         self.scale, self.gain = gain / math.sqrt(inputs * kernel**2), gain
         self.down, self.kernel = down, kernel
 
+    def active(self, x: Tensor) -> Tensor:
+        """The same, activated."""
+        if not kernels.usable(x) or self.bias is None:
+            return activate(self(x))
+        return kernels.finished(self._convolved(x, None), kernels.Rule(slope=SLOPE), None, self.bias * self.gain, None)
+
     def forward(self, x: Tensor) -> Tensor:
+        return self._convolved(x, self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain)
+
+    def _convolved(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight * self.scale
-        bias = self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain
         if not self.down:
             return convolved(x, weight, bias, padding=self.kernel // 2)
         padding = 1 + self.kernel // 2
         if uses_gpu_kernels(x) and self.kernel == 1:  # only the pixels that are wanted
             return convolved(swept(x, x.shape[-1] // 2, padding, stride=2), weight, bias)
         return convolved(blur(x, padding, padding), weight, bias, stride=2)
+
+
+def weighted(x: Tensor, factors: Tensor) -> Tensor:
+    """Feature maps x [B, C, H, W] times factors [B, C]."""
+    if kernels.usable(x):
+        return kernels.finished(x, kernels.Rule(), factors, None, None)
+    return x * factors.to(x.dtype)[:, :, None, None]
 
 
 class StyledConv(nn.Module):
@@ -174,10 +192,19 @@ class StyledConv(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # bf16 would round away what demodulation restores
             style = self.style(w.to(self.weight.dtype)) * self.scale
             length = style.square() @ self.weight.square().sum((2, 3)).T if self.demodulate else None
-        y = self._convolved(x * style.to(x.dtype)[:, :, None, None])
+        by_image = uses_gpu_kernels(x) and self.kernel == 1
+        y = self._weighed(x, style) if by_image else self._convolved(weighted(x, style))
         if length is None:
             return y, y.new_ones(1)
         return y, (length + EPS).rsqrt().to(y.dtype)[:, :, None, None]
+
+    def _weighed(self, x: Tensor, style: Tensor) -> Tensor:
+        """Of a kernel of one pixel: a product of each image with weights of its own, which saves two passes over it."""
+        batch, channels, height, width = x.shape
+        weights = F.pad(self.weight[:, :, 0, 0] * style[:, None], (0, 0, 0, -len(self.weight) % GROUPED))
+        rows = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)  # no copy where channels are last
+        made = torch.bmm(*as_computed(rows, weights.mT))[..., : len(self.weight)]
+        return made.mT.reshape(batch, -1, height, width)
 
     def _convolved(self, x: Tensor) -> Tensor:
         if not self.up:
@@ -196,5 +223,8 @@ class Finish(nn.Module):
 
     def forward(self, x: Tensor, factors: Tensor, noise: Tensor) -> Tensor:
         """Images [B, C, H, W], factors that broadcast to them, noise [B, 1, H, W]."""
+        if kernels.usable(x):
+            louder = (noise * self.amount).flatten(1).expand(len(x), -1)
+            return kernels.finished(x, kernels.Rule(GAIN, SLOPE), factors.flatten(1), self.bias.flatten(), louder)
         x = torch.addcmul((self.bias * GAIN).to(x.dtype), x, factors * GAIN)
         return activate(torch.addcmul(x, noise.to(x.dtype), (self.amount * GAIN).to(x.dtype)))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.generators.random_source import RandomSource
+from polyclinic.generators.stylegan2 import kernels
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.discriminator import GROUP
 from polyclinic.generators.stylegan2.networks import StyleGenerator
@@ -137,6 +138,7 @@ class Steps:
         if "sure" in kept:
             self._sure.copy_(kept["sure"])
 
+    @kernels.fused()
     def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
         """The generator: made images should be taken for real ones. Its loss, without the extra one."""
         fake = self.make(labels)
@@ -145,6 +147,7 @@ class Steps:
         _descend(self.of_generator, paid)
         return loss.detach()
 
+    @kernels.fused()
     def _tell_apart(self, real: Tensor, labels: Tensor) -> Tensor:
         """The discriminator: real from made, in one pass (the spread of a batch is taken of images of one kind).
 

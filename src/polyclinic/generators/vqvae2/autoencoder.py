@@ -64,6 +64,52 @@ def double(channels: int, out: int) -> list[nn.Module]:
     return [conv, nn.PixelShuffle(2)]
 
 
+#: a GPU's tensor cores take channels in groups of so many; with three, or twelve, convolutions are slow
+GROUPED = 8
+
+
+def through(layers: nn.Sequential, x: Tensor) -> Tensor:
+    """The layers one after another; of images with channels last, on a GPU, in the way that suits it there.
+
+    Private learning has other images: Opacus follows calls of whole modules.
+    """
+    if not (x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)):
+        return layers(x)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            x = convolved(layer, x)
+        else:
+            x = shuffled(x) if isinstance(layer, nn.PixelShuffle) else layer(x)
+    return x
+
+
+def convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The same with channels of zeros, so that their number is a multiple of GROUPED."""
+    if conv.in_channels < GROUPED and conv.stride == (2, 2) and conv.kernel_size == (4, 4):
+        return halved(conv, x)
+    more, others = -conv.in_channels % GROUPED, -conv.out_channels % GROUPED
+    if not (more or others) or conv.bias is None:
+        return conv(x)
+    x, bias = F.pad(x, (0, 0, 0, 0, 0, more)), F.pad(conv.bias, (0, others))
+    weight = F.pad(conv.weight, (0, 0, 0, 0, 0, more, 0, others))
+    return F.conv2d(x, weight, bias, conv.stride, conv.padding)[:, : conv.out_channels]
+
+
+def halved(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """A convolution of 4 x 4 pixels with a stride of 2, as one of 2 x 2 cells of four pixels: few channels are slow."""
+    x, weight = F.pixel_unshuffle(F.pad(x, (1, 1, 1, 1)), 2), F.pixel_unshuffle(conv.weight, 2)
+    more = -x.shape[1] % (2 * GROUPED)
+    x = F.pad(x, (0, 0, 0, 0, 0, more)).contiguous(memory_format=torch.channels_last)
+    return F.conv2d(x, F.pad(weight, (0, 0, 0, 0, 0, more)), conv.bias)
+
+
+def shuffled(x: Tensor) -> Tensor:
+    """`nn.PixelShuffle(2)` that leaves channels last."""
+    batch, channels, height, width = x.shape
+    cells = x.reshape(batch, channels // 4, 2, 2, height, width).permute(0, 4, 2, 5, 3, 1)
+    return cells.reshape(batch, 2 * height, 2 * width, channels // 4).permute(0, 3, 1, 2)
+
+
 class Pass(NamedTuple):
     """What one pass of images [B, C, H, W] through the autoencoder gives."""
 
@@ -154,20 +200,23 @@ class Autoencoder(nn.Module):
         return [top, self.bottom_codebook.move(passed.bottom_latents, passed.bottom.codes)]
 
     def revive_codes(self, moved: Sequence[Moved], rng: torch.Generator) -> None:
-        """The rest of it: new places for dead codes."""
+        """The rest of it: new places for dead codes. With a generator of the GPU it can be recorded, too."""
         for book, one in zip((self.top_codebook, self.bottom_codebook), moved, strict=False):
-            book.revive(one, rng)
+            if rng.device.type == "cuda":
+                book.revive_unasked(one, rng)
+            else:
+                book.revive(one, rng)
 
     def _quantised(self, images: Tensor) -> tuple[Tensor, Quantised, Tensor, Quantised]:
         """Latents and what stands for them: of the top level, then of the bottom level, which sees the top's codes."""
-        coarse = self.encode_bottom(self._padded(images) * 2 - 1)
+        coarse = through(self.encode_bottom, self._padded(images) * 2 - 1)
         top_latents = self.to_top(self.encode_top(coarse))
         top = self.top_codebook(top_latents)
-        bottom_latents = self.to_bottom(torch.cat([coarse, self.decode_top(top.vectors)], 1))
+        bottom_latents = self.to_bottom(torch.cat([coarse, through(self.decode_top, top.vectors)], 1))
         return top_latents, top, bottom_latents, self.bottom_codebook(bottom_latents)
 
     def _images(self, top: Tensor, bottom: Tensor) -> Tensor:
-        decoded = self.decode_bottom(torch.cat([self.lift_top(top), bottom], 1))
+        decoded = through(self.decode_bottom, torch.cat([through(self.lift_top, top), bottom], 1))
         return (decoded[..., : self.size, : self.size] + 1) / 2
 
     def _padded(self, images: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyclinic.generators.triton_check import kernels_work
+
 Learning = Literal["ema", "gradient"]
 
 DECAY = 0.99  # of the moving averages
@@ -66,6 +68,8 @@ class Codebook(nn.Module):
             vectors = self.vectors.weight.detach().float()
             rows = latents.detach().float().movedim(1, -1)
             # |z - e|^2 less |z|^2, which is the same for every code
+            if suits_a_gpu(rows):
+                return nearest_on_gpu(rows.flatten(0, -2), vectors).reshape(rows.shape[:-1])
             return (vectors.square().sum(1) - 2 * rows @ vectors.T).argmin(-1)
 
     def lookup(self, codes: Tensor) -> Tensor:
@@ -75,7 +79,9 @@ class Codebook(nn.Module):
     def forward(self, latents: Tensor) -> Quantised:
         latents = latents.float()
         codes = self.nearest(latents)
-        vectors = self.lookup(codes)
+        vectors = self.vectors(codes).movedim(-1, 1)
+        if not (latents.is_cuda and latents.is_contiguous(memory_format=torch.channels_last)):
+            vectors = vectors.contiguous()  # else channels are last in them, too
         codebook = (latents.detach() - vectors).square().mean((1, 2, 3))
         commitment = (vectors.detach() - latents).square().mean((1, 2, 3))
         return Quantised(codes, latents + (vectors - latents).detach(), codebook, commitment)
@@ -101,10 +107,9 @@ class Codebook(nn.Module):
     def move(self, latents: Tensor, codes: Tensor) -> Moved:
         """One step of the moving averages; asks a GPU for no number, so that it can be recorded."""
         rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
-        # a product with one-hot rows: unlike scattered additions, the same every time on a GPU
-        chosen = (codes.flatten()[:, None] == torch.arange(self.size, device=rows.device)).to(rows.dtype)
-        self.counts.lerp_(chosen.sum(0), 1 - DECAY)
-        self.sums.lerp_(chosen.T @ rows, 1 - DECAY)
+        counts, sums = sums_of_each(rows, codes.flatten(), self.size)
+        self.counts.lerp_(counts, 1 - DECAY)
+        self.sums.lerp_(sums, 1 - DECAY)
         before = self.vectors.weight.detach().clone()
         self.vectors.weight.copy_(self.sums / self.counts[:, None])
         return Moved(rows, codes.flatten(), before, self.counts < DEAD * len(rows) / self.size)
@@ -119,6 +124,71 @@ class Codebook(nn.Module):
             self.counts[dead] = REVIVED * even
             self.sums[dead] = REVIVED * even * rows[places.to(rows.device)]
             self.vectors.weight.copy_(self.sums / self.counts[:, None])
+
+    @torch.no_grad()
+    def revive_unasked(self, moved: Moved, rng: torch.Generator) -> None:
+        """The same by a generator of the GPU, which is not asked for a number: the step can be recorded."""
+        dead, rows, even = moved.dead, moved.rows, len(moved.rows) / self.size
+        away = (rows - moved.before[moved.codes]).square().sum(1) + 1e-12
+        # the largest of these are draws without replacement, each row as likely as it is far away
+        race = away / torch.empty_like(away).exponential_(generator=rng)
+        places = race.topk(min(self.size, len(rows))).indices
+        turn = (dead.cumsum(0) - 1).clamp(min=0) % len(places)
+        self.counts.masked_fill_(dead, REVIVED * even)
+        self.sums.copy_(torch.where(dead[:, None], REVIVED * even * rows[places[turn]], self.sums))
+        self.vectors.weight.copy_(self.sums / self.counts[:, None])
+
+
+def suits_a_gpu(rows: Tensor) -> bool:
+    """Whether to compute in the way that suits a GPU: the result is the same up to rounding."""
+    return rows.is_cuda and not torch.are_deterministic_algorithms_enabled()
+
+
+def nearest_on_gpu(rows: Tensor, vectors: Tensor) -> Tensor:
+    """For each of rows [n, D] the nearest of vectors [K, D]: by one kernel, where there is one."""
+    sizes = vectors.square().sum(1)
+    if kernel_fits(vectors):
+        from polyclinic.generators.vqvae2 import triton_kernels
+
+        return triton_kernels.nearest(rows.contiguous(), vectors.contiguous(), sizes)
+    return torch.addmm(sizes, rows, vectors.T, alpha=-2).argmin(-1)
+
+
+def kernel_fits(vectors: Tensor) -> bool:
+    """Its tiles have powers of two: other widths go another way."""
+    width = vectors.shape[1]
+    return width in (16, 32, 64) and kernels_work(vectors.device)
+
+
+def sums_of_each(rows: Tensor, codes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Of rows [n, D] and their codes [n]: how many rows each code has [size], and their sum [size, D].
+
+    A product with one-hot rows: unlike scattered additions, the same every time on a GPU.
+    """
+    if suits_a_gpu(rows):
+        return _sums_in_bf16(rows, codes, size)
+    chosen = (codes[:, None] == torch.arange(size, device=rows.device)).to(rows.dtype)
+    return chosen.sum(0), chosen.T @ rows
+
+
+def _sums_in_bf16(rows: Tensor, codes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """With half the memory and on tensor cores. Three numbers in bf16 have all 24 bits of one in fp32, and sums are
+    in fp32."""
+    chosen = torch.zeros(len(rows), size, dtype=torch.bfloat16, device=rows.device)
+    chosen.scatter_(1, codes[:, None], 1.0)
+    parts, left = [], rows
+    for _ in range(3):
+        parts.append(left.bfloat16())
+        left = left - parts[-1].float()
+    ones = torch.ones_like(chosen[:, :8])  # eight, since rows in memory should begin at a multiple of 16 bytes
+    found = _product(chosen.T, torch.cat([*parts, ones], 1))
+    width = rows.shape[1]
+    return found[:, -1], found[:, : 3 * width].reshape(size, 3, width).sum(1)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Of matrices in bf16, in fp32."""
+    return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
 def draw_vectors(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:

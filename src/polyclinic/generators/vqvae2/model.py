@@ -32,9 +32,9 @@ from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_
 from polyclinic.generators.vqvae2.codebook import Learning, Moved, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
-from polyclinic.randomness import seed_of, torch_rng
+from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout
+from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout, steps_are_recorded
 
 LEVELS = ("top", "bottom")
 NO_PRIOR = "generator.prior_epochs: without a prior nothing can be sampled; set it above 0"
@@ -188,18 +188,24 @@ class VQVAE2Model(CodedModel):
             private["generator"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
             return float("nan")
 
+        # faster on a GPU; never for private learning, since Opacus computes wrong gradients from this layout
+        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        recorded = steps_are_recorded(list(net.parameters()))
+        drawn = device_rng(self.device, int(torch.randint(2**62, (), generator=rng))) if recorded else None
+
         def loss_of(batch: Tensor) -> tuple[Tensor, list[Moved]]:
-            if self.device.type == "cuda":
-                # faster there; never for private learning, since Opacus computes wrong gradients from this layout
-                batch = batch.contiguous(memory_format=torch.channels_last)
-            found, moved = passed(batch)
+            found, moved = passed(batch.contiguous(memory_format=layout))
+            if drawn is not None:
+                net.revive_codes(moved, drawn)
             return found.mean(), moved
 
         def after(moved: list[Moved]) -> None:
-            net.revive_codes(moved, rng)
+            if drawn is None:
+                net.revive_codes(moved, rng)
 
-        told = _told(progress, "autoencoder")
-        return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after)
+        told, draws = _told(progress, "autoencoder"), [drawn] if drawn is not None else []
+        with laid_out(net, layout):
+            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws)
 
     def fit_prior(
         self,
@@ -216,6 +222,9 @@ class VQVAE2Model(CodedModel):
         net, settings = self.prior.train(), self.settings
         books = (self.autoencoder.top_codebook, self.autoencoder.bottom_codebook)
         net.know(*(book.vectors.weight.detach() for book in books))
+
+        if not (private and "prior" in private):  # batches by index are taken on the device
+            codes, labels = {level: self.on_device(codes[level]) for level in LEVELS}, self.on_device(labels)
 
         def batch_of(index: Tensor, seeds: Tensor | None = None) -> Rows:
             batch = [self.on_device(codes[level][index]).long() for level in LEVELS]
@@ -338,6 +347,16 @@ def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict
         **sizes,
     )
     return {"autoencoder": autoencoder, "prior": prior}
+
+
+@contextlib.contextmanager
+def laid_out(net: nn.Module, layout: torch.memory_format) -> Iterator[None]:
+    """A while in which the kernels of a network's convolutions lie in memory so."""
+    net.to(memory_format=layout)  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 def _kept(pieces: list) -> dict[str, Tensor]:

@@ -1,0 +1,207 @@
+"""The same federated job by other programs: pfl-research, FedLab, Flower's simulation, NVFlare's simulator, and ours.
+
+    python benchmarks/peers.py --env pfl=DIR --env fedlab=DIR --env flower=DIR [--env nvflare=DIR] [--turns 3]
+
+FedAvg of the small CNN with group norm on images of 32 px. Each program runs in its own environment (a virtual
+environment's folder, with the same version of PyTorch), on the CPU, one thread in a process; programs without a
+folder are left out. A program is started twice in each turn, with few rounds and with more: the difference is what
+the further rounds took, so imports and start-up are left out. The programs take turns. CPU seconds are those of all
+processes that a program starts; on a busy machine they say more than wall time. Weights must be those of the bare loop,
+but for pfl-research and FedLab, which shuffle by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.runner.assembly import Assembly
+from polyclinic.study import Study
+
+RUNS = Path(__file__).parent / "peers_runs.py"
+FEW = 1
+#: programs whose batches come in an order of their own
+SHUFFLING = ("pfl", "fedlab", "polyclinic")
+MARK = "PEERS_RUN"
+
+
+def study(sites: int, images: int, rounds: int) -> Study:
+    held_out = 2 * sites
+    total = sites * images + held_out
+    data = {"source": "fundus-phantom", "size": 32, "samples": total, "validation": 0.0, "test": held_out / total}
+    return Study(
+        data=data,
+        sites={"partition": "iid", "count": sites},
+        model={"backbone": "small-cnn", "norm": "group"},
+        optimizer={"batch_size": 32, "lr": 0.01, "momentum": 0.0},
+        method={"name": "fedavg", "rounds": rounds},
+        evaluation={"every": 0, "select": "last", "final": "none"},
+        engine={"workers": 1, "threads": 1, "device": "cpu", "checkpoint_every": 0},
+    )
+
+
+def write_job(one: Study, cache: Path, file: Path) -> None:
+    parts = prepare(one.data, one.sites, cache=cache)
+    weights = Assembly(one, parts, Path()).initial_weights()
+    held: dict[str, Any] = {"sites": len(parts.names)}
+    held |= {f"weights/{name}": value.numpy() for name, value in weights.items()}
+    for place, name in enumerate(parts.names):
+        part = open_site(parts.folder, name).train
+        held |= {f"images/{place}": part.images[:], f"labels/{place}": part.labels[:]}
+    np.savez(file, **held)
+
+
+def run_ours(folder: Path, sites: int, images: int, rounds: int, out: Path) -> None:
+    """In a process of its own, as the others: `peers.py --ours`."""
+    import polyclinic
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        result = polyclinic.run(study(sites, images, rounds), Path(made) / "run", cache=folder / "cache")
+        np.savez(out, **{name: one.numpy() for name, one in result.weights().items()})
+
+
+def timed(command: list[str], limit: float) -> dict[str, float]:
+    """Wall seconds, and CPU seconds of all processes that the command starts (they inherit a mark)."""
+    mark, spent = uuid.uuid4().hex, {}
+    quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    started = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(command, env={**os.environ, **quiet, MARK: mark}, stdout=said, stderr=said)
+        try:
+            while child.poll() is None:
+                spent |= _spent(mark)
+                if time.perf_counter() - started > limit:
+                    raise SystemExit(f"{command[1:3]}: not done after {limit:.0f} s")
+                time.sleep(0.05)
+        finally:
+            _end(mark)
+        if child.returncode:
+            said.seek(0)
+            raise SystemExit(f"{command}: exit {child.returncode}\n{said.read().decode(errors='replace')[-3000:]}")
+    return {"wall": time.perf_counter() - started, "cpu": sum(spent.values())}
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if one.environ().get(MARK) == mark:
+                found.append(one)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _spent(mark: str) -> dict[int, float]:
+    spent = {}
+    for one in _marked(mark):
+        try:
+            times = one.cpu_times()
+            spent[one.pid] = times.user + times.system
+        except psutil.Error:
+            continue
+    return spent
+
+
+def _end(mark: str) -> None:
+    """Ends what a program has left running: these are our own children, known by the mark."""
+    for one in _marked(mark):
+        try:
+            one.kill()
+        except psutil.Error:
+            continue
+
+
+def difference(ours: Path, bare: Path) -> float:
+    a, b = (np.load(one, allow_pickle=False) for one in (ours, bare))
+    return float(max(np.abs(a[name] - b[name]).max() for name in b.files))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    job, size = folder / "job.npz", (options.sites, options.images)
+    write_job(study(*size, 1), folder / "cache", job)
+    folders = dict(one.split("=", 1) for one in options.env)
+    commands = {"bare": [sys.executable, str(RUNS), "bare", str(job)]}
+    commands["polyclinic"] = [sys.executable, __file__, "--ours", str(folder), *map(str, size)]
+    commands |= {name: [f"{where}/bin/python", str(RUNS), name, str(job)] for name, where in folders.items()}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    for _ in range(options.turns):
+        for name, command in commands.items():
+            few, many = (
+                timed([*command, str(rounds), str(folder / f"{name}.npz")], options.limit)
+                for rounds in (FEW, FEW + options.rounds)
+            )
+            each = {kind: (many[kind] - few[kind]) / options.rounds for kind in many}
+            taken[name].append({**each, "start": few["cpu"]})
+            print(name, {kind: round(one, 3) for kind, one in taken[name][-1].items()}, file=sys.stderr, flush=True)
+    return [row(name, taken, folder) for name in commands]
+
+
+def row(name: str, taken: dict[str, list[dict[str, float]]], folder: Path) -> dict[str, Any]:
+    def ratio(kind: str) -> float:
+        pairs = zip(taken[name], taken["bare"], strict=True)
+        return round(statistics.median(one[kind] / bare[kind] for one, bare in pairs), 3)
+
+    away = difference(folder / f"{name}.npz", folder / "bare.npz")
+    if name not in SHUFFLING and away > 1e-4:
+        raise SystemExit(f"{name}: weights lie {away:.1e} from the bare loop's: it did not do the same work")
+    return {
+        "program": name,
+        "cpu seconds a round": round(statistics.median(one["cpu"] for one in taken[name]), 3),
+        "cpu, ratio to the bare loop": ratio("cpu"),
+        "wall, ratio to the bare loop": ratio("wall"),
+        "cpu seconds with one round, start-up included": round(
+            statistics.median(one["start"] for one in taken[name]), 1
+        ),
+        "largest difference of weights": away,
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--ours"]:
+        folder, sites, images, rounds, out = sys.argv[2:]
+        run_ours(Path(folder), int(sites), int(images), int(rounds), Path(out))
+        return
+    options = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(options, Path(folder))
+    figures = {"benchmark": "peers", "sites": options.sites, "images of a site": options.images}
+    figures |= {"torch": torch.__version__, "turns": options.turns, "rows": rows}
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures, indent=1))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one turn of two further rounds, ours and the bare loop")
+    parser.add_argument("--env", action="append", default=[], help="PROGRAM=FOLDER of its virtual environment")
+    parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument("--images", type=int, default=160, help="training images of each site; batches have 32")
+    parser.add_argument("--rounds", type=int, default=6, help="further rounds, which are measured")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that one start may take")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    if options.quick:
+        options.turns, options.rounds, options.images = 1, 2, 64
+    return options
+
+
+if __name__ == "__main__":
+    main()
