@@ -66,6 +66,19 @@ def test_the_page_is_what_the_records_say() -> None:
     assert (DOCS / "claims.md").read_text(encoding="utf-8") == page(), "run python docs/building/claims_page.py"
 
 
+def test_the_scoreboard_has_every_claim_once() -> None:
+    board = page().split("## ")[0]
+    for claim in CLAIMS.values():
+        assert board.count(f"{claim.name.partition('-')[2]}](#{claim.decides or claim.name})") == 1
+
+
+def test_an_experiment_is_about_a_claim_that_is_there_and_its_rule_came_first() -> None:
+    experiments = [claim for claim in CLAIMS.values() if claim.decides]
+    assert len(experiments) >= 7
+    assert {claim.decides for claim in experiments} <= set(CLAIMS)
+    assert not any(claim.post_hoc for claim in experiments)
+
+
 def test_records_are_of_claims_and_rules_that_are_still_there() -> None:
     for (name, scale), found in records(RECORDS).items():
         assert found["rule"] == CLAIMS[name].rule.words, f"{name}, {scale}: the rule has changed since; run it again"

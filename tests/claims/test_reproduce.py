@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polyclinic.claims.catalogue import CLAIMS
-from polyclinic.claims.reproduce import reproduce
+from polyclinic.claims.measures import kept
+from polyclinic.claims.reproduce import commit, copy_picture, plan, reproduce, rule_commit
 from polyclinic.cli.app import app
 from polyclinic.errors import BadInput
 
@@ -53,6 +54,33 @@ def test_a_folder_of_another_scale_is_refused(checked: tuple[dict, Path]) -> Non
     _, out = checked
     with pytest.raises(BadInput, match="another scale"):
         reproduce(TINY, out, scale="full")
+
+
+def test_an_exported_tree_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = CLAIMS["ours-one-site"]
+    assert commit()["commit_given"] is False
+    monkeypatch.setattr("polyclinic.claims.reproduce.git", lambda *words: "")
+    assert (commit(), rule_commit(claim)) == ({"commit": "", "commit_given": False}, "")
+    monkeypatch.setenv("POLYCLINIC_COMMIT", "abc123")
+    assert commit() == {"commit": "abc123", "commit_given": True}
+    assert rule_commit(claim) == "abc123"
+
+
+def test_what_was_computed_of_a_run_is_kept(tmp_path: Path) -> None:
+    asked = []
+    for _ in range(2):
+        assert kept(tmp_path, "worth.json", lambda run: {"worth": asked.append(run) or 7}) == {"worth": 7}
+    assert asked == [tmp_path]
+
+
+def test_a_picture_of_the_first_run_lies_beside_the_figure(tmp_path: Path) -> None:
+    claim = CLAIMS["qu-replayed-bone-age"]
+    (entry,) = (arm[0] for arm in plan(claim, tmp_path, "quick", 1, phantom=True).values())
+    drawn = entry.folder / "sites" / "site-1" / "replay.png"
+    drawn.parent.mkdir(parents=True)
+    drawn.write_bytes(b"picture")
+    copy_picture(claim, [entry], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes() == b"picture"
 
 
 def test_the_list_has_a_line_for_each_claim() -> None:
