@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import wait_for
 
 from polyclinic.errors import BadInput, Notice
 from polyclinic.runner import loggers
@@ -181,4 +182,4 @@ def test_wandb_writes_offline(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")  # the study's table decides
     folder = logged(tiny, tmp_path, "wandb")
     [written] = folder.rglob("*.wandb")
-    assert b"accuracy" in written.read_bytes()
+    wait_for(lambda: b"accuracy" in written.read_bytes())  # W&B's own process writes on after `finish`
