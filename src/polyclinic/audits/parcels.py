@@ -102,7 +102,8 @@ def join_sites(sites: Sequence[SiteData]) -> SiteData:
         names = [name for name in ("images", "labels", "masks") if getattr(of_sites[0], name) is not None]
         arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in names}
         parts[split] = ImageSet(**arrays)
-    return SiteData(" and ".join(site.name for site in sites), **parts)
+    name = " and ".join(site.name for site in sites)
+    return SiteData(name, parts["train"], parts["validation"], parts["test"])
 
 
 # --- choosing parcels ------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def site_of(data: SiteData, images: Tensor, labels: Tensor, *, members: int, wha
     """A site whose training images are the first `members` of these, and whose held-out ones are the rest."""
     parts = {"train": slice(0, members), "validation": slice(members, None), "test": slice(0, 0)}
     made = {split: _part(images[rows].numpy(), labels[rows].numpy(), what) for split, rows in parts.items()}
-    return SiteData(data.name, **made)
+    return SiteData(data.name, made["train"], made["validation"], made["test"])
 
 
 def _part(images: np.ndarray, answers: np.ndarray, what: str) -> ImageSet:

@@ -131,8 +131,10 @@ def open_site(folder: Path, site: str) -> SiteData:
     refuse_unsafe_name(site)
     if not (Path(folder) / site).is_dir():
         raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
-    parts, names = (_open_part(Path(folder) / site / name) for name in SPLITS), Path(folder) / site / COLUMNS
-    return SiteData(site, *parts, tuple(json.loads(names.read_text(encoding="utf-8"))) if names.exists() else ())
+    train, validation, test = (_open_part(Path(folder) / site / name) for name in SPLITS)
+    file = Path(folder) / site / COLUMNS
+    names = tuple(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else ()
+    return SiteData(site, train, validation, test, names)
 
 
 def _open_part(folder: Path) -> ImageSet:

@@ -68,7 +68,7 @@ def _from_sums(study: Study, parts: PreparedSites, names: list[str], metric: str
         train = _sums_of(assembly, names, "train")
         if metric is None:
             held_out = reduce(add, _sums_of(assembly, names, "validation").values())
-            game = functools.partial(squared_error_value, train, held_out, study.method.penalty)
+            game: Game = functools.partial(squared_error_value, train, held_out, study.method.penalty)
             value = "minus the mean squared error on the validation images of all sites"
         else:
             game = functools.partial(_scored_value, study, train, _validation_of(assembly, names))
