@@ -50,13 +50,13 @@ class Copies:
     compared: int  #: training and held-out images, each, that the share was computed with
     features: str
 
-    def verdict(self) -> Verdict:
-        """In words, with the figures."""
+    def verdict(self, level: float = SIGNIFICANT) -> Verdict:
+        """In words, with the figures. `level`: the chance at which a share counts."""
         copies = int(self.is_copy.sum())
-        leak = copies > 0 or self.chance <= SIGNIFICANT
-        return Verdict(leak, self._because(copies), self._evidence(copies))
+        leak = copies > 0 or self.chance <= level
+        return Verdict(leak, self._because(copies, level), self._evidence(copies))
 
-    def _because(self, copies: int) -> str:
+    def _because(self, copies: int, level: float) -> str:
         closer = f"{self.closer_share:.0%} lie closer to a training image than to a held-out one"
         if copies:
             worst = int(self.training.distance.argmin())
@@ -73,8 +73,8 @@ class Copies:
                 f"copies cannot be recognised, as 1 % of the held-out images are themselves copies of training images; "
                 f"hold out by patient and drop duplicates; {closer}"
             )
-        if self.chance <= SIGNIFICANT:
-            return f"no made image is a copy, but {closer}, which chance does in {self.chance:.1%} of cases"
+        if self.chance <= level:
+            return f"no made image is a copy, but {closer}, which chance does in {self.chance:.2g} of cases"
         return f"none of {len(self.is_copy)} made images is a copy, and {closer}, no more than chance has it"
 
     def _evidence(self, copies: int) -> dict[str, float | int | str]:

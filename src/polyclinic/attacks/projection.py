@@ -54,10 +54,10 @@ class Projections:
     separation: Separation
     threat_model: str
 
-    def verdict(self) -> Verdict:
-        """In words, with the figures."""
+    def verdict(self, level: float = SIGNIFICANT) -> Verdict:
+        """In words, with the figures. `level`: the p at which members count as closer."""
         near, far = (float(found.distances.median()) for found in (self.members, self.held_out))
-        leak = self.p_members_closer <= SIGNIFICANT
+        leak = self.p_members_closer <= level
         comparison = "closer to members than to" if leak else "no closer to members than to"
         because = (
             f"projection comes {comparison} held-out images (median {self.members.features} distance {near:.3g} and "

@@ -50,7 +50,7 @@ class AnalyticInversionAttack(Attack):
         return [Finding(settings.name, str(settings), result.verdict(tools.level), assumed, result.draw)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        return planted_update(seen, truth, AttackPlan(seen).batch_size)
+        return planted_update(seen, truth, AttackPlan(seen).steps_to_plant)
 
 
 def exact_images(update: dict[str, Tensor], network: nn.Module) -> Tensor:

@@ -52,7 +52,9 @@ def invert(seen: Seen, truth: Truth, latents: Tensor) -> list[Finding | NotTried
     except BadInput as error:
         return [NotTried(settings.name, str(error))]
     result = _score(seen, truth, found.images)
-    return [Finding(settings.name, found.threat_model, result.verdict(), _assumed(seen, cut), result.draw)]
+    return [
+        Finding(settings.name, found.threat_model, result.verdict(seen.tools.level), _assumed(seen, cut), result.draw)
+    ]
 
 
 def _blind(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
@@ -74,7 +76,7 @@ def _blind(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     rows = rows_to_attack(seen, latents, together=False)
     result = _score(seen, truth, found.images[rows])
     assumed = ["the encoder is not known; held-out images of the site stand for the attacker's own"]
-    return [Finding(settings.name, found.threat_model, result.verdict(), assumed, result.draw)]
+    return [Finding(settings.name, found.threat_model, result.verdict(tools.level), assumed, result.draw)]
 
 
 def _score(seen: Seen, truth: Truth, images: Tensor) -> Recovery:

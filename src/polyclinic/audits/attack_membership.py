@@ -6,7 +6,8 @@ with an area of `WEAKEST`: a weaker leak is not claimed to be excluded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -28,6 +29,7 @@ from polyclinic.randomness import torch_rng
 WEAKEST = 0.7  #: area under the curve of the planted leak
 FEWEST = 8  #: images of either kind
 PASSES = 20  #: over the planted images, at most
+HALVINGS = 6  #: of the last pass, to stop near the goal
 STEPS = 400  #: of a reference model, at most
 RARE = 0.001  #: the smaller of the two rates of false alarms that are reported
 
@@ -166,7 +168,7 @@ def by_class(scores: Tensor, asked: Candidates) -> dict[str, float]:
 
 def sent_model(seen: Seen) -> Backbone:
     """The network as it was sent, on the device."""
-    model = seen.network
+    model = copy.deepcopy(seen.network)  # other attacks start from the network that the site was sent
     model.load_state_dict({**model.state_dict(), **seen.parcel.tensors})
     return model.to(seen.tools.device)
 
@@ -234,12 +236,37 @@ def remembering(seen: Seen, images: Tensor, answers: Tensor, half: int) -> tuple
     """Weights that tell the first `half` of the images from the rest, and how well; the weakest that reach the goal."""
     model = sent_model(seen)
     size = seen.tools.assembly.study.optimizer.at_site(seen.site).batch_size
-    area = 0.5
-    for number in range(PASSES):
-        fit(seen, model, images[:half], answers[:half], max(1, half // size), number)
+
+    def area_of(state: Mapping[str, Tensor]) -> float:
+        model.load_state_dict(state)
         losses = score_all(losses_of(seen, model), images, answers)
-        area = auc(-losses[:half], -losses[half:])
-        if area >= WEAKEST:
+        return auc(-losses[:half], -losses[half:])
+
+    after = copy.deepcopy(model.state_dict())
+    for number in range(PASSES):
+        before = after
+        fit(seen, model, images[:half], answers[:half], max(1, half // size), number)
+        after = copy.deepcopy(model.state_dict())
+        if area_of(after) >= WEAKEST:
             break
-    state = model.state_dict()
-    return {name: state[name].detach().cpu().clone() for name in seen.parcel.tensors if name in state}, area
+    weakest, area = weakest_between(before, after, area_of)
+    return {name: weakest[name].detach().cpu().clone() for name in seen.parcel.tensors if name in weakest}, area
+
+
+def weakest_between(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], area_of: Callable[[Mapping[str, Tensor]], float]
+) -> tuple[Mapping[str, Tensor], float]:
+    """A state on the way from one to the other that just reaches the goal: a whole pass may go far beyond it."""
+    found, area, low, high = after, area_of(after), 0.0, 1.0
+    if area < WEAKEST:
+        return after, area
+    for _ in range(HALVINGS):
+        share = (low + high) / 2
+        state = {
+            name: torch.lerp(before[name], one, share) if one.is_floating_point() else one
+            for name, one in after.items()
+        }
+        reached = area_of(state)
+        low, high = (low, share) if reached >= WEAKEST else (share, high)
+        found, area = (state, reached) if reached >= WEAKEST else (found, area)
+    return found, area

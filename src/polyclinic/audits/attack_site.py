@@ -16,7 +16,7 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.membership.scores import score_all
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.audits.attack import Attack
-from polyclinic.audits.attack_membership import FEWEST, losses_of, remembering, sent_model, unsent_names
+from polyclinic.audits.attack_membership import FEWEST, fit, losses_of, sent_model, unsent_names
 from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
@@ -25,6 +25,8 @@ from polyclinic.metrics.roc import separation
 
 NEEDS = frozenset({Capability.WEIGHTS, Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
 NAME, QUESTION = "site-inference", "site"
+PASSES = 3  #: over the planted images
+DARKER = 0.7  #: brightness of the planted scanner
 THREAT = (
     "site-inference: the attacker has the weights that a site sent, and those it started from, and images with labels "
     "of which it asks whether they are of this site."
@@ -52,16 +54,27 @@ class SiteInferenceAttack(Attack):
         return [site_finding(seen, gains(seen, *own), gains(seen, *others))]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        """The sent model, trained further on half of the site's held-out images until it just remembers them."""
+        """The sent model, trained further on half of the site's held-out images, all taken by a darker scanner; asked
+        about is the other half, which it never saw: else it would be membership, which is easier."""
         images, answers = truth.held_out(seen.tools.effort.candidates, seen.tools.what)
         half = len(images) // 2
         if unsent_names(seen) or half < FEWEST:
             return []
-        weights, area = remembering(seen, images.float() / 255, answers, half)
-        data = site_of(truth.data, images[:half], answers[:half], members=0, what=seen.tools.what)
-        words = f"an update that was trained on {half} images of the site until their loss tells them (AUC {area:.2f})"
+        images = darker(images)
+        model = sent_model(seen)
+        size = seen.tools.assembly.study.optimizer.at_site(seen.site).batch_size
+        fit(seen, model, images[:half].float() / 255, answers[:half], PASSES * max(1, half // size), seen.round)
+        state = model.cpu().state_dict()
+        weights = {name: state[name].detach().clone() for name in seen.parcel.tensors if name in state}
+        data = site_of(truth.data, images[half:], answers[half:], members=0, what=seen.tools.what)
+        words = f"an update trained on {half} images of a darker scanner; asked about are {len(images) - half} others"
         parcel = Parcel(seen.kind, weights, seen.parcel.metadata)
         return [Planted("site", words, replace(seen, parcel=parcel, together=()), Truth([], data, truth.seed))]
+
+
+def darker(images: Tensor) -> Tensor:
+    """uint8 images as a scanner with less light would take them."""
+    return (images.float() * DARKER).round().to(images.dtype)
 
 
 def others_images(seen: Seen) -> tuple[Tensor, Tensor] | None:

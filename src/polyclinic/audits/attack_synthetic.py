@@ -105,7 +105,7 @@ def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
         found, truth.images(torch.arange(count)), others, in_order=True, distance=tools.distance, device=tools.device
     )
     has = "decoding: the attacker has the codes that a site sent and the generator with its weights; codes keep the "
-    return Finding("decoding", f"{has}order of the images.", result.verdict(), draw=result.draw)
+    return Finding("decoding", f"{has}order of the images.", result.verdict(tools.level), draw=result.draw)
 
 
 # --- attacks on synthetic images ----------------------------------------------------------------------
@@ -148,7 +148,7 @@ def search_copies(
     pairs = closest_pairs(made, members, found)
     title = "Copies: made images that lie nearer to a training image than the limit"
     draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs, title=title)
-    return Finding(search.name, str(search), found.verdict(), draw=draw, question="copies")
+    return Finding(search.name, str(search), found.verdict(seen.tools.level), draw=draw, question="copies")
 
 
 def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) -> Pairs:
@@ -174,7 +174,8 @@ def nearest_membership(
         {"training images": -found.members, "held-out images": -found.others},
         title="Membership: are made images nearer to training images than to others?",
     )
-    return Finding(attack.name, found.threat_model, found.verdict(), draw=draw, question="membership")
+    verdict = found.verdict(seen.tools.level)
+    return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")
 
 
 def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
@@ -209,7 +210,8 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
         {"training images": found.members.distances, "held-out images": found.held_out.distances},
         title="Projection: how near the generator comes to training images, and to others",
     )
-    return Finding(attack.name, found.threat_model, found.verdict(), draw=draw, question="membership")
+    verdict = found.verdict(tools.level)
+    return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")
 
 
 # --- building blocks ----------------------------------------------------------------------------------

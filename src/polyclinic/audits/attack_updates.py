@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,8 @@ from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_split_weights import invert_front, is_front
-from polyclinic.audits.planting import planted_update
+from polyclinic.audits.attacker_images import images_to_start_from
+from polyclinic.audits.planting import Steps, planted_update
 from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
@@ -22,6 +24,8 @@ from polyclinic.study.audit_settings import EFFORTS
 
 #: a search for so few images is cheap, and takes more steps
 FEW, FEW_TIMES = 1, 5
+#: learning rate of a search that starts from images; Geiping et al.'s 0.1 is for one that starts from noise
+FROM_IMAGES = 0.01
 
 
 class GradientInversionAttack(Attack):
@@ -33,7 +37,7 @@ class GradientInversionAttack(Attack):
         return [invert_gradients(seen, truth)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        return [] if is_front(seen) else planted_update(seen, truth, AttackPlan(seen).batch_size)
+        return [] if is_front(seen) else planted_update(seen, truth, AttackPlan(seen).steps_to_plant)
 
 
 # --- gradient inversion -------------------------------------------------------------------------------
@@ -50,15 +54,30 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = AttackPlan(seen)
+    settings, knowledge, assumed = with_start(plan, truth)
     return invert_and_score(
         seen,
         truth,
-        plan.settings(),
-        plan.knowledge(truth),
-        plan.assumed,
+        settings,
+        knowledge,
+        assumed,
+        has={Capability.PRIOR} if settings.start == "given" else (),
         doubt=plan.doubt,
         labels=plan.true_labels(truth) if plan.exact else None,
     )
+
+
+def with_start(plan: AttackPlan, truth: Truth) -> tuple[GradientInversion, Knowledge, list[str]]:
+    """The search as it is planned; from the mean of the attacker's own images, unless the study has another attack."""
+    seen, settings, knowledge = plan.seen, plan.settings(), plan.knowledge(truth)
+    audit = seen.tools.assembly.study.audit
+    chosen = audit is not None and audit.gradient_inversion is not None
+    start = None if chosen else images_to_start_from(seen.tools, seen.site, truth, plan.batch_size)
+    if start is None:
+        return settings, knowledge, plan.assumed
+    near = settings.model_copy(update={"start": "given", "lr": FROM_IMAGES})
+    words = f"the search starts at the mean of the attacker's own images: {start[1]}"
+    return near, replace(knowledge, start_images=start[0][None]), [*plan.assumed, words]
 
 
 class AttackPlan:
@@ -86,6 +105,15 @@ class AttackPlan:
         mini = getattr(study.method, "batch", "full") == "mini"
         size = study.optimizer.at_site(self.seen.site).batch_size
         return self.seen.sites * min(size, self.samples) if mini else self.samples
+
+    @property
+    def steps_to_plant(self) -> Steps:
+        """How the update was made; where that is not followed, one plain step on as many images as are searched for."""
+        training = self._training()
+        if not self.exact or training is None:
+            return Steps(1, self.batch_size, training.lr if training else 1.0)
+        plan = Steps(training.steps, training.batch_size or self.batch_size, training.lr)
+        return replace(plan, momentum=training.momentum, weight_decay=training.weight_decay, proximal=training.proximal)
 
     @property
     def doubt(self) -> str:

@@ -100,7 +100,7 @@ def score_in_order(seen: Seen, truth: Truth, images: Tensor, own: AttackerImages
 def verdict_of(result: Recovery, own: AttackerImages, level: float = CHANCE) -> Verdict:
     """What is recovered, and how often the right image is picked out of many: more than chance does, it is a leak."""
     picked = pick_out(result.found, result.truth, own.held_out[: max(0, POOL - len(result.truth))])
-    verdict = result.verdict()
+    verdict = result.verdict(level)
     by_chance = _chance(picked.right, picked.images, picked.among)
     figures = {"picked": picked.share, "picked_among": picked.among, "picked_by_chance": by_chance}
     leak = verdict.leak or by_chance <= level

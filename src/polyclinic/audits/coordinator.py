@@ -33,7 +33,8 @@ from polyclinic.study import Study, parse_study
 
 MOST = 64  #: images of a batch
 #: how a site answers weights that it does not work with
-REFUSALS = (ParcelRejected, DataDependentRefusal, Suspended, GateRefused, WorkFailed)
+REFUSALS = (ParcelRejected, DataDependentRefusal, Suspended, GateRefused)
+CONTROL = "honest weights"  #: the row of a coordinator that sends what the study starts from
 TABLES = ("seed", "plugins", "data", "sites", "task", "model", "optimizer")
 
 
@@ -49,6 +50,7 @@ class Rehearsal:
     of: int
     psnr: float | None
     seconds: float
+    failed: str = ""  #: why the site could not answer, where that was no refusal
 
 
 def rehearse(tools: Tools, site: str) -> dict[str, Any]:
@@ -56,7 +58,8 @@ def rehearse(tools: Tools, site: str) -> dict[str, Any]:
     try:
         study = fedsgd_study(tools.assembly.study)
         victim = Victim(tools, site, study)
-        rows = [victim.attack(attack, checked) for attack in attacks_on(victim) for checked in (False, True)]
+        rows = [victim.control()]
+        rows += [victim.attack(attack, checked) for attack in attacks_on(victim) for checked in (False, True)]
     except BadInput as error:
         return {"site": site, "verdict": NOT_TESTED, "why": str(error), "rows": []}
     word, why = judge(rows)
@@ -64,11 +67,18 @@ def rehearse(tools: Tools, site: str) -> dict[str, Any]:
 
 
 def judge(rows: list[Rehearsal]) -> tuple[Word, str]:
-    """The check withstood if it stops every attack that works without it."""
+    """The check withstood if it stops every attack that works without it, and lets honest weights pass."""
+    refused = [row for row in rows if row.attack == CONTROL and (row.stopped or row.failed)]
+    if refused:
+        why = refused[0].failed or "its check refuses them"
+        return NOT_TESTED, f"the site does not answer honest weights either ({why}), so that a stop says nothing"
+    broken = sorted({f"{row.attack} ({row.failed})" for row in rows if row.failed})
     works = {row.attack for row in rows if not row.checked and row.identified > row.by_chance}
     through = sorted({row.attack for row in rows if row.checked and row.identified > row.by_chance})
     if through:
         return LEAKS, f"{', '.join(through)}: images come back although the site checks what arrives"
+    if broken:
+        return NOT_TESTED, f"the site failed before its check could answer: {', '.join(broken)}"
     if not works:
         return NOT_TESTED, "no attack gets images back without the check either"
     return WITHSTOOD, f"{', '.join(sorted(works))} get images back without the incoming check, and are stopped with it"
@@ -110,24 +120,34 @@ class Victim:
     def attack(self, attack: CoordinatorAttack, checked: bool) -> Rehearsal:
         begin = time.perf_counter()
         crafted = attack.craft(self.model, self.public)  # type: ignore[attr-defined]
-        update = self.ask(crafted, checked)
+        update, failed = self.ask(crafted, checked)
         found = self.public[:0] if update is None else attack.recover(update, crafted, self.public)  # type: ignore
         count = min(len(self.images), len(self.others))
         scored = identified(found[: 2 * MOST], self.images[:count], self.others)
         psnr = scored.psnr if scored.images else None
         took = round(time.perf_counter() - begin, 1)
-        return Rehearsal(attack.name, checked, update is None, scored.images, scored.by_chance, scored.of, psnr, took)
+        stopped = update is None and not failed
+        return Rehearsal(attack.name, checked, stopped, scored.images, scored.by_chance, scored.of, psnr, took, failed)
 
-    def ask(self, crafted: nn.Module, checked: bool) -> dict[str, Tensor] | None:
-        """The site's answer to crafted weights in its first round; None where it refuses."""
+    def control(self) -> Rehearsal:
+        """The site's answer to the weights that the study starts from, with its check: it must give one."""
+        begin = time.perf_counter()
+        update, failed = self.ask(self.model, True)
+        took = round(time.perf_counter() - begin, 1)
+        return Rehearsal(CONTROL, True, update is None and not failed, 0, 0, len(self.images), None, took, failed)
+
+    def ask(self, crafted: nn.Module, checked: bool) -> tuple[dict[str, Tensor] | None, str]:
+        """The site's answer to weights in its first round, None where it refuses; and why it failed, where it did."""
         with tempfile.TemporaryDirectory() as folder:
             host = self._assembly(checked, Path(folder)).host()
             weights = Parcel("weights", dict(crafted.state_dict()))
             try:
                 reply = host.handle(Call(self.site, "gradient", 1, {"weights": weights}))
             except REFUSALS:
-                return None
-            return dict(reply.parcels[0].tensors) if reply.parcels else None
+                return None, ""
+            except WorkFailed as error:
+                return None, str(error)
+            return (dict(reply.parcels[0].tensors) if reply.parcels else None), ""
 
 
 def attacks_on(victim: Victim) -> Iterator[CoordinatorAttack]:

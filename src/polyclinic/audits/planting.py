@@ -1,47 +1,94 @@
 """Planted updates: gradients or weights as the site would have sent them, were one image half of the update.
 
 They show the power of an attack on updates. The images are held-out ones of the site, so that no training image is
-copied; half of the update comes from one of them, the other half from others. No defence and no noise is applied: what
-is planted is the weakest update without a defence that "withstood" excludes.
+copied. The update is made as the real one was: as many steps, batches, momentum and decay. In every step one image has
+half of the weight, the others share the other half. No defence and no noise is applied: what is planted is the weakest
+update without a defence that "withstood" excludes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyclinic.audits.views import Planted, Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.leaving.parcel import Parcel
 
 
-def planted_update(seen: Seen, truth: Truth, searched: int) -> list[Planted]:
-    """An update of one step on `searched` held-out images, of which the first has half of the weight.
+@dataclass(frozen=True)
+class Steps:
+    """How the real update was made, which the planted one repeats."""
+
+    number: int = 1
+    batch: int = 1
+    lr: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+
+    @property
+    def images(self) -> int:
+        """Different images: one that is in every step, and the others, each in one step."""
+        return 1 + self.number * (self.batch - 1)
+
+    def rows(self, step: int) -> Tensor:
+        others = torch.arange(1 + step * (self.batch - 1), 1 + (step + 1) * (self.batch - 1))
+        return torch.cat([torch.zeros(1, dtype=torch.int64), others])
+
+
+def planted_update(seen: Seen, truth: Truth, steps: Steps) -> list[Planted]:
+    """The update of these steps on held-out images, of which the first has half of the weight in each.
 
     Nothing without held-out images: some must be left to compare with.
     """
     images, labels = truth.held_out(seen.tools.effort.candidates, seen.tools.what)
-    if len(images) < 2 * searched:
+    if len(images) < 2 * steps.images:
         return []
-    gradients = mixed_gradients(seen, images[:searched].float() / 255, labels[:searched])
-    data = site_of(truth.data, images, labels, members=searched, what=seen.tools.what)
-    share = "it is the only one" if searched == 1 else f"half of it is by one, half by {searched - 1}"
+    sent = planted_tensors(seen, images.float() / 255, labels, steps)
+    data = site_of(truth.data, images, labels, members=steps.images, what=seen.tools.what)
+    share = "it is the only one" if steps.batch == 1 else f"half of each step is by one, half by {steps.batch - 1}"
+    made = "one step" if steps.number == 1 else f"{steps.number} steps"
+    parcel = Parcel(seen.kind, sent, seen.parcel.metadata)
     return [
         Planted(
             "dominant image",
-            f"an update of one step on held-out images, without noise: {share}",
-            replace(seen, parcel=_as_sent(seen, gradients, searched), together=(), sites=1),
-            Truth([torch.arange(searched)], data, truth.seed),
+            f"an update of {made} on held-out images, without noise: {share}",
+            replace(seen, parcel=parcel, together=()),
+            Truth([steps.rows(step) for step in range(steps.number)], data, truth.seed),
         )
     ]
 
 
-def mixed_gradients(seen: Seen, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Gradients of the network that the site was sent: half by the first image, half by all others."""
-    tools, model = seen.tools, seen.network.to(seen.tools.device).train()
+def planted_tensors(seen: Seen, images: Tensor, labels: Tensor, steps: Steps) -> dict[str, Tensor]:
+    """What the site would have sent: gradients, or weights after all steps, under the names of the real parcel."""
+    model = copy.deepcopy(seen.network).to(seen.tools.device).train()
+    if seen.kind == "gradients":
+        gradients = mixed_gradients(seen, model, images[steps.rows(0)], labels[steps.rows(0)])
+        return {name: gradients[name] for name in seen.parcel.tensors if name in gradients}
+    weights = dict(model.named_parameters())
+    start, velocity = {name: one.detach().clone() for name, one in weights.items()}, dict[str, Tensor]()
+    for step in range(steps.number):
+        gradients = mixed_gradients(seen, model, images[steps.rows(step)], labels[steps.rows(step)])
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                one = weights[name]
+                pull = steps.weight_decay * one + steps.proximal * (one - start[name])
+                moved = steps.momentum * velocity[name] if name in velocity else 0.0
+                velocity[name] = moved + gradient.to(one.device) + pull
+                one -= steps.lr * velocity[name]
+    before = seen.received("weights")
+    trained = {name: weights[name].detach().cpu() for name in seen.parcel.tensors if name in weights}
+    return trained | {name: before.get(name, one) for name, one in seen.parcel.tensors.items() if name not in trained}
+
+
+def mixed_gradients(seen: Seen, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Gradients of a network: half by the first image, half by all others."""
+    tools = seen.tools
     task, target = tools.assembly.study.task, tools.assembly.target
     answers = labels.to(tools.device)
     targets = task.targets(answers, answers if task.dense else None)
@@ -54,20 +101,6 @@ def mixed_gradients(seen: Seen, images: Tensor, labels: Tensor) -> dict[str, Ten
         name: (torch.zeros_like(one) if gradient is None else gradient).detach().cpu()
         for (name, one), gradient in zip(parameters.items(), found, strict=True)
     }
-
-
-def _as_sent(seen: Seen, gradients: dict[str, Tensor], images: int) -> Parcel:
-    """A parcel of the same kind with the same names, of so many images in one step."""
-    optimizer = seen.tools.assembly.study.optimizer.at_site(seen.site)
-    before = seen.received("weights")
-    names = [name for name in seen.parcel.tensors if name in gradients]
-    if seen.kind == "gradients":
-        tensors = {name: gradients[name] for name in names}
-    else:
-        lr = optimizer.lr_in(seen.round)
-        tensors = {name: before[name] - lr * gradients[name] for name in names if name in before}
-        tensors |= {name: before.get(name, one) for name, one in seen.parcel.tensors.items() if name not in tensors}
-    return Parcel(seen.kind, tensors, {"samples": images, "steps": 1})
 
 
 def site_of(data: SiteData, images: Tensor, labels: Tensor, *, members: int, what: str) -> SiteData:

@@ -29,6 +29,8 @@ from polyclinic.metrics.perceptual import Distance, Pixels, embed_all
 from polyclinic.randomness import torch_rng
 
 RECOVERED = 0.5
+#: squared error (30 dB) that counts as recovered where there are no held-out images: nobody guesses so well
+WITHOUT_GUESS = 1e-3
 SIGNIFICANT = 0.001  # many parcels are looked at
 
 #: orientations that a study's augmentation may have shown an image in
@@ -52,10 +54,13 @@ class Recovery:
     shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
     rows: tuple[int, ...] = ()  #: [M]: which of the images that the attack returned each of `found` is
     where: str = ""  #: whose parcel it is: site, kind and round, for the picture
+    compared: bool = True  #: whether there were held-out images to guess from
 
     @property
     def recovered(self) -> Tensor:
-        return self.error < RECOVERED * self.guess_error
+        """bool [M]. Without held-out images the guess is grey, and whatever looks like an image would beat it."""
+        close = self.error < RECOVERED * self.guess_error
+        return close if self.compared else close & (self.error < WITHOUT_GUESS)
 
     def verdict(self, level: float = SIGNIFICANT) -> Verdict:
         """`level`: at which p reconstructions are said to identify images."""
@@ -64,8 +69,9 @@ class Recovery:
         paired = ", each paired with the image it resembles most" if self.by_assignment else ""
         words = f"{count} of {total} images were recovered" if count else f"none of {total} images was recovered"
         because = (
-            f"{words} (median PSNR {ours:.1f} dB{paired}; the best guess without the parcel, from held-out images, "
-            f"has {theirs:.1f} dB); {self.identified.words(level)}"
+            f"{words} (median PSNR {ours:.1f} dB{paired}; the best guess without the parcel, "
+            f"{'from held-out images' if self.compared else 'plain grey'}, has {theirs:.1f} dB); "
+            f"{self.identified.words(level)}"
         )
         return Verdict(count > 0 or self.identified.chance <= level, because, self.evidence())
 
@@ -141,7 +147,9 @@ def recovery(
     perceptual `distance`, which lies on `device`, is reported beside the errors. `own` bool [N]: the true images that
     may be drawn, where some are another site's. `where`: site, kind and round, for the picture's title.
     """
+    broken = ~found.isfinite().flatten(1).all(1)
     found = found.float().nan_to_num(0.5).clamp(0, 1)
+    found[broken] = 0.5  # no image came back; grey points to none of the true ones
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted({"flip", "turn"} & set(augmentation)))])
     rows, index = _pair_in_order(found) if in_order else _pair_by_error(errors)
     truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
@@ -154,7 +162,11 @@ def recovery(
         identified = identify_unordered(found, candidates, held_out)
     seen = _perceptual(distance, found, truth, guess, device)
     shown = None if own is None else own[torch.tensor(index)]
-    return Recovery(truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows), where)
+    error = error.masked_fill(broken[rows], 1.0)
+    return Recovery(
+        truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows), where,
+        bool(len(held_out)),
+    )  # fmt: skip
 
 
 def _perceptual(
@@ -225,6 +237,7 @@ def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identif
     if not len(held_out):
         return Identification(0, 0, 1.0)
     mean = held_out.mean(0)
+    found = _without_grey(found, mean)
     own = _correlations(found - mean, truth - mean).diagonal()
     others = _correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
@@ -244,13 +257,20 @@ def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> I
     rng = torch_rng("audit", "told apart")
     candidates = candidates[torch.randperm(len(candidates), generator=rng)[:kept]]
     mean = held_out.mean(0)
-    nearest = _correlations(found - mean, torch.cat([candidates, held_out]) - mean).argmax(1)
+    closest = _correlations(_without_grey(found, mean) - mean, torch.cat([candidates, held_out]) - mean).max(1)
+    nearest = closest.indices[closest.values > 0]  # what is like no image points to none
     pointed, times = nearest.unique(return_counts=True)
     count = int(times[pointed < kept].sum())
     chance = chance_of_exchange(times.tolist(), count, kept, kept + len(held_out))
     best = min(len(found), kept)
     reach = chance_of_exchange([1] * best, best, kept, kept + len(held_out))
     return Identification(count, len(found), chance, len(held_out), reach)
+
+
+def _without_grey(found: Tensor, mean: Tensor) -> Tensor:
+    """Images without any contrast are taken for the mean image, so that they point to nothing."""
+    flat = found.flatten(1).std(1) < 1e-6
+    return torch.where(flat.view(-1, 1, 1, 1), mean, found)
 
 
 def chance_of_exchange(times: list[int], count: int, candidates: int, images: int) -> float:

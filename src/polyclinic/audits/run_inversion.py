@@ -80,6 +80,8 @@ def unfinished(seen: Seen, truth: Truth, settings: GradientInversion, knowledge:
 
     Where it is not, the update itself does not tell more (noise, a defence), however long one searches.
     """
+    if seen.tools.assembly.study.optimizer.augment:
+        return "images were augmented at random, so that the loss of the true ones is not known"
     start = truth.images(torch.cat(truth.batches))[None]
     where = replace(knowledge, start_images=start)
     still = {"start": "given", "label": "known", "iterations": 1, "lr": 1e-9, "restarts": 1, "trajectory": ()}

@@ -39,8 +39,21 @@ def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMa
             said = {"verdict": word, "words": f"{words} ({_times(count)})", "not_tried": []}
             found[kind] = {"left": count, **said}
         else:
-            found[kind] = {"left": count, **_verdict_of_attacks(count, of_kind)}
+            sent = [site for site, of_site in lines.items() if any(line["kind"] == kind for line in of_site)]
+            found[kind] = _with_other_sites({"left": count, **_verdict_of_attacks(count, of_kind)}, sent, of_kind)
     return found
+
+
+def _with_other_sites(found: JsonObject, sent: Sequence[str], parcels: Sequence[JsonMapping]) -> JsonObject:
+    """A kind that other sites sent as well has not withstood there: nobody looked."""
+    attacked = {site for parcel in parcels for site in parcel.get("sites", [parcel.get("site")])}
+    others = [site for site in sent if site not in attacked]
+    if not others or found["verdict"] != WITHSTOOD:
+        return {**found, "sites_not_tested": others}
+    tried = [site for site in sent if site in attacked]
+    scope = f"withstood for {', '.join(tried)}; {', '.join(others)} not tested (a larger budget attacks all sites)"
+    words = f"{scope}. {found['words']}"
+    return {**found, "verdict": NOT_TESTED, "withstood_for": tried, "sites_not_tested": others, "words": words}
 
 
 def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject:

@@ -41,13 +41,14 @@ class Memberships:
     features: str
     threat_model: str
 
-    def verdict(self) -> Verdict:
-        """In words, with the figures."""
+    def verdict(self, level: float | None = None) -> Verdict:
+        """In words, with the figures. `level`: the chance of a false alarm; without one, that of a 95 % interval."""
         found = self.separation
-        words = "can" if found.significant else "cannot"
+        told = found if level is None else separation(self.members, self.others, confidence=1 - 2 * level)
+        words = "can" if told.significant else "cannot"
         with_what = f" (by {self.features})" if self.features else ""
         because = f"members {words} be told from images that were held out{with_what}: {found}"
-        return Verdict(found.significant, because, {**vars(found), "features": self.features})
+        return Verdict(told.significant, because, {**vars(found), "features": self.features})
 
 
 class MembershipAttack(AttackSettings):

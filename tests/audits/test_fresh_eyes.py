@@ -1,0 +1,203 @@
+"""What a reviewer found in the audit, each with a test that failed before."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polyclinic.attacks.membership.attacks import Memberships
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD
+from polyclinic.audits.attack_membership import WEAKEST, sent_model, weakest_between
+from polyclinic.audits.attack_site import SiteInferenceAttack
+from polyclinic.audits.attack_updates import AttackPlan, GradientInversionAttack, with_start
+from polyclinic.audits.audit import build_tools
+from polyclinic.audits.coordinator import CONTROL, Rehearsal, judge
+from polyclinic.audits.open_run import open_run
+from polyclinic.audits.parcels import parcels_to_audit
+from polyclinic.audits.recovery import recovery
+from polyclinic.audits.run_inversion import unfinished
+from polyclinic.audits.verdicts import verdicts
+from polyclinic.metrics.roc import separation
+
+STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80, "optimizer.batch_size": 2}
+
+
+@pytest.fixture
+def trained(tiny, undisturbed):
+    """(tools, parcel) of the weights that a site sent after two steps on two images each, with momentum."""
+    folder = undisturbed(tiny("fedavg", {**STUDY, "optimizer.momentum": 0.9}, rounds=1, local_steps=2)).folder
+    assembly, lines = open_run(folder)
+    (audited, *_) = parcels_to_audit(folder, assembly.study, lines, "quick", ("weights",), ())
+    return build_tools(assembly, "quick", "pixels", "cpu"), audited
+
+
+# --- planted updates are made as the real one was ------------------------------------------------------------
+
+
+def test_the_planted_update_is_attacked_by_the_same_plan(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    (planted,) = GradientInversionAttack().planted(seen, truth)
+    real, made = AttackPlan(seen), AttackPlan(planted.seen)
+    assert (made.steps, made.images, made.exact) == (real.steps, real.images, real.exact) == (2, 4, True)
+    assert vars(made._training()) == vars(real._training())
+    assert [len(batch) for batch in planted.truth.batches] == [2, 2]
+    assert "2 steps" in planted.words
+
+
+def test_two_planted_steps_are_those_of_sgd_with_momentum(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    (planted,) = GradientInversionAttack().planted(seen, truth)
+    task, target = tools.assembly.study.task, tools.assembly.target
+    settings = tools.assembly.study.optimizer
+    model = copy.deepcopy(seen.network).train()
+    optimizer = torch.optim.SGD(model.parameters(), settings.lr, 0.9, weight_decay=settings.weight_decay)
+    for rows in planted.truth.batches:
+        optimizer.zero_grad()
+        labels = planted.truth.labels(rows)
+        losses = task.losses(model(planted.truth.images(rows)), task.targets(labels, None), target)
+        losses.mean().backward()  # of two images, half by each
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(planted.seen.parcel.tensors[name], parameter, atol=1e-5), name
+
+
+def test_the_network_that_the_site_was_sent_stays_as_it_was(trained):
+    tools, audited = trained
+    seen = audited.seen(tools)
+    before = copy.deepcopy(seen.network.state_dict())
+    sent_model(seen)
+    after = seen.network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_search_starts_at_the_attackers_mean_image_where_it_has_images(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    settings, knowledge, assumed = with_start(AttackPlan(seen), truth)
+    assert settings.start == "given"
+    assert knowledge.start_images.shape == (1, 4, *tools.image_shape)
+    assert "held-out images of the other sites" in assumed[-1]
+    without = replace(tools, threat=tools.threat.model_copy(update={"granted": frozenset()}))
+    assert with_start(AttackPlan(audited.seen(without)), truth)[0].start != "given"
+
+
+def test_after_augmentation_nobody_knows_the_loss_of_the_true_images(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    plan = AttackPlan(seen)
+    study = tools.assembly.study.with_settings({"optimizer.augment": ["flip"]})
+    turned = replace(seen, tools=replace(tools, assembly=replace(tools.assembly, study=study)))
+    assert "augmented" in unfinished(turned, truth, plan.settings(), plan.knowledge(truth), 0.0)
+
+
+# --- plants that are no easier than the question --------------------------------------------------------------
+
+
+def test_site_inference_is_asked_about_images_that_the_plant_never_saw(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    (planted,) = SiteInferenceAttack().planted(seen, truth)
+    held_out = truth.held_out(tools.effort.candidates)[0]
+    asked = planted.truth.held_out(tools.effort.candidates)[0]
+    assert len(asked) == len(held_out) - len(held_out) // 2
+    seen_in_training = (held_out[: len(held_out) // 2].float() * 0.7).round().to(torch.uint8)
+    assert not any(torch.equal(one, other) for one in asked for other in seen_in_training)
+
+
+def test_a_planted_memory_stops_near_its_goal():
+    """A pass that goes from an area of 0.5 to 1.0 is cut where it reaches 0.7."""
+    before, after = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    weakest, area = weakest_between(before, after, lambda state: 0.5 + 0.5 * float(state["w"]))
+    assert WEAKEST <= area < WEAKEST + 0.02
+    assert float(weakest["w"]) == pytest.approx(0.4, abs=0.02)
+
+
+# --- scores -------------------------------------------------------------------------------------------------
+
+
+def images(count: int, seed: int) -> torch.Tensor:
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_search_that_broke_finds_nothing(in_order):
+    truth, held_out = images(6, 0), images(30, 1)
+    found = recovery(torch.full((6, 1, 8, 8), torch.nan), truth, held_out, in_order=in_order)
+    assert found.identified.count == 0
+    assert not found.verdict().leak
+
+
+def test_grey_is_no_image_of_anybody():
+    found = recovery(torch.full((6, 1, 8, 8), 0.5), images(6, 0), images(30, 1), in_order=False)
+    assert found.identified.count == 0
+
+
+def test_without_held_out_images_looking_like_an_image_is_not_enough():
+    truth = 0.8 + 0.1 * images(4, 0)
+    mean_only = torch.full_like(truth, 0.85)  # 30.8 dB would be a guess; make it worse than the limit
+    blurred = recovery(mean_only - 0.04, truth, truth[:0], in_order=True)
+    assert not blurred.recovered.any()
+    assert recovery(truth, truth, truth[:0], in_order=True).recovered.all()
+
+
+def test_membership_counts_at_the_level_of_the_audit():
+    rng = torch.Generator().manual_seed(0)
+    inside, outside = torch.randn(60, generator=rng) + 0.55, torch.randn(60, generator=rng)
+    found = Memberships(inside, outside, separation(inside, outside), "", "")
+    assert found.verdict().leak
+    assert not found.verdict(1e-6).leak
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+
+def withstood(*sites: str) -> dict:
+    check = {"attack": "a", "leak": "weak", "words": "a weak leak", "found": True, "evidence": {}, "seconds": 1.0}
+    found = {
+        "attack": "a", "verdict": WITHSTOOD, "words": "Nothing found.", "evidence": {}, "question": "images",
+        "power": [check], "doubt": "", "seconds": 1.0, "picture": None,
+    }  # fmt: skip
+    return {"kind": "weights", "site": "x", "sites": list(sites), "findings": [found], "not_tried": [], "digests": [""]}
+
+
+def test_a_site_that_nobody_attacked_has_not_withstood():
+    lines = {site: [{"kind": "weights"}] for site in "abcd"}
+    found = verdicts([withstood("a"), withstood("b")], lines)["weights"]
+    assert found["verdict"] == NOT_TESTED
+    assert found["words"].startswith("withstood for a, b; c, d not tested")
+    assert found["withstood_for"] == ["a", "b"]
+    every = verdicts([withstood("a"), withstood("b"), withstood("c", "d")], lines)["weights"]
+    assert (every["verdict"], every["sites_not_tested"]) == (WITHSTOOD, [])
+
+
+def test_a_site_that_did_not_send_the_kind_leaves_no_gap():
+    lines = {"a": [{"kind": "weights"}], "b": [{"kind": "metrics"}]}
+    assert verdicts([withstood("a")], lines)["weights"]["verdict"] == WITHSTOOD
+
+
+# --- the rehearsal of a coordinator ---------------------------------------------------------------------------
+
+
+def row(attack: str, checked: bool, found: int = 0, stopped: bool = False, failed: str = "") -> Rehearsal:
+    return Rehearsal(attack, checked, stopped, found, 0, 10, None, 0.0, failed)
+
+
+def test_a_check_that_stops_honest_weights_too_has_shown_nothing():
+    works = [row("a", False, 5), row("a", True, stopped=True)]
+    assert judge([row(CONTROL, True), *works])[0] == WITHSTOOD
+    word, why = judge([row(CONTROL, True, stopped=True), *works])
+    assert word == NOT_TESTED
+    assert "honest weights" in why
+
+
+def test_a_site_that_fails_was_not_stopped_by_its_check():
+    rows = [row(CONTROL, True), row("a", False, 5), row("a", True, failed="no memory"), row("b", False, 3)]
+    word, why = judge([*rows, row("b", True, stopped=True)])
+    assert word == NOT_TESTED
+    assert "no memory" in why
+    assert judge([*rows, row("b", True, 2)])[0] == LEAKS
