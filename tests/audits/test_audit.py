@@ -273,7 +273,7 @@ def test_the_truth_enters_the_scoring_alone(tiny, undisturbed):
     first, second = (one.draw.__self__ for one in found if isinstance(one, Finding))
     assert torch.equal(first.found, second.found)
     assert not torch.equal(first.truth, second.truth)
-    assert found[0].assumed == ["the update was made as it was: 4 images in 2 steps"]
+    assert found[0].assumed[0] == "the update was made as it was: 4 images in 2 steps"
 
 
 def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
