@@ -109,7 +109,7 @@ def main() -> None:
     }
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     for cut in options.cuts or cuts(BACKBONE):
-        for noise in options.noise:
+        for noise in () if options.only_search else options.noise:
             if time.monotonic() < deadline:
                 _add(figures, decode(model, cut, own, targets, noise, options), options)
         if options.search_steps and time.monotonic() < deadline:
@@ -135,6 +135,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2000, help="of the decoder's training")
     parser.add_argument("--search-steps", type=int, default=500, help="of the search; 0: none")
     parser.add_argument("--searched", type=int, default=50, help="images that the search is tried on")
+    parser.add_argument("--only-search", action="store_true", help="train no decoder")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 2.0])
     parser.add_argument("--cuts", nargs="*", default=[])
     parser.add_argument("--minutes", type=float, default=0, help="begin no further cut after so many minutes")

@@ -99,8 +99,8 @@ def cases(options: argparse.Namespace) -> list[Case]:
     strengths = STRENGTHS[:1] if options.quick else STRENGTHS
     planted = [(leak.name, strength) for strength in strengths for leak in leaks()]
     honest = [(f"honest {number}", "-") for number in range(4 if options.quick else options.honest)]
-    found = [(*one, budget) for budget in options.budgets for one in planted]
-    found += [(*one, options.budgets[0]) for one in honest]
+    first, *more = options.budgets
+    found = [(*one, first) for one in (*planted, *honest)] + [(*one, budget) for budget in more for one in planted]
     return [case for case in found if not options.only or case[0] in options.only]
 
 

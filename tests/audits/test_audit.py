@@ -314,8 +314,9 @@ def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undis
 
 def test_large_updates_are_taken_for_one_step_and_that_is_said(audited):
     report, _ = audited("fedavg")
-    (assumed,) = report["parcels"][0]["findings"][0]["assumed"]
+    assumed, start = report["parcels"][0]["findings"][0]["assumed"]
     assert assumed.endswith("are taken for one step on 4")
+    assert start.startswith("the search starts at the mean of the attacker's own images")
 
 
 def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path):
