@@ -16,9 +16,10 @@ from polyclinic.study import parse_study
 @pytest.mark.slow  # two processes that import torch
 def test_a_killed_run_is_resumed_and_compared(tmp_path: Path) -> None:
     tables = {
-        "data": {"source": "hand-phantom", "size": 16, "samples": 60},
+        "data": {"source": "hand-phantom", "size": 28, "samples": 60},
         "task": {"name": "regression"},
-        "sites": {"count": 2},
+        "sites": {"count": 2, "partition": "iid"},
+        "engine": {"workers": 1},
         "method": {"name": "fedavg", "rounds": 40},
     }
     done = run(parse_study(tables), tmp_path / "fedavg-seed0")
