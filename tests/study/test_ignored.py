@@ -21,7 +21,8 @@ ALWAYS = {
     "defence": "name",
     "audit": "keep_parcels threat_model gradient_inversion secure_sum defences own_images",
     "evaluation": "every select final handovers",
-    "engine": "name workers threads device precision graphs stacked reproducible deadline on_failure checkpoint_every",
+    "engine": """name workers threads device precision graphs stacked reproducible deadline on_failure checkpoint_every
+        wire""",
     "policy": "kinds incoming shares",
     "federation": "sum liars threshold label_sets",
     "poisoning": "sites attack",
