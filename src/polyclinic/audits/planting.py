@@ -80,7 +80,7 @@ def planted_tensors(seen: Seen, images: Tensor, labels: Tensor, steps: Steps) ->
                 pull = steps.weight_decay * one + steps.proximal * (one - start[name])
                 moved = steps.momentum * velocity[name] if name in velocity else 0.0
                 velocity[name] = moved + gradient.to(one.device) + pull
-                one -= steps.lr * velocity[name]
+                one.sub_(velocity[name], alpha=steps.lr)
     before = seen.received("weights")
     trained = {name: weights[name].detach().cpu() for name in seen.parcel.tensors if name in weights}
     return trained | {name: before.get(name, one) for name, one in seen.parcel.tensors.items() if name not in trained}
