@@ -36,7 +36,7 @@ def test_a_sites_readme_names_the_site_the_server_and_the_version(deployment):
     text = (deployment / "sites" / "graz" / FILE).read_text()
     assert "'graz'" in text
     assert "fl.example.org:8002" in text
-    assert f"polyclinic[nvflare]=={__version__}" in text
+    assert f"polyclinic[nvflare,segmentation]=={__version__}" in text
 
 
 @pytest.mark.parametrize("text", [SITE, SERVER, ADMIN], ids=["site", "server", "admin"])
