@@ -89,7 +89,7 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     images = load_images(options.images, 64, options.seed)
-    features = ENCODERS[ENCODER](options.device).features((images * 255).round().to(torch.uint8))
+    features = ENCODERS[ENCODER](options.device, options.side).features((images * 255).round().to(torch.uint8))
     most = len(features) // 2
     sizes = [size for size in options.features if size <= features.shape[1]]
     points = [(size, round(size * share)) for size in sizes for share in SHARES if 4 <= round(size * share) <= most]
@@ -117,6 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--picture", type=Path, help="draw both curves")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--images", type=int, default=1500)
+    parser.add_argument("--side", type=int, default=64, help="of the images that the encoder sees")
     parser.add_argument("--features", type=int, nargs="+", default=[64, 256, 1280])
     parser.add_argument("--rounds", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--seed", type=int, default=0)
