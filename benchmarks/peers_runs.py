@@ -7,8 +7,10 @@ train with loops of their own, which take as many steps of the same size. Weight
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -188,23 +190,23 @@ def _kept(file: str) -> Job:
 
 def nvflare(job: Job, rounds: int) -> Weights:
     """NVFlare's simulator, all sites in turns in one thread."""
-    import tempfile
-
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
     from nvflare.recipe import SimEnv
 
+    shape = {"channels": job.images[0].shape[1], "outputs": len(job.weights["fc.bias"])}
     with tempfile.TemporaryDirectory() as folder:
+        first = f"{folder}/first.pt"
+        torch.save({"model": job.weights}, first)
         recipe = FedAvgRecipe(
             min_clients=job.sites,
             num_rounds=rounds,
-            model=job.network(),
+            model={"class_path": "peers_runs.Network", "args": shape},
+            initial_ckpt=first,
             train_script=__file__,
             train_args=f"nvflare-site {sys.argv[2]} {rounds} -",
             key_metric="",
         )
         recipe.execute(SimEnv(num_clients=job.sites, num_threads=1, workspace_root=folder))
-        import glob
-
         files = glob.glob(f"{folder}/**/FL_global_model.pt", recursive=True)
         saved = torch.load(files[0], weights_only=True)
     return saved["model"]

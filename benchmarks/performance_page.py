@@ -111,7 +111,9 @@ def steps(figures: Figures) -> str:
         cells = [found["eager"], recorded, found.get("stacked, graph", "")]
         rows.append([name, row["networks"], *cells, f"{found['eager'] / best:.1f}"])
     head = ["network", "networks", "plain loop, ms", "recorded, one by one", "recorded, stacked", "times as fast"]
-    check = next(one for one in figures["rows"] if "check" in one)
+    check = next((one for one in figures["rows"] if "check" in one), None)
+    if check is None:
+        return table(head, rows)
     apart = f"Weights of a stacked run lie {check['stacked']:.1e} (relative) from those of sites one by one."
     return f"{table(head, rows)}\n\n{apart}"
 
@@ -139,7 +141,7 @@ def dp_steps(figures: Figures) -> str:
 def vqvae2(figures: Figures) -> str:
     before = dict(figures.get("before", []))
     rows = [[name, f"{value:,}", f"{before[name]:,}" if name in before else ""] for name, value in figures["rows"]]
-    return table(["generator", "images a second", "before steps were recorded"], rows)
+    return table(["generator", "images a second", "the code before"], rows)
 
 
 def stylegan2(figures: Figures) -> str:
@@ -152,7 +154,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
     "gpu_round_tuned": ("The same beside a loop that is recorded as a CUDA graph, too", gpu_round),
     "steps": ("Steps on a GPU: plain, recorded, stacked", steps),
+    "steps_stacked": ("Stacked networks on a GPU", steps),
     "dp_gradients": ("Private gradients on a GPU beside a loop over images", dp_gradients),
+    "dp_gradients_again": ("The same since products are of numbers in bf16: four backbones", dp_gradients),
     "dp_steps": ("Private steps on a GPU", dp_steps),
     "vqvae2": ("VQ-VAE-2 on a GPU, 256 px, batches of 32", vqvae2),
     "stylegan2": ("StyleGAN2 on a GPU, 256 px, batches of 32", stylegan2),
@@ -172,7 +176,8 @@ def page() -> str:
             kept = json.loads(file.read_text(encoding="utf-8"))
             told = f"`{kept['command']}`, {kept['date']}, commit {kept['commit']}, on {kept['machine']}."
             where = textwrap.fill(told, LONGEST_LINE, break_long_words=False, break_on_hyphens=False)
-            parts.append(f"## {heading}\n\n{where}\n\n{show(kept['figures'])}\n")
+            note = "\n" + textwrap.fill(kept["note"], LONGEST_LINE) + "\n" if "note" in kept else ""
+            parts.append(f"## {heading}\n\n{where}\n\n{show(kept['figures'])}\n{note}")
     return "\n".join(parts)
 
 
