@@ -87,7 +87,8 @@ def draw_panel(axes: Any, name: str) -> None:
     kept, (title, words) = load(name), PANELS[name]
     mechanisms = list(dict.fromkeys(row["mechanism"] for row in kept["rows"]))
     for place, mechanism in enumerate(mechanisms):
-        mine = sorted((r["epsilon"], r["mean"], r["std"]) for r in kept["rows"] if r["mechanism"] == mechanism)
+        # a row whose deviation was not noted has no bar
+        mine = sorted((r["epsilon"], r["mean"], r["std"] or 0.0) for r in kept["rows"] if r["mechanism"] == mechanism)
         x, y, spread = zip(*mine, strict=True)
         look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
         axes.errorbar(x, y, spread, capsize=3, label=mechanism, **look)
