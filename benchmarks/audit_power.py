@@ -178,7 +178,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def _cell(row: dict[str, Any] | None) -> str:
-    return "–" if row is None else f"{row['verdict']} ({row['minutes']:.1f} min)"
+    return "–" if row is None else f"{row['verdict']} ({60 * row['minutes']:.0f} s)"
 
 
 def _honest_line(kind: str, rows: list[dict[str, Any]]) -> str:
