@@ -247,7 +247,8 @@ def _single(name: str, value: Any) -> Any:
     """A setting outside all tables; BadInput beside what is wrong in the tables, and not after it."""
     field = Study.model_fields.get(name)
     try:
-        TypeAdapter(Annotated[field.annotation, field] if field else Any).validate_python(value)
+        kind: Any = Annotated[field.annotation, field] if field else Any
+        TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         raise BadInput(sentences(error, name, Study)) from None
     return value
