@@ -20,6 +20,8 @@ from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.run_inversion import unfinished
 from polyclinic.audits.verdicts import verdicts
+from polyclinic.audits.views import NotTried
+from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import separation
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80, "optimizer.batch_size": 2}
@@ -201,3 +203,25 @@ def test_a_site_that_fails_was_not_stopped_by_its_check():
     assert word == NOT_TESTED
     assert "no memory" in why
     assert judge([*rows, row("b", True, 2)])[0] == LEAKS
+
+
+# --- runs that no attack fits ------------------------------------------------------------------------------------
+
+PUBLIC = {**STUDY, "model.backbone": "efficientnet-lite0-1024", "model.input_size": 32, "data.size": 32}
+
+
+def test_a_run_whose_parcels_no_attack_fits_is_not_told_to_add_a_table(tiny, undisturbed):
+    folder = undisturbed(tiny("analytic", PUBLIC)).folder
+    assembly, lines = open_run(folder)
+    with pytest.raises(BadInput, match=r"\(metrics, statistics\) is of no kind that an audit attacks"):
+        parcels_to_audit(folder, assembly.study, lines, "quick", (), ())
+
+
+def test_images_are_not_searched_behind_an_encoder_without_gradients(tiny, undisturbed):
+    folder = undisturbed(tiny("fedavg", PUBLIC, rounds=1, local_steps=1)).folder
+    assembly, lines = open_run(folder)
+    (audited, *_) = parcels_to_audit(folder, assembly.study, lines, "quick", ("weights",), ())
+    tools = build_tools(assembly, "quick", "pixels", "cpu")
+    (gap,) = GradientInversionAttack().attack(audited.seen(tools), audited.truth(tools))
+    assert isinstance(gap, NotTried)
+    assert "encoder" in gap.why

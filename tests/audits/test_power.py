@@ -51,6 +51,17 @@ def test_a_leak_needs_no_power_check():
     assert (found.word, found.power, attack.ran) == (LEAKS, (), [0.9])
 
 
+@pytest.mark.parametrize(("chance", "word"), [(0.006, NOT_TESTED), (0.2, WITHSTOOD)])
+def test_what_chance_hardly_does_is_not_withstood(chance, word):
+    class Suspect(Threshold):
+        def attack(self, seen: Any, truth: Any) -> list[Finding | NotTried]:
+            return [Finding("threshold", "", Verdict(seen > self.threshold, "", {"told_by_chance": chance}))]
+
+    found = checked(Suspect(0.5, 0.6), 0.1)
+    assert found.word == word
+    assert ("0.006 of cases only" in found.finding.doubt) == (word == NOT_TESTED)
+
+
 def test_the_planted_leak_is_attacked_by_the_same_code():
     attack = Threshold(0.5, 0.6)
     found = checked(attack, 0.1)

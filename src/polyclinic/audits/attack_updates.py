@@ -20,6 +20,7 @@ from polyclinic.audits.planting import Steps, planted_update
 from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
+from polyclinic.models.encoded import Encoded
 from polyclinic.study.audit_settings import EFFORTS
 
 #: a search for so few images is cheap, and takes more steps
@@ -48,6 +49,8 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     name = "gradient-inversion"
     if is_front(seen):
         return invert_front(seen, truth)
+    if isinstance(seen.network, Encoded):
+        return NotTried(name, "the network is a head on an encoder, which gives no gradient with respect to the images")
     own = dict(seen.network.named_parameters()).keys() - seen.received("weights").keys()
     if own and seen.round > 1:  # in the first round what a site keeps to itself is as all sites start
         return NotTried(name, "the site was not sent the whole network, and the rest changed meanwhile")

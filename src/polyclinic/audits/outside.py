@@ -34,6 +34,7 @@ from polyclinic.audits.outside_update import (
     fit_names,
     read_tensors,
 )
+from polyclinic.audits.power import with_doubt
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.verdicts import gravest
 from polyclinic.audits.views import Finding
@@ -156,6 +157,7 @@ def _attacked(
     found = attack(update, truth, held, effort, seed, device)
     if found is None:
         return None
+    found = with_doubt(found)
     checks = []
     if not found.verdict.leak and len(held) > 1:
         planted = plant(update, held[:1])

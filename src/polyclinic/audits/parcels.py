@@ -109,16 +109,24 @@ def join_sites(sites: Sequence[SiteData]) -> SiteData:
 # --- choosing parcels ------------------------------------------------------------------------------------------
 
 
+def _nothing_kept(folder: Path, study: Study, lines: LedgerLines) -> str:
+    if study.audit is None:
+        cure = "run the study with a table [audit], for example --set audit.keep_parcels=1"
+        return f"{folder}: its sites kept no parcels to attack; {cure}"
+    left = sorted({str(line["kind"]) for of_site in lines.values() for line in of_site})
+    return (
+        f"{folder}: what left its sites ({', '.join(left) or 'nothing'}) is of no kind that an audit attacks, so "
+        f"nothing was tested; it attacks {', '.join(ATTACKABLE_KINDS)}"
+    )
+
+
 def parcels_to_audit(
     folder: Path, study: Study, lines: LedgerLines, budget: str, kinds: tuple[str, ...], sites: tuple[str, ...]
 ) -> list[AuditedParcel]:
     """What is to be attacked; every parcel of it is what its site's ledger says left."""
     kept = {path.parent.name: read_archive(path) for path in sorted((folder / "sites").glob("*/kept"))}
     if not any(kept.values()):
-        raise BadInput(
-            f"{folder}: its sites kept no parcels to attack; run the study with a table [audit], for example "
-            "--set audit.keep_parcels=1"
-        )
+        raise BadInput(_nothing_kept(folder, study, lines))
     _check_names("--sites", sites, list(kept))
     _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *(kind for kind in KINDS if kind not in KINDS.builtin)])
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}

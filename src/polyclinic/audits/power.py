@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.attack import Attack
@@ -16,6 +16,11 @@ from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 
 #: the chance that an audit of a run without leaks says "leaks" anywhere, over all its tests
 FALSE_ALARMS = 0.01
+
+#: a result that chance gives less often than this, and that is no leak yet, is not called withstood
+SUSPECT = 0.05
+#: figures that say how often chance does as well
+CHANCES = ("told_by_chance", "picked_by_chance")
 
 #: how an attack is run on a parcel: the audit's own, which survives too little memory
 Run = Callable[[Seen, Truth], list[Finding | NotTried]]
@@ -52,7 +57,7 @@ class CheckedFinding:
 def run_with_power(attack: Attack, seen: Seen, truth: Truth, run: Run) -> list[CheckedFinding | NotTried]:
     """Run an attack on a parcel, and where one of its findings is no leak, on what it plants."""
     begin = time.perf_counter()
-    results = run(seen, truth)
+    results = [with_doubt(one) if isinstance(one, Finding) else one for one in run(seen, truth)]
     took = time.perf_counter() - begin
     silent = [one for one in results if isinstance(one, Finding) and not one.verdict.leak and not one.doubt]
     checks = [check for planted in attack.planted(seen, truth) for check in _check(planted, run)] if silent else []
@@ -60,6 +65,15 @@ def run_with_power(attack: Attack, seen: Seen, truth: Truth, run: Run) -> list[C
         one if isinstance(one, NotTried) else CheckedFinding(one, _of_attack(one.attack, checks), took)
         for one in results
     ]
+
+
+def with_doubt(found: Finding) -> Finding:
+    """A finding that is no leak, and yet more than chance gives, leaves a doubt."""
+    chance = min(float(found.verdict.evidence.get(name, 1.0)) for name in CHANCES)
+    if found.verdict.leak or found.doubt or chance >= SUSPECT:
+        return found
+    words = f"chance does as well in {chance:.2g} of cases only: too little for a leak, too much for none"
+    return replace(found, doubt=f"{words}; try a larger budget")
 
 
 def _check(planted: Planted, run: Run) -> list[PowerCheck]:
