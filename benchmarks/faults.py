@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that has looked at a GPU cannot be forked
     started = time.monotonic()
 
     def write(found: dict[str, Any]) -> dict[str, Any]:

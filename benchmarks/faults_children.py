@@ -161,8 +161,15 @@ def problem_of(outcome: Outcome, folder: Path, expected: str) -> str:
     if outcome.code not in (0, 1, 2):
         return f"exit code {outcome.code}"
     if outcome.code == 0:
-        return "" if signature(folder) == expected else "other result"
+        return _difference(folder, expected)
     return "" if outcome.printed.strip() else "no sentence"
+
+
+def _difference(folder: Path, expected: str) -> str:
+    try:
+        return "" if signature(folder) == expected else "other result"
+    except (ValueError, KeyError, OSError) as error:
+        return f"other result, which cannot be read ({error})"
 
 
 def tail(outcome: Outcome, lines: int = 6) -> str:

@@ -1,6 +1,7 @@
 """What `engine.wire` saves in bytes and costs in accuracy, and what `engine.durable` costs in time.
 
-    python benchmarks/wire.py [--quick] [--rounds N] [--seeds N] [--path FILE.npz] [--json FILE]
+    python benchmarks/wire.py [--quick] [--rounds N] [--seeds N] [--backbone NAME] [--path FILE.npz]
+                              [--json FILE]
 
 FedAvg with four hospitals and ResNet-18, on chest X-rays (PneumoniaMNIST, `--path`) or on phantoms, once for each
 encoding and seed. `bytes` are those of all parcels. Each durable run is timed next to one that is not, in turn.
