@@ -87,14 +87,15 @@ def measured(place: Path, name: str, sites: int, rounds: int) -> dict[str, float
 def judged(rows: list[dict[str, float]], after: list[int], rounds: int) -> dict[str, Any]:
     """What all runs show together, and whether the stated slopes hold.
 
-    Memory is judged over all runs but the first, which fills caches and the allocator's arenas: an allocator hands
-    memory back in large pieces, so that a few rounds of one run tell nothing.
+    Memory is judged from the end of the second run on: the first two fill caches and the allocator's arenas, which are
+    handed back in large pieces, so that a few rounds of one run tell nothing.
     """
-    between = (after[-1] - after[0]) / ((len(after) - 1) * rounds) if len(after) > 1 else None
+    later = after[1:]
+    between = (later[-1] - later[0]) / ((len(later) - 1) * rounds) if len(later) > 1 else None
     folder = all(
         row["bytes_a_site"] < BYTES_A_ROUND_AND_SITE and row["open_files"] < 0.01 and row["files"] < 0.1 for row in rows
     )
-    enough = between is not None and (len(after) - 1) * rounds >= LEAST_ROUNDS
+    enough = between is not None and (len(later) - 1) * rounds >= LEAST_ROUNDS
     holds = folder and (not enough or between < MEMORY_A_ROUND)
     return {"runs": rows, "memory_after_each_run": after, "memory_a_round": between, "judged": enough, "holds": holds}
 
