@@ -3,7 +3,7 @@
 import pytest
 
 from polyclinic import __main__, cli
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Damaged
 from polyclinic.files import lock
 from polyclinic.runner import folder_lock
 from polyclinic.runner.run import run
@@ -56,3 +56,12 @@ def test_ctrl_c_while_the_command_is_imported(monkeypatch, capsys):
         __main__.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == "interrupted; nothing was done\n"
+
+
+def test_a_finished_run_with_a_damaged_history_is_not_called_finished(tiny, tmp_path):
+    """Found by the fault campaign: `run --resume` looked at result.json only."""
+    folder = run(tiny("fedavg"), tmp_path / "run").folder
+    history = folder / "history.jsonl"
+    history.write_bytes(bytes(40) + history.read_bytes()[40:])
+    with pytest.raises(Damaged, match=r"history\.jsonl: is damaged"):
+        run(None, folder, resume=True)

@@ -19,7 +19,7 @@ from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import note_files, read_result, with_own_digest
+from polyclinic.noted_files import FINISHED, check_noted, note_files, read_result, with_own_digest
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner import advice
@@ -59,6 +59,7 @@ def run(
     study, folder = _study_and_folder(study, out, resume)
     finished = folder / "result.json"
     if resume and finished.exists():
+        check_noted(folder, *FINISHED)  # who is told that a run is finished may rely on its other files, too
         return Result(folder, read_result(folder))
     check_place(folder)
     assembly = assemble(study, folder, display=display, cache=cache)
