@@ -66,6 +66,12 @@ def test_an_exported_tree_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) ->
     assert rule_commit(claim) == "abc123"
 
 
+def test_another_repository_around_an_exported_tree_does_not_give_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyclinic.claims.reproduce.git", lambda *words: "" if words[0] == "ls-files" else "theirs")
+    monkeypatch.setenv("POLYCLINIC_COMMIT", "abc123")
+    assert commit() == {"commit": "abc123", "commit_given": True}
+
+
 def test_what_was_computed_of_a_run_is_kept(tmp_path: Path) -> None:
     asked = []
     for _ in range(2):

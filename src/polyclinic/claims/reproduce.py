@@ -134,7 +134,7 @@ def describe(claim: Claim, rows: list[Row], scale: Scale, *, phantom: bool) -> J
 
 def commit() -> dict[str, object]:
     """The commit of the code. `commit_given`: it is an exported tree, and the variable POLYCLINIC_COMMIT says so."""
-    known = git("rev-parse", "HEAD")
+    known = _head()
     return {"commit": known or os.environ.get(GIVEN, ""), "commit_given": not known and GIVEN in os.environ}
 
 
@@ -157,7 +157,7 @@ def rule_commit(claim: Claim) -> str:
 
     Outside a repository it is the given commit, in which the rule stands.
     """
-    if not git("rev-parse", "HEAD"):
+    if not _head():
         return os.environ.get(GIVEN, "")
     module = next(name for name, module in _papers().items() if claim in module)
     changed = git("status", "--porcelain", "--", f"{module}.py")
@@ -169,6 +169,11 @@ def _papers() -> dict[str, tuple[Claim, ...]]:
 
     modules = (qu, feder, felicia, gradient_inversion, ours, deciding)
     return {module.__name__.rpartition(".")[2]: module.CLAIMS for module in modules}
+
+
+def _head() -> str:
+    """The commit that this file is part of; empty in an exported tree, also where it lies inside another repository."""
+    return git("rev-parse", "HEAD") if git("ls-files", "--", Path(__file__).name) else ""
 
 
 def git(*words: str) -> str:

@@ -86,7 +86,7 @@ class SafeStatistics:
         return Parcel("statistics", tensors)
 
     def _once(self, site: Site, weights: Weights) -> None:
-        """A deployed site tells the statistics of one model, that of the end, which it has scored."""
+        """A deployed site tells the statistics of one model a run, after the last round."""
         if not site.secret:
             return
         if site.round != self.rounds and not self.ends_early:
