@@ -20,7 +20,8 @@ HIDING = Path(__file__).parent / "without_posix"
 ALL_MODULES = """
 import importlib, pkgutil, polyclinic
 for module in pkgutil.walk_packages(polyclinic.__path__, "polyclinic."):
-    if not module.name.startswith(("polyclinic.deployment", "polyclinic.__main__")):
+    needs_gpu = module.name.endswith("triton_kernels")
+    if not needs_gpu and not module.name.startswith(("polyclinic.deployment", "polyclinic.__main__")):
         importlib.import_module(module.name)
 """
 

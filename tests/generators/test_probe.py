@@ -99,5 +99,5 @@ def test_codes_are_drawn_with_a_colour_each_and_as_large_as_images():
     assert all((one == one[:, :1, :1]).all() for one in quarters)
     colours = [tuple(one[:, 0, 0].tolist()) for one in quarters]
     assert colours[0] == colours[3] == (68, 1, 84)  # the two ends of viridis
-    assert colours[1] == (253, 231, 36)
+    assert colours[1] == (253, 231, 37)
     assert len(set(colours)) == 3
