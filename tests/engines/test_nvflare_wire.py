@@ -408,7 +408,7 @@ def test_a_restarted_site_asks_for_what_it_has_no_more():
     assert federation.messages("a").count("run") == 2  # without them, then with them
 
 
-def test_a_call_that_does_not_fit_what_is_kept_is_refused():
+def test_a_call_that_does_not_fit_what_is_kept_is_refused(monkeypatch):
     kept = Kept()
     call = Call("a", "train", 1, weights(5000))
     whole = call.to_bytes()
@@ -418,3 +418,6 @@ def test_a_call_that_does_not_fit_what_is_kept_is_refused():
     assert kept.whole(first + text, {"0": "0" * 64}) is None
     with pytest.raises(ValueError, match="not as long"):
         kept.whole(whole + b"more", {})
+    monkeypatch.setattr("polyclinic.engines.nvflare.wire.LARGEST", len(whole) - 1)
+    with pytest.raises(ValueError, match="with what did not travel"):
+        kept.whole(first + text, {"0": call.parcels["weights"].digest})

@@ -10,11 +10,13 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.safe_statistics import (
     SafeStatistics,
     changes_between,
     check_told,
     joined,
+    tell_once,
     told_about,
 )
 from polyclinic.metrics.roc import auc
@@ -77,7 +79,7 @@ def test_auc_and_delong_are_those_of_the_cases_up_to_rounding(scores, least):
     ranks = good.numpy()[:, 1] - good.numpy()[:, 0]
     exact = auc(ranks[labels == 1], ranks[labels == 0])
     by_delong = delong_interval(ranks, labels)
-    step = 0.005 if least else 1e-9  # one of 240 patients
+    step = 0.01 if least else 1e-9  # one of the more than 100 patients of a class
     assert float(told["auc"][0]) == pytest.approx(exact, abs=step)
     value, low, high, _ = told["auc by DeLong"].tolist()
     assert value == pytest.approx(exact, abs=step)
@@ -136,7 +138,9 @@ def test_values_and_masks_have_intervals_too():
         SimpleNamespace(classes=(), label_range=(0.0, 100.0), unit="", centre=0.0, scale=1.0),
         part_of(ages),
     )
-    site.trainer.task = SimpleNamespace(dense=False, like="regression", predictions=lambda said, _: said[:, 0])
+    site.trainer.task = SimpleNamespace(
+        dense=False, like="regression", predictions=lambda said, _: said[:, 0], bounded=lambda said, _: said
+    )
     told = told_about(site, site.data.test, {"outputs": torch.from_numpy(ages + 3)[:, None]})
     assert float(told["mae"][0]) == pytest.approx(3, abs=0.5)
     masks = rng.integers(0, 2, (40, 4, 4)).astype(np.uint8)
@@ -169,6 +173,46 @@ def test_a_deployed_site_tells_one_model_of_a_run_after_its_last_round(scores, t
     assert asked.give_statistics(site, {"outputs": good}).digest == first.digest  # such as after an interruption
     with pytest.raises(GateRefused, match="statistics of another model were told"):
         asked.give_statistics(site, {"outputs": fair})
+
+
+def test_the_same_model_asked_in_another_way_is_another_question(scores, tmp_path):
+    labels, good, _ = scores
+    site = binary(labels)
+    site.secret, site.folder = "secret", tmp_path
+    tell_once(site, {"outputs": good}, "none")
+    with pytest.raises(GateRefused, match="statistics of another model were told"):
+        tell_once(site, {"outputs": good}, "best")
+
+
+def test_sub_groups_that_the_study_does_not_have_are_refused(scores, tmp_path):
+    labels, good, fair = scores
+    site = binary(labels)
+    site.secret, site.folder = "secret", tmp_path
+    with pytest.raises(ParcelRejected, match=r"by \['sex'\] are asked for"):
+        EvaluateOnly().give_intervals(site, {"outputs": good}, by=["sex"])
+    EvaluateOnly().give_intervals(site, {"outputs": good})
+    with pytest.raises(GateRefused, match="statistics of another model were told"):
+        EvaluateOnly().give_intervals(site, {"outputs": fair})
+
+
+def test_a_class_of_few_patients_decides_no_figure(scores):
+    _, good, _ = scores
+    labels = np.zeros(CASES, dtype=np.int64)
+    labels[:4] = 1
+    told = told_about(binary(labels), part_of(labels), {"outputs": good})
+    assert "accuracy" in told
+    assert not {"auc", "balanced_accuracy", "auc by DeLong"} & set(told)
+
+
+def test_a_model_that_says_huge_numbers_tells_no_image():
+    """One image in a hundred gets a number far outside the labels: the mean error stays that of labels."""
+    target = SimpleNamespace(classes=(), label_range=(0.0, 100.0))
+    part = part_of(np.full(100, 50.0))
+    outputs = torch.zeros(100, 1, dtype=torch.float64)
+    outputs[7] = 1e9
+    told = told_about(site_of(Regression(), target, part), part, {"outputs": outputs})
+    assert float(told["mae"][0]) <= 1
+    assert float(told["rmse"][0]) % 10 == 0  # one patient may change it by a tenth of the range
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode
+from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode_all
 from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, head_from_json
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Call:
             raise ParcelRejected("the message is no call: its parcels are not those that its header names")
         told = {name: header[name] for name in _CALL if name != "parcels"}
         anchor = None if anchor is None else _from_json(anchor_from_json, anchor)
-        return cls(**told, anchor=anchor, parcels={n: decode(b) for n, b in zip(names, blobs, strict=True)})
+        return cls(**told, anchor=anchor, parcels=dict(zip(names, decode_all(blobs), strict=True)))
 
 
 class MissingParcel(WorkFailed, AttributeError):  # noqa: N818
@@ -114,7 +114,7 @@ class Reply:
             raise ParcelRejected("the message is no reply: its header names no site")
         head = header.get("head")
         head = None if head is None else _from_json(head_from_json, head)
-        return cls(header["site"], tuple(decode(b, base=base) for b in blobs), head)
+        return cls(header["site"], tuple(decode_all(blobs, base)), head)
 
     def check(self, expected: Mapping[str, Expected]) -> None:
         """ParcelRejected unless every parcel is what the receiver expects of its kind."""

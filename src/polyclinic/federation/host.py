@@ -290,8 +290,7 @@ class SiteHost:
             check_drawn_patients(policy, turn)
             put_back = call.site in self.sites.put_back
             check_scores(call, parcels, self.sites.gates[call.site].ledger, self.course, put_back=put_back)
-        parcels = self._rounded(call, parcels)
-        outgoing = self._summed(turn, declared, parcels)
+        outgoing = self._rounded(call, self._summed(turn, declared, parcels))
         if self.spec.wire == "delta" and call.to == COORDINATOR:
             outgoing = tuple(shortened(parcel, "delta", base_of(turn.parcels)) for parcel in outgoing)
         leaving = self.sites.gates[call.site].release(

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.safe_statistics import check_told, joined, told_about
+from polyclinic.methods.shared.safe_statistics import check_told, joined, tell_once, told_about
 from polyclinic.methods.shared.traits import Traits
 
 
@@ -44,5 +44,8 @@ class EvaluateOnly(Method):
     @operation("statistics", scores=("test",))
     def give_intervals(self, site: Site, weights: Weights, by: Sequence[str] = ()) -> Parcel:
         """Intervals of the metrics on the site's test images, and a coarse calibration; no score of an image."""
+        if tuple(by) != self.by:
+            raise ParcelRejected(f"sub-groups by {list(by)} are asked for, and the study has by = {list(self.by)}")
+        tell_once(site, weights)
         part = site.data.test
         return Parcel("statistics", told_about(site, part, weights, by) if len(part) else {})

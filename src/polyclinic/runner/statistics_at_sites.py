@@ -13,8 +13,9 @@ from polyclinic.study import Study
 
 def more_operations(study: Study, first_weights: Callable[[str], Weights | None]) -> tuple[object, ...]:
     """Operations that a study's sites have beside those of its method."""
-    if not study.evaluation.statistics or study.evaluation.final != "test":
-        return ()
+    noised = study.privacy is not None and study.privacy.score_noise is not None
+    if noised or not study.evaluation.statistics or study.evaluation.final != "test":
+        return ()  # beside scores with noise no exact figure may stand
     ends_early = study.method.patience is not None
     return (SafeStatistics(first_weights, study.method.rounds, ends_early=ends_early),)
 

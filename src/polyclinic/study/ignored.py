@@ -101,8 +101,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "evaluation",
         ("statistics",),
-        lambda study: study.evaluation.final == "test",
-        "no test image is opened: evaluation.final is not 'test'",
+        lambda study: study.evaluation.final == "test" and (study.privacy is None or study.privacy.score_noise is None),
+        "no test image is opened, as evaluation.final is not 'test', or scores have noise (privacy.score_noise)",
     ),
     Rule("engine", ("address", "gpus"), _is("engine", "name", "ray"), "only engine.name = 'ray' reads it"),
     Rule(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, shortened
+from polyclinic.federation.leaving.budget import size_tells_something
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, decode_all, shortened
 from polyclinic.federation.leaving.wire_codec import SMALLEST
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -119,6 +120,8 @@ def forged(change, encoding="int8"):
         lambda wire: wire["tensors"]["w"].update(shape=[2**20, 2**20]),
         lambda wire: wire["tensors"]["w"].update(shape=[40, 41]),
         lambda wire: wire["tensors"]["w"].update(shape=[40, -40]),
+        lambda wire: wire["tensors"]["w"].update(shape=[0, 5]),
+        lambda wire: wire["tensors"]["w"].update(shape=[2**70, 0]),
         lambda wire: wire["tensors"]["w"].update(shape="many"),
         lambda wire: wire["tensors"]["w"].update(dtype="object"),
         lambda wire: wire["tensors"]["w"].update(dtype=["float32"]),
@@ -143,6 +146,26 @@ def test_a_bomb_is_refused_before_it_is_unpacked():
     vars(sent)["_on_wire"] = ("int8", {"w": bomb}, {"w": {"dtype": "float32", "shape": [40, 40]}})
     with pytest.raises(ParcelRejected, match="other bytes came"):
         decode(sent.encoded)
+
+
+def test_the_parcels_of_a_message_are_bounded_together(monkeypatch):
+    one = shortened(Parcel("weights", {"w": torch.rand(100, 100)}), "int8").encoded
+    monkeypatch.setattr("polyclinic.federation.leaving.parcel.MESSAGE_LIMIT", 60_000)
+    assert len(decode_all([one])) == 1  # 40 kB, once it is read
+    with pytest.raises(ParcelRejected, match="the limit is"):
+        decode_all([one, one])
+
+
+def test_kinds_that_nobody_shortens_do_not_come_so():
+    data = shortened(Parcel("weights", {"w": torch.rand(40, 40)}), "int8").encoded
+    with pytest.raises(ParcelRejected, match="never travels shortened"):
+        decode(data.replace(b'\\"weights\\"', b'\\"metrics\\"'))
+
+
+def test_the_size_of_a_shortened_parcel_tells_something():
+    parcel = Parcel("weights", {"w": torch.rand(40, 40)})
+    assert not size_tells_something(parcel)
+    assert size_tells_something(shortened(parcel, "int8"))
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 0.0])

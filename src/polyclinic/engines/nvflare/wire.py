@@ -41,6 +41,8 @@ class Kept:
         `held`: digests by the parcel's place in the call. What is whole is kept for the next call.
         """
         start, lengths = frame_of(call)
+        if start + sum(lengths) > LARGEST:
+            raise ValueError(f"a call has at most {LARGEST} bytes, with what did not travel")
         places = {int(place): digest for place, digest in held.items()}
         parts, at = [call[:start]], start
         for place, length in enumerate(lengths):

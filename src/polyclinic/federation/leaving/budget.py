@@ -262,7 +262,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def size_tells_something(parcel: Parcel) -> bool:
     """Whether a parcel's size depends on more than shapes: on what compresses well, or on the digits of a number."""
-    return bool(parcel.compressed or parcel.metadata.keys() - PUBLIC)
+    return bool(parcel.compressed or parcel.wire != "exact" or parcel.metadata.keys() - PUBLIC)
 
 
 def tells_something(parcel: Parcel) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,6 +41,10 @@ class ParcelRejected(Exception):  # noqa: N818
     """Bytes or tensors that are not what the receiver expects. Says what was wrong with which tensor."""
 
 
+#: bytes of the tensors of all parcels of one message, once they are read
+MESSAGE_LIMIT = 4 * 2**30
+
+
 @dataclass(frozen=True)
 class Expected:
     """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
@@ -52,7 +56,7 @@ class Expected:
     kind: str
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
     partial: bool = False
-    max_bytes: int = 4 * 2**30
+    max_bytes: int = MESSAGE_LIMIT
 
     @classmethod
     def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
@@ -229,10 +233,25 @@ def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | N
     return found
 
 
-def decode(data: bytes, expected: Expected | None = None, base: Mapping[str, Tensor] | None = None) -> Parcel:
+def decode_all(blobs: Iterable[bytes], base: Mapping[str, Tensor] | None = None) -> list[Parcel]:
+    """The parcels of one message. What a message may hold once it is read is bounded for all of them together."""
+    found: list[Parcel] = []
+    left = MESSAGE_LIMIT
+    for blob in blobs:
+        found.append(decode(blob, base=base, most=left))
+        left -= found[-1].tensor_bytes
+    return found
+
+
+def decode(
+    data: bytes,
+    expected: Expected | None = None,
+    base: Mapping[str, Tensor] | None = None,
+    most: int | None = None,
+) -> Parcel:
     """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given.
 
-    `base`: the tensors that differences are to be added to, as in `shortened`.
+    `base`: the tensors that differences are to be added to, as in `shortened`. `most`: bytes of its tensors.
     """
     header = _header(data)
     try:
@@ -243,13 +262,16 @@ def decode(data: bytes, expected: Expected | None = None, base: Mapping[str, Ten
         raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
     if not isinstance(kind, str) or not isinstance(metadata, dict) or not isinstance(privacy, dict | None):
         raise ParcelRejected("a parcel's kind must be text, its metadata and its privacy tables")
+    if on_wire is not None and kind not in wire_codec.KINDS:
+        raise ParcelRejected(f"{kind} never travels shortened")
     limit = Expected(kind).max_bytes if expected is None else expected.max_bytes
+    limit = limit if most is None else min(limit, most)
     if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
         raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
         tensors = _uncompressed(decode_tensors(data), compressed, limit)
         if on_wire is not None:
-            tensors |= wire_codec.unpack(tensors, on_wire, limit, base)
+            tensors |= wire_codec.unpack(tensors, on_wire, limit - sum(one.nbytes for one in tensors.values()), base)
         parcel = Parcel(kind, tensors, metadata, privacy, tuple(compressed))
     except _UNREADABLE as error:
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error

@@ -43,15 +43,15 @@ def transcript_of(state: SiteState) -> str:
 
 
 def _images_of(site: Site) -> str:
-    """A digest of the training images and what is known of them: noise must not be the same for others."""
+    """A digest of the site's images and what is known of them: noise must not be the same for others."""
     if NAME not in site.cache:
-        site.cache[NAME] = _digest(site.data.train)
+        site.cache[NAME] = " ".join(_digest(one) for one in (site.data.train, site.data.validation, site.data.test))
     return str(site.cache[NAME])
 
 
 def _digest(part: ImageSet) -> str:
     found = hashlib.blake2b(digest_size=32)
-    for array in (part.images, part.labels, part.masks):
+    for array in (part.images, part.labels, part.masks, part.cases):
         if array is not None:
             found.update(f"{array.dtype} {array.shape}".encode())
             found.update(np.ascontiguousarray(array).data)

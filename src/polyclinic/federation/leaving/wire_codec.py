@@ -23,6 +23,7 @@ KINDS = frozenset({"weights", "gradients", "activations", "latents", "generator"
 #: tensors of fewer numbers travel as they are: biases and statistics of norms, in which small errors matter
 SMALLEST = 1024
 #: tensors with larger numbers, or with NaN, travel as they are: a scale of them would overflow
+MOST = 2**40  #: numbers along a side of a tensor
 LARGEST = 1e38
 #: quick compression: what is left to gain is small, and a wire is often faster than a thorough one
 LEVEL = 1
@@ -59,12 +60,15 @@ def unpack(
     unpacked = sum(math.prod(one["shape"]) * _TYPES[one["dtype"]].itemsize for one in told.values())
     if max(unpacked, sum(sizes.values())) > limit:
         raise NotOnWire(f"{unpacked} bytes are declared, and the limit is {limit}")
+    if encoding == "delta":
+        for name, one in told.items():
+            _check_base(name, _TYPES[one["dtype"]], tuple(one["shape"]), base or {})
     found = {}
     for name, one in told.items():
         raw = _inflated(blobs[name], sizes[name])
         dtype, shape = _TYPES[one["dtype"]], tuple(one["shape"])
         found[name] = (
-            _undelta(raw, dtype, shape, name, base or {}) if encoding == "delta" else _unrounded(raw, encoding, shape)
+            _undelta(raw, dtype, shape, (base or {})[name]) if encoding == "delta" else _unrounded(raw, encoding, shape)
         )
     return found
 
@@ -95,7 +99,7 @@ def _is_described(one: Any) -> bool:
     if not isinstance(one, dict) or not isinstance(one.get("dtype"), str) or one["dtype"] not in _TYPES:
         return False
     shape = one.get("shape")
-    return isinstance(shape, list) and len(shape) <= 8 and all(type(side) is int and side >= 0 for side in shape)
+    return isinstance(shape, list) and len(shape) <= 8 and all(type(side) is int and 0 < side <= MOST for side in shape)
 
 
 def _raw_size(encoding: str, dtype: torch.dtype, shape: list[int]) -> int:
@@ -167,9 +171,13 @@ def _delta(tensor: Tensor, base: Tensor) -> bytes:
     return np.ascontiguousarray((_bits(tensor) ^ _bits(base)).T).tobytes()
 
 
-def _undelta(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...], name: str, base: Mapping[str, Tensor]) -> Tensor:
+def _check_base(name: str, dtype: torch.dtype, shape: tuple[int, ...], base: Mapping[str, Tensor]) -> None:
+    """Before a byte is decompressed."""
     known = base.get(name)
     if known is None or known.dtype != dtype or tuple(known.shape) != shape:
         raise NotOnWire(f"tensor '{name}' is a difference to one that the receiver does not have")
+
+
+def _undelta(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...], known: Tensor) -> Tensor:
     differing = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1).T
     return torch.from_numpy(np.ascontiguousarray(differing ^ _bits(known)).reshape(-1)).view(dtype).reshape(shape)

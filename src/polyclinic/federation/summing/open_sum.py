@@ -102,6 +102,11 @@ def honest_sites(site: Site) -> int:
     found = known(site)
     if found is None or found.round != site.round or found.step != "ready":
         raise ParcelRejected("noise is shared in a secure sum only, and none has begun; set federation.sum = 'secure'")
+    if found.honest < 1:  # all sites must add as much noise as the record of each says
+        raise ParcelRejected(
+            "the site's policy expects more lying sites than federation.liars: the shared noise would be too small; "
+            "raise federation.liars"
+        )
     return found.honest
 
 

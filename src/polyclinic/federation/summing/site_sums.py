@@ -86,7 +86,7 @@ class SiteSums:
                 "step": "shares",
                 "keys": {name: key.hex() for name, key in public.items()},
                 "threshold": threshold,
-                "honest": max(1, threshold - max(self.settings.liars, self.floor.liars)),
+                "honest": threshold - self.settings.liars if self.floor.liars <= self.settings.liars else 0,
             },
         )
         note_shared(site, found)

@@ -29,10 +29,13 @@ from polyclinic.metrics.statistics.intervals import WeightedMetrics
 from polyclinic.metrics.statistics.safe import (
     BINS,
     FEWEST,
+    bounds_of_classes,
     calibration_counts,
+    largest_share,
     mean_of_sites,
     rounded_interval,
     safe_intervals,
+    smallest_class,
 )
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
 #: metrics whose rounding does not follow from one patient's share, and are not told
 NOT_TOLD = ("loss",)
+#: metrics that a class of few patients decides
+OF_CLASSES = ("auc", "balanced_accuracy")
 #: begins the name of a difference between the released model and the one that the study began with
 CHANGE = "change of "
 #: in a deployed site's folder: the model whose statistics were told
@@ -71,32 +76,33 @@ class SafeStatistics:
         self.first_weights, self.rounds, self.ends_early = first_weights, rounds, ends_early
 
     @operation("statistics", scores=("test",))
-    def give_statistics(self, site: Site, weights: Weights, own: str = "none", by: Sequence[str] = ()) -> Parcel:
+    def give_statistics(self, site: Site, weights: Weights, own: str = "none") -> Parcel:
         """Intervals, tests and a coarse calibration of the finished model on the site's test images; no score of an
         image."""
-        self._once(site, weights)
+        if site.secret and site.round != self.rounds and not self.ends_early:
+            raise ParcelRejected(f"statistics are told after the last round, and round {site.round} came")
+        tell_once(site, weights, own)
         part = site.data.test
         if not len(part):
             return Parcel("statistics", {})
         model = local_training.assemble(site, weights, own)
-        tensors = told_about(site, part, model, by)
+        tensors = told_about(site, part, model)
         first = self.first_weights(site.name)
         if first is not None and not _same(first, model) and first.keys() == model.keys():
             tensors |= changes_between(site, part, model, first)
         return Parcel("statistics", tensors)
 
-    def _once(self, site: Site, weights: Weights) -> None:
-        """A deployed site tells the statistics of one model a run, after the last round."""
-        if not site.secret:
-            return
-        if site.round != self.rounds and not self.ends_early:
-            raise ParcelRejected(f"statistics are told after the last round, and round {site.round} came")
-        digest = Parcel("weights", dict(weights)).digest
-        path = site.folder / TOLD
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else digest
-        if before != digest:
-            raise GateRefused("statistics of another model were told in this run; there is one of each run")
-        atomic_write(path, json.dumps(digest), private=True, durable=True)
+
+def tell_once(site: Site, weights: Weights, *question: str) -> None:
+    """A deployed site tells the statistics of one model, asked in one way, in a run: two could be subtracted."""
+    if not site.secret:
+        return
+    asked = [Parcel("weights", dict(weights)).digest, *question]
+    path = site.folder / TOLD
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else asked
+    if before != asked:
+        raise GateRefused("statistics of another model were told in this run; there is one of each run")
+    atomic_write(path, json.dumps(asked), private=True, durable=True)
 
 
 def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -105,8 +111,9 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
     found = told_intervals(scored, part, least)
     labels = np.asarray(part.labels)
     if scored.probabilities is not None:
-        bins, right = calibration_counts(scored.probabilities, labels, least)
-        counts = np.bincount(labels, minlength=scored.probabilities.shape[1])
+        bins, right = calibration_counts(scored.probabilities, labels, least, part.cases)
+        people = np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
+        counts = np.array([len(np.unique(people[labels == one])) for one in range(scored.probabilities.shape[1])])
         found |= {"bins": torch.from_numpy(bins), "right": torch.from_numpy(right)}
         found[CLASSES] = torch.from_numpy((counts >= max(least, 1)).astype(np.int64))
     if scored.ranks is not None:
@@ -118,7 +125,13 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
 
 def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "") -> dict[str, Tensor]:
     told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds)
-    return {prefix + name: _row(one) for name, one in told.items() if name not in NOT_TOLD}
+    small = by_class(scored) and smallest_class(np.asarray(part.labels), part.cases) < least
+    left_out = (*NOT_TOLD, *(OF_CLASSES if small else ()))
+    return {prefix + name: _row(one) for name, one in told.items() if name not in left_out}
+
+
+def by_class(scored: Scored) -> bool:
+    return scored.probabilities is not None
 
 
 def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weights) -> dict[str, Tensor]:
@@ -133,12 +146,14 @@ def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weight
     bounds = {name: 2 * bound for name, bound in (now.bounds or {}).items()}
     both = replace(now, metrics=differences, bounds={name: bounds.get(name, 2.0) for name in now.metrics(_all(part))})
     found = told_intervals(both, part, least, CHANGE)
-    if now.ranks is not None and then.ranks is not None and _patients(part) >= max(FEWEST, least):
+    enough = _patients(part) >= max(FEWEST, least) and smallest_class(np.asarray(part.labels), part.cases) >= least
+    if now.ranks is not None and then.ranks is not None and enough:
         try:
             test = delong_test(now.ranks, then.ranks, np.asarray(part.labels))
         except BadInput:  # too few of a class
             return found
-        told = rounded_interval(test.difference, test.low, test.high, 2.0, _patients(part), least)
+        bound = 2 * (now.bounds or {})["auc"]
+        told = rounded_interval(test.difference, test.low, test.high, bound, _patients(part), least)
         found |= {f"{CHANGE}auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
     return found
 
@@ -150,13 +165,16 @@ def score(site: Site, part: ImageSet, weights: Weights) -> Scored:
     if trainer.task.dense:
         return Scored(mean_metrics({"dice": _dice_of_patients(trainer, part)}))
     outputs = torch.cat([output.cpu() for output, _ in trainer.outputs(part)]).double()
+    if site.min_cohort:  # a brought model may say numbers that no label has, of which one image's would fill the mean
+        outputs = trainer.task.bounded(outputs, trainer.target)
     said, labels = trainer.task.predictions(outputs, trainer.target).numpy(), np.asarray(part.labels)
     if trainer.task.like == "classification":
         ranks = margins(outputs).numpy()
         two = ranks[:, 1] if ranks.shape[1] == 2 else None
-        return Scored(classification_metrics(said, labels, ranks), two, said)
+        return Scored(classification_metrics(said, labels, ranks), two, said, bounds_of_classes(labels, part.cases))
     low, high = trainer.target.label_range or (float(labels.min()), float(labels.max()))
-    return Scored(regression_metrics(said, labels), bounds=dict.fromkeys(("mae", "rmse", "bias"), high - low))
+    most = (high - low) * largest_share(part.cases, len(part))
+    return Scored(regression_metrics(said, labels), bounds={"mae": most, "bias": most, "rmse": most * len(part) ** 0.5})
 
 
 def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
@@ -176,13 +194,14 @@ def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
 
 def _delong(ranks: np.ndarray, labels: np.ndarray, part: ImageSet, least: int) -> dict[str, Tensor]:
     """The AUC with DeLong's interval; nothing of too few patients."""
-    if _patients(part) < max(FEWEST, least):
+    if _patients(part) < max(FEWEST, least) or smallest_class(labels, part.cases) < least:
         return {}
     try:
         one = delong_interval(ranks, labels)
     except BadInput:  # too few of a class
         return {}
-    told = rounded_interval(one.value, one.low, one.high, 1.0, _patients(part), least)
+    bound = bounds_of_classes(labels, part.cases)["auc"]
+    told = rounded_interval(one.value, one.low, one.high, bound, _patients(part), least)
     return {"auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
 
 

@@ -45,6 +45,42 @@ def safe_intervals(
     }
 
 
+def largest_share(patients: np.ndarray | None, images: int) -> float:
+    """How much one patient can change a mean over images, times the number of patients: 1 where each has as many."""
+    if patients is None:
+        return 1.0
+    counts = np.unique(np.asarray(patients), return_counts=True)[1]
+    return float(counts.max() / images * len(counts))
+
+
+def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None) -> dict[str, float]:
+    """How much one patient can change each metric of a classification, times the number of patients."""
+    number = len(labels) if patients is None else len(np.unique(np.asarray(patients)))
+    mean = largest_share(patients, len(labels))
+    of_class = number * max(_largest_part(labels, patients, one) for one in np.unique(labels))
+    brier = 2 * mean if len(np.unique(labels)) > 2 else mean
+    return {
+        **dict.fromkeys(("accuracy", "calibration_error"), mean),
+        **dict.fromkeys(("auc", "balanced_accuracy"), of_class),
+        "brier": brier,
+    }
+
+
+def _largest_part(labels: np.ndarray, patients: np.ndarray | None, one: int) -> float:
+    """The part of a class's images that one patient has."""
+    rows = labels == one
+    if patients is None:
+        return 1 / int(rows.sum())
+    counts = np.unique(np.asarray(patients)[rows], return_counts=True)[1]
+    return float(counts.max() / counts.sum())
+
+
+def smallest_class(labels: np.ndarray, patients: np.ndarray | None) -> int:
+    """Patients of the class that the fewest have."""
+    people = np.arange(len(labels)) if patients is None else np.asarray(patients)
+    return min((len(np.unique(people[labels == one])) for one in np.unique(labels)), default=0)
+
+
 def _fits(one: Interval) -> bool:
     return all(math.isfinite(number) for number in (one.value, one.low, one.high))
 
@@ -70,14 +106,21 @@ def rounded_interval(value: float, low: float, high: float, bound: float, patien
     return _told(Interval(value, low, high), _step(bound, patients, least))
 
 
-def calibration_counts(probabilities: np.ndarray, labels: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
+def calibration_counts(
+    probabilities: np.ndarray, labels: np.ndarray, least: int, patients: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Images, and those whose class was right, by the probability of the class that was said, int64 [BINS] each; both 0
-    in bins of fewer than `least` images."""
+    in bins of fewer than `least` patients, and in one more where just one bin is left out: the number of all images
+    would give it away."""
     said, best = probabilities.argmax(1), probabilities.max(1)
     place = np.clip((best * BINS).astype(int), 0, BINS - 1)
     images = np.bincount(place, minlength=BINS)
     right = np.bincount(place, weights=said == labels, minlength=BINS).astype(np.int64)
-    told = images >= max(least, 1)
+    people = np.arange(len(labels)) if patients is None else np.asarray(patients)
+    number = np.array([len(np.unique(people[place == one])) for one in range(BINS)])
+    told = number >= max(least, 1)
+    if least and (~told & (number > 0)).sum() == 1 and told.any():
+        told[np.where(told, number, np.iinfo(np.int64).max).argmin()] = False
     return np.where(told, images, 0), np.where(told, right, 0)
 
 
