@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.metrics.statistics.case_metrics import classification_metrics
-from polyclinic.metrics.statistics.safe import safe_intervals
+from polyclinic.metrics.statistics.safe import bounds_of_classes, safe_intervals
 
 SIZES, SITES, LEAST = (50, 200, 1000), 20, 10
 METRICS = ("accuracy", "auc", "brier", "calibration_error")
@@ -28,7 +28,8 @@ def figures(count: int, sites: int) -> dict[str, Any]:
         labels = rng.integers(0, 2, count)
         chance = 1 / (1 + np.exp(-(1.4 * (labels - 0.5) + rng.standard_normal(count))))
         metrics = classification_metrics(np.stack([1 - chance, chance], 1), labels, np.stack([1 - chance, chance], 1))
-        fine, coarse = (safe_intervals(metrics, count, None, least) for least in (0, LEAST))
+        bounds = bounds_of_classes(labels, None)
+        fine, coarse = (safe_intervals(metrics, count, None, least, bounds) for least in (0, LEAST))
         rows.append([[fine[name][:3], coarse[name][:3]] for name in METRICS])
     found = np.array(rows)  # [sites, metrics, fine or coarse, 3]
     gaps = np.abs(found[:, :, 1] - found[:, :, 0])
