@@ -74,7 +74,8 @@ def test_statistics_of_a_secure_run_lie_near_those_of_a_simulation(rehearsal, si
         assert "auc by DeLong" in metrics
         assert "change of auc by DeLong" in metrics
     print({name: [round(one, 4) for one in some] for name, some in gaps.items()})
-    assert max(max(gaps[name]) for name in ("accuracy", "auc", "brier")) <= 0.05  # a step of one of some 27 patients
+    assert max(max(gaps[name]) for name in ("accuracy", "brier")) <= 0.05  # a step of one of some 27 patients
+    assert max(gaps["auc"]) <= 0.25  # half a step of one of the few patients of the smallest class
     for ledger in rehearsal.glob("sites/*/runs/secret/ledger/*.jsonl"):
         kinds = [line["kind"] for line in verify(ledger)]
         assert {"masked", "shares", "statistics"} <= set(kinds)
