@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from polyclinic.metrics.statistics.case_metrics import classification_metrics
-from polyclinic.metrics.statistics.safe import calibration_counts, mean_of_sites, safe_intervals
+from polyclinic.metrics.statistics.safe import (
+    bounds_of_classes,
+    calibration_counts,
+    mean_of_sites,
+    safe_intervals,
+    smallest_class,
+)
 
 
 def cases(count, seed=0):
@@ -43,6 +49,15 @@ def test_bins_of_few_images_are_empty():
     assert all(count == 0 or count >= 20 for count in coarse)
     assert (coarse_right <= coarse).all()
     assert (right <= images).all()
+
+
+def test_one_patient_changes_a_figure_by_its_bound():
+    """Four patients; one has half of the images, and all of class 1."""
+    labels, patients = np.array([0, 0, 0, 1, 1, 1]), np.array([1, 2, 3, 4, 4, 4])
+    bounds = bounds_of_classes(labels, patients, classes=3)
+    assert bounds == {"accuracy": 2, "calibration_error": 2, "auc": 4, "balanced_accuracy": 4, "brier": 4}
+    assert bounds_of_classes(labels, patients)["brier"] == 2
+    assert smallest_class(labels, patients) == 1
 
 
 def test_variances_of_sites_add_up():

@@ -125,13 +125,10 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
 
 def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "") -> dict[str, Tensor]:
     told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds)
-    small = by_class(scored) and smallest_class(np.asarray(part.labels), part.cases) < least
+    of_classes = scored.probabilities is not None
+    small = of_classes and smallest_class(np.asarray(part.labels), part.cases) < least
     left_out = (*NOT_TOLD, *(OF_CLASSES if small else ()))
     return {prefix + name: _row(one) for name, one in told.items() if name not in left_out}
-
-
-def by_class(scored: Scored) -> bool:
-    return scored.probabilities is not None
 
 
 def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weights) -> dict[str, Tensor]:
@@ -171,7 +168,8 @@ def score(site: Site, part: ImageSet, weights: Weights) -> Scored:
     if trainer.task.like == "classification":
         ranks = margins(outputs).numpy()
         two = ranks[:, 1] if ranks.shape[1] == 2 else None
-        return Scored(classification_metrics(said, labels, ranks), two, said, bounds_of_classes(labels, part.cases))
+        bounds = bounds_of_classes(labels, part.cases, said.shape[1])
+        return Scored(classification_metrics(said, labels, ranks), two, said, bounds)
     low, high = trainer.target.label_range or (float(labels.min()), float(labels.max()))
     most = (high - low) * largest_share(part.cases, len(part))
     return Scored(regression_metrics(said, labels), bounds={"mae": most, "bias": most, "rmse": most * len(part) ** 0.5})

@@ -53,12 +53,12 @@ def largest_share(patients: np.ndarray | None, images: int) -> float:
     return float(counts.max() / images * len(counts))
 
 
-def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None) -> dict[str, float]:
-    """How much one patient can change each metric of a classification, times the number of patients."""
+def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None, classes: int = 2) -> dict[str, float]:
+    """How much one patient can change each metric of a model of so many classes, times the number of patients."""
     number = len(labels) if patients is None else len(np.unique(np.asarray(patients)))
     mean = largest_share(patients, len(labels))
     of_class = number * max(_largest_part(labels, patients, one) for one in np.unique(labels))
-    brier = 2 * mean if len(np.unique(labels)) > 2 else mean
+    brier = 2 * mean if classes > 2 else mean
     return {
         **dict.fromkeys(("accuracy", "calibration_error"), mean),
         **dict.fromkeys(("auc", "balanced_accuracy"), of_class),
