@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# compiled files are kept, whatever the environment says: each process would compile all files again
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint docs wheel check-all clean
+.PHONY: demo test quick-tests lint docs wheel check-all clean
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
@@ -11,9 +13,12 @@ demo: $(VENV)/.ready
 		--set analytic:model.backbone=efficientnet-lite0-1024 --set analytic:model.input_size=128 --out runs/demo
 	$(BIN)/polyclinic audit runs/demo/fedreplay-seed0  # what its latents and its encoder give away, in pictures
 
-# compiled files are kept, whatever the environment says: each test process would compile all our files again
-test: $(VENV)/.ready-dev lint
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+test: $(VENV)/.ready-dev
+	$(MAKE) --jobs 2 lint quick-tests
+
+# three processes for two cores: some tests wait for processes, servers and deadlines
+quick-tests: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # everything that can be checked on one machine: also the site, the package, and tests that are slow
 check-all: test docs wheel
@@ -41,7 +46,8 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+# files are compiled when they are imported: most of what is installed never is
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -44,7 +44,7 @@ BASE: Tables = {
     "model": {"backbone": "lenet5"},
     "optimizer": {"lr": 0.05, "batch_size": 4},
     "evaluation": {"every": 0, "select": "last"},
-    "engine": {"workers": 1, "device": "cpu"},
+    "engine": {"workers": 1, "device": "cpu", "durable": False},  # nobody loses power
 }
 VQVAE2 = {
     "name": "vqvae2",

@@ -35,6 +35,16 @@ class TestEveryPhantom:
         np.testing.assert_array_equal(first.images, again.images)
         np.testing.assert_array_equal(first.labels, again.labels)
 
+    def test_they_are_drawn_once_for_every_way_to_spread_them(self, name):
+        kind = PHANTOMS[name]
+        one = kind(samples=10, size=28).load_shared()
+        assert kind(samples=10, size=28, fold="1/2", acquisition=0.5, test=0.3).load_shared() is one
+        with pytest.raises(ValueError, match="read-only"):
+            one.images[0] = 0
+        other = kind(samples=10, size=28, seed=1).load_shared()
+        assert not np.array_equal(other.images, one.images)
+        assert np.array_equal(one.images, kind(samples=10, size=28).load().images)
+
     def test_another_seed_gives_others(self, name):
         first, other = (PHANTOMS[name](samples=10, size=28, seed=seed).load() for seed in (0, 1))
         assert all(not np.array_equal(a, b) for a, b in zip(first.images, other.images, strict=True))

@@ -158,7 +158,7 @@ def load(data: Source, cache: Path | None = None, progress: Progress | None = No
     if isinstance(data, FileSource):
         return data.prepared(cache, progress)
     try:
-        return data.load()
+        return data.load_shared()
     except BadInput:
         raise
     except Exception as error:

@@ -66,6 +66,10 @@ class Source(Settings):
     def load(self) -> Dataset:
         """Every image of the source, prepared at `size`."""
 
+    def load_shared(self) -> Dataset:
+        """As `load`, for whoever changes nothing in it: a source may give the same arrays more than once."""
+        return self.load()
+
     def without_pixels(self) -> Dataset:
         """The same images with black pixels: for whoever counts them. A source may do this without reading one."""
         return self.load()

@@ -76,4 +76,4 @@ def is_same_basis(came: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool
 def pictures(name: str, count: int, size: int = SIZE) -> np.ndarray:
     """Phantoms of one kind, uint8 [count, C, size, size]."""
     source = SOURCES[name].model_validate({"source": name, "samples": count, "size": size})
-    return source.load().images
+    return source.load_shared().images

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -15,6 +16,11 @@ from polyclinic.data.datasets.phantoms.canvas import Canvas
 from polyclinic.data.pixels import to_uint8
 from polyclinic.data.source import Source, black_images
 from polyclinic.randomness import numpy_rng
+
+#: settings that say which image goes where and how its site's camera changes it, not how it is drawn
+SPREAD = ("validation", "test", "fold", "test_per_class", "test_total_per_class", "acquisition")
+#: bytes of images; larger sets are drawn again instead of being kept in memory
+MOST_KEPT = 32 * 2**20
 
 
 class Phantom(Source):
@@ -39,6 +45,13 @@ class Phantom(Source):
             images[i] = to_uint8(image + self.grain() * grain)
         return images
 
+    def load_shared(self) -> Dataset:
+        """The same phantoms are drawn once a process: a comparison wants them for every seed and fold."""
+        if self.samples * self.channels * self.size**2 > MOST_KEPT:
+            return self.load()
+        settings = {name: value for name, value in self.model_dump(mode="json").items() if name not in SPREAD}
+        return _kept(type(self), json.dumps(settings, sort_keys=True))
+
     def without_pixels(self) -> Dataset:
         return _undrawn(type(self)).model_validate(self.model_dump()).load()
 
@@ -60,6 +73,16 @@ class Undrawn:
 
     def draw_all(self, cases: Iterable) -> np.ndarray:
         return black_images(self.samples, self.channels, self.size)
+
+
+@functools.lru_cache(maxsize=4)
+def _kept(kind: type[Phantom], settings: str) -> Dataset:
+    dataset = kind.model_validate_json(settings).load()
+    arrays = (getattr(dataset, name) for name in Dataset.PER_IMAGE)
+    for array in arrays:
+        if array is not None:
+            array.flags.writeable = False  # the next who asks gets the same array
+    return dataset
 
 
 @functools.cache
