@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from attacked_site import SITE, ask
 
-from polyclinic.methods.inspect_sites import suppressed
+from polyclinic.methods.inspect_sites import Counted, suppressed
 
 
 def survey(kit, run, cases):
@@ -31,6 +31,21 @@ def test_a_class_of_many_images_of_few_patients_is_not_told(kit):
 
 def test_one_image_more_or_less_in_a_bin_seldom_shows():
     """Two studies whose bins differ by a hair, or a site before and after one patient came, could be subtracted."""
-    told = [int(suppressed(torch.tensor([count]), 10)[0]) for count in range(10, 60)]
+    told = [int(suppressed(Counted(torch.tensor([count]), [np.arange(count)]), 10)[0]) for count in range(10, 60)]
     assert {count % 5 for count in told} == {0}
     assert sum(before != after for before, after in itertools.pairwise(told)) <= 10
+
+
+def test_all_but_a_few_patients_are_not_told_either(kit):
+    """A column that is missing at all patients but two tells of these two, as the number of all is told."""
+
+    def told(run, known):
+        kit.policy(min_cohort=5)
+        host = kit.host(run, method={"name": "inspect"})
+        site = host.sites.get(SITE)
+        column = np.where(np.arange(len(site.data.train)) < known, "f", "")[:, None]
+        site.data = replace(site.data, train=replace(site.data.train, columns=column))
+        return ask(host, "survey", 1).parcels[0].tensors["missing told"].tolist()
+
+    assert told("few", 2) == [0]
+    assert told("many", 20) == [1]

@@ -183,3 +183,22 @@ def test_scores_of_private_head_are_bounded_as_all_others_are(kit, monkeypatch):
         weights = {"fc.weight": factor * torch.ones(2, 1024).cumsum(0), "fc.bias": torch.zeros(2)}
         told.append(ask(host, "evaluate", 1, weights=weights, split="test").parcels[0].tensors)
     assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])
+
+
+@pytest.mark.parametrize("first", ["scores", "statistics"])
+def test_statistics_are_told_of_the_model_that_was_scored(kit, first):
+    """Of another one, the difference of the two would tell of single images."""
+    host = kit.host(evaluation={"statistics": True})
+    weights = first_weights(host)
+    other = {name: tensor + 0.01 for name, tensor in weights.items()}
+    asked = {"scores": ("evaluate", {"split": "test", "own": "none"}), "statistics": ("give_statistics", {})}
+    second = next(name for name in asked if name != first)
+    operation, arguments = asked[first]
+    assert ask(host, operation, 3, weights=weights, **arguments).parcels
+    operation, arguments = asked[second]
+    with pytest.raises(
+        GateRefused,
+        match=f"came for another model than the one whose {'metrics' if first == 'scores' else 'statistics'}",
+    ):
+        ask(host, operation, 3, weights=other, **arguments)
+    assert ask(host, operation, 3, weights=weights, **arguments).parcels

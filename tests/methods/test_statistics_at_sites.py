@@ -130,6 +130,15 @@ def test_sub_groups_of_few_patients_and_their_complements_are_not_told(scores):
     assert groups == {"sex = f", "sex = m", "sex = x", "scanner = old"}  # 'young' would give 'new' away
 
 
+def test_two_sub_groups_of_one_patient_each_do_not_follow_from_the_others(scores):
+    """All patients together and the two large groups would tell of the two who are in neither."""
+    labels, good, _ = scores
+    scanners = np.array(["old"] * 150 + ["young"] * 88 + ["new", "rare"])
+    site = binary(labels, 10, columns=scanners[:, None], names=("scanner",))
+    told = told_about(site, site.data.test, {"outputs": good}, ["scanner"])
+    assert {name.split(":")[0] for name in told if " = " in name} == {"scanner = old"}
+
+
 def test_values_and_masks_have_intervals_too():
     rng = np.random.default_rng(1)
     ages = rng.uniform(0, 100, CASES)

@@ -10,6 +10,7 @@ from polyclinic.metrics.statistics.safe import (
     mean_of_sites,
     safe_intervals,
     smallest_class,
+    told_cells,
 )
 
 
@@ -64,3 +65,30 @@ def test_variances_of_sites_add_up():
     value, low, high, variance = mean_of_sites({"a": [0.8, 0, 0, 0.04], "b": [0.6, 0, 0, 0.12]})
     assert (value, variance) == (pytest.approx(0.7), pytest.approx(0.04))
     assert (low, high) == (pytest.approx(0.7 - 1.96 * 0.2, abs=1e-3), pytest.approx(0.7 + 1.96 * 0.2, abs=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("people", "told"),
+    [
+        ([range(1), range(1, 2), range(2, 14), range(14, 40)], [False, False, False, True]),  # two of one patient each
+        ([range(6), range(6), range(6, 40), range(40, 90)], [False, False, False, True]),  # two of the same patients
+        ([range(6), range(6, 12), range(12, 40)], [False, False, True]),  # twelve together are enough
+        ([range(0), range(12), range(12, 40)], [True, True, True]),
+        ([range(3), range(3, 8)], [False, False]),
+    ],
+)
+def test_cells_of_few_patients_do_not_follow_from_the_others(people, told):
+    cells = [np.array(some, dtype=np.int64) for some in people]
+    assert told_cells(cells, 10).tolist() == told
+    assert told_cells(cells, 0).all()
+
+
+def test_what_is_hidden_in_drawn_tables_is_of_enough_patients():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        cells = [rng.choice(60, rng.integers(0, 25)) for _ in range(rng.integers(1, 7))]
+        told = told_cells(cells, 10)
+        sizes = np.array([len(set(some.tolist())) for some in cells])
+        hidden = set().union(*(cells[number].tolist() for number in np.flatnonzero(~told)))
+        assert len(hidden) not in range(1, 10) or sizes[told].sum() == 0
+        assert not set(sizes[told].tolist()) & set(range(1, 10))

@@ -10,7 +10,7 @@ import torch
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.methods.inspect_sites import histogram_ks, suppressed
+from polyclinic.methods.inspect_sites import Counted, histogram_ks, suppressed
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.runner.evaluate import evaluate
 from polyclinic.runner.export.export import export
@@ -155,12 +155,14 @@ def test_a_secure_sum_tells_the_same_totals_only(study):
         ([20, 30, 40], [20, 30, 40]),
         ([3, 30, 40], [0, 0, 40]),  # the complement: 30 would give 3 away
         ([3, 2, 40], [0, 0, 40]),
+        ([1, 1, 30, 40], [0, 0, 0, 40]),  # 30 would give the two away
         ([0, 30, 40], [0, 30, 40]),
         ([4], [0]),
     ],
 )
 def test_small_counts_and_their_complements_are_not_told(counts, told):
-    found, known = suppressed(torch.tensor(counts), 5)
+    cells = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    found, known = suppressed(Counted(torch.tensor(counts), cells), 5)
     assert found.tolist() == told
     assert [bool(one) for one in known] == [number == count for number, count in zip(told, counts, strict=True)]
 

@@ -30,6 +30,7 @@ from polyclinic.federation.leaving.score_course import (
 )
 from polyclinic.federation.leaving.signing import Anchor, is_countersigned, signer_of_line
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
+from polyclinic.federation.leaving.tested_model import TestedModel
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.release_checks import (
@@ -172,6 +173,7 @@ class SiteHost:
             scored.check_left_out(call, self.course)
         if declared.begins_round:
             scored.begin(call)
+        TestedModel(site, declared, scored_splits(call, declared, self._work_of(call))).check(call)
 
     def _refuse_while_stopped(self) -> None:
         """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
@@ -309,6 +311,8 @@ class SiteHost:
             AnsweredCalls(site.folder / ANSWERED).note(call, turn.asked)
         if policy.deployed and any(parcel.kind == SCORES for parcel in parcels):
             ScoredWeights(site.folder / SCORED).note(call)
+        if policy.deployed and parcels:
+            TestedModel(site, declared, self._splits(turn, declared)).note(call)
         if self.spec.archive:
             self.spec.archive.released(
                 site, call, parcels, turn.used, declared.address, self._left_as(declared, outgoing)

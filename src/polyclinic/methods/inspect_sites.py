@@ -8,7 +8,7 @@ and so is the next larger count of the same table, from which the missing one wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.metrics.statistics.safe import told_cells
 from polyclinic.tasks.coarse import round_counts
 
 if TYPE_CHECKING:
@@ -82,20 +83,21 @@ class InspectSites(Method):
         columns."""
         train, least = site.data.train, site.min_cohort
         missing = np.zeros(len(train), bool) if train.columns is None else (np.asarray(train.columns) == "").any(1)
-        splits = [_counted(np.zeros(len(one), int), 1, one) for one in (getattr(site.data, name) for name in SPLITS)]
-        patients = splits[0].patients
+        splits = [_people(getattr(site.data, name)) for name in SPLITS]
         counts = {
-            "splits": Counted(*(torch.cat(column) for column in zip(*splits, strict=True))),
-            "patients": Counted(patients, patients),
+            "splits": Counted(torch.tensor([len(one) for one in splits]), splits),
+            "patients": Counted(torch.tensor([len(np.unique(splits[0]))]), splits[:1]),
             "labels": _counted(*label_bins_of(train.labels, site.trainer.target), train),
             "intensities": _counted(in_bins(mean_intensities(train.images), 0, 255), BINS, train),
             "sides": _counted(side_bins(train), len(SIDES) + 1, train),
             "spacings": _counted(spacing_bins(train), len(SPACINGS) + 2, train),
-            "missing": _counted(np.where(missing, 0, -1), 1, train),
+            "missing": _counted(np.where(missing, 0, 1), 2, train),
         }
         tensors: dict[str, Tensor] = {}
         for name, one in counts.items():
-            tensors[name], tensors[f"{name} told"] = suppressed(one.images, least, one.patients)
+            tensors[name], tensors[f"{name} told"] = suppressed(one, least)
+        for name in ("missing", "missing told"):  # the other cell is there for its complement, and all the rest
+            tensors[name] = tensors[name][:1]
         return Parcel("statistics", tensors)
 
 
@@ -104,18 +106,21 @@ def label_bins(classes: Any) -> int:
 
 
 class Counted(NamedTuple):
-    """int64 [bins] each: images, and the patients whose images they are."""
+    """Images in each cell of a table, int64 [cells], and whose they are."""
 
     images: Tensor
-    patients: Tensor
+    people: Sequence[np.ndarray]
+
+
+def _people(part: ImageSet) -> np.ndarray:
+    """Whose each image is; where nobody says, each is of a patient of its own."""
+    return np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
 
 
 def _counted(bins: np.ndarray, size: int, part: ImageSet) -> Counted:
-    """Images and patients in each bin, by the bin of each image (-1: in none)."""
-    cases = np.arange(len(bins)) if part.cases is None else np.asarray(part.cases)
-    images = [int((bins == number).sum()) for number in range(size)]
-    patients = [len(np.unique(cases[bins == number])) for number in range(size)]
-    return Counted(torch.tensor(images), torch.tensor(patients))
+    """The images in each bin, by the bin of each image."""
+    people = [_people(part)[bins == number] for number in range(size)]
+    return Counted(torch.tensor([len(one) for one in people]), people)
 
 
 def label_bins_of(labels: np.ndarray, target: Any) -> tuple[np.ndarray, int]:
@@ -151,17 +156,12 @@ def mean_intensities(images: np.ndarray) -> np.ndarray:
     return np.array([float(np.asarray(image).mean()) for image in images])
 
 
-def suppressed(counts: Tensor, least: int, patients: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Counts, 0 where they are not told, and 1 where they are. A count of 1 to `least` - 1 `patients` (of images, where
-    nobody knows them) is not told. Where exactly one is not, the smallest of the others is not told either: the total
-    of the table would give the one away. Counts are told in steps, as in coarse scores: two questions that differ by a
-    hair could be subtracted."""
-    told = (counts == 0) | ((counts if patients is None else patients) >= least)
-    if int((~told).sum()) == 1 and len(counts) > 1:
-        others = torch.where(told & (counts > 0), counts, torch.iinfo(torch.int64).max)
-        told = told.clone()
-        told[int(others.argmin())] = False
-    return torch.where(told, round_counts(counts, max(least, 1)), 0), told.long()
+def suppressed(counted: Counted, least: int) -> tuple[Tensor, Tensor]:
+    """Counts, 0 where they are not told, and 1 where they are. Those of fewer than `least` patients are not told, nor
+    others from which these would follow (`told_cells`). Counts are told in steps, as in coarse scores: two questions
+    that differ by a hair could be subtracted."""
+    told = torch.from_numpy(told_cells(counted.people, least))
+    return torch.where(told, round_counts(counted.images, max(least, 1)), 0), told.long()
 
 
 def tables(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:

@@ -24,7 +24,7 @@ from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.summing import shamir
 from polyclinic.federation.summing.agreement import SIGNATURE_BYTES
-from polyclinic.federation.summing.masks import Context, add_mask, pair_secret, sign_of
+from polyclinic.federation.summing.masks import Context, add_masks, pair_secret, sign_of
 from polyclinic.federation.summing.settings import MOST_SITES, Federated
 from polyclinic.federation.summing.site_sums import BOX, MASKED, SHARES
 from polyclinic.federation.summing.summand import TAIL, Layout, check_layout, check_open, digest_of_question, parcels_of
@@ -211,6 +211,7 @@ class Unmasking:
 
     def open(self, total: Total, given: Mapping[str, Parcel], commitments: Mapping[str, bytes]) -> None:
         """WorkFailed where the shares do not give the secrets back that the sites began with."""
+        masks: list[tuple[bytes, int]] = []
         for place, member in enumerate(self.context.members):
             secret = self._secret(place, given)
             if member in self.answered:
@@ -218,9 +219,10 @@ class Unmasking:
                     raise WorkFailed(
                         f"the shares of the own mask of site '{member}' do not fit; a site lied about them"
                     )
-                add_mask(total.row, secret, self.info, sign=-1)
+                masks.append((secret, -1))
             else:
-                self._remove_pairs(total, member, secret)
+                masks.extend(self._pairs(member, secret))
+        add_masks(total.row, masks, self.info)
 
     def _secret(self, place: int, given: Mapping[str, Parcel]) -> bytes | None:
         order = sorted(self.context.keys)
@@ -229,13 +231,13 @@ class Unmasking:
         fitting = {s: row for s, row in rows.items() if row is not None and tuple(row.shape) == wanted}
         return shamir.combine({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
 
-    def _remove_pairs(self, total: Total, gone: str, secret: bytes | None) -> None:
+    def _pairs(self, gone: str, secret: bytes | None) -> Iterator[tuple[bytes, int]]:
+        """The masks that a site which dropped out left in the others' answers."""
         key = X25519PrivateKey.from_private_bytes(secret) if secret else None
         if key is None or sealing.public_key(key) != self.context.keys[gone]:
             raise WorkFailed(f"the shares of the mask key of site '{gone}' do not fit; a site lied about them")
         for site in self.answered:
-            shared = pair_secret(key, self.context.keys[site])
-            add_mask(total.row, shared, self.info, sign=-sign_of(site, gone, self.context.keys))
+            yield pair_secret(key, self.context.keys[site]), -sign_of(site, gone, self.context.keys)
 
 
 def _checked_boxes(reply: Reply, sites: int) -> Parcel:

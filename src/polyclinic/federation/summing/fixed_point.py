@@ -20,14 +20,21 @@ class TooLarge(Exception):  # noqa: N818
 
 def to_whole(values: Tensor, weight: int, bits: int) -> np.ndarray:
     """Numbers times a weight as whole numbers of 2^-bits, uint64 [n]; whole ones keep a resolution of 1."""
+    row = np.empty(values.numel(), np.uint64)
+    write_whole(values, weight, bits, row)
+    return row
+
+
+def write_whole(values: Tensor, weight: int, bits: int, row: np.ndarray) -> None:
+    """The same, into a part of a row that is there already; TooLarge leaves it unfinished."""
     if values.dtype.is_floating_point:
-        wide = (values.detach().double() * (weight * 2.0**bits)).round()
-        _check(float(wide.abs().max()) if wide.numel() else 0.0, weight, bits)
-        whole = wide.long()
+        whole = values.detach().double().mul(weight * 2.0**bits).round_()
+        low, high = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
+        _check(max(high, -low), weight, bits)
     else:
         _check(_largest(values) * weight, weight, 0)  # before they are multiplied, which could wrap around
         whole = values.detach().long() * weight
-    return whole.cpu().contiguous().flatten().numpy().view(np.uint64)
+    torch.from_numpy(row.view(np.int64)).copy_(whole.flatten())
 
 
 def _largest(values: Tensor) -> int:

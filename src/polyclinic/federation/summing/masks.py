@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 #: whole numbers that are made at a time: bounds the memory, and stays in the processor's cache
-PIECE = 2**17
+PIECE = 2**14
 _ZEROS = bytes(8 * PIECE)
 
 
@@ -54,16 +54,23 @@ def pair_secret(mine: X25519PrivateKey, theirs: bytes) -> bytes:
     return mine.exchange(X25519PublicKey.from_public_bytes(theirs))
 
 
-def add_mask(numbers: np.ndarray, secret: bytes, info: bytes, *, sign: int) -> None:
-    """Add (sign 1) or subtract (-1) a mask to whole numbers uint64 [n], modulo 2^64, in place."""
-    key = HKDF(SHA256(), length=32, salt=None, info=info).derive(secret)
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+def add_masks(numbers: np.ndarray, masks: Iterable[tuple[bytes, int]], info: bytes) -> None:
+    """Add masks (secret, and sign 1 to add or -1 to subtract) to whole numbers uint64 [n], modulo 2^64, in place.
+
+    All masks of a piece are added while it lies in the processor's cache: the row goes through memory once."""
+    streams = [(_stream(secret, info), np.add if sign > 0 else np.subtract) for secret, sign in masks]
     buffer = bytearray(len(_ZEROS))
     for start in range(0, len(numbers), PIECE):
         piece = numbers[start : start + PIECE]
-        stream.update_into(memoryview(_ZEROS)[: 8 * len(piece)], buffer)
-        mask = np.frombuffer(buffer, "<u8", len(piece))
-        (np.add if sign > 0 else np.subtract)(piece, mask, out=piece)
+        zeros, mask = memoryview(_ZEROS)[: 8 * len(piece)], np.frombuffer(buffer, "<u8", len(piece))
+        for stream, add in streams:
+            stream.update_into(zeros, buffer)
+            add(piece, mask, out=piece)
+
+
+def _stream(secret: bytes, info: bytes) -> CipherContext:
+    key = HKDF(SHA256(), length=32, salt=None, info=info).derive(secret)
+    return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
 
 def sign_of(site: str, other: str, keys: Mapping[str, bytes]) -> int:

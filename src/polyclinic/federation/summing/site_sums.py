@@ -30,7 +30,7 @@ from polyclinic.federation.summing.agreement import check_agreement, signature_o
 from polyclinic.federation.summing.done_once import note_agreed, note_masked, note_shared
 from polyclinic.federation.summing.fixed_point import TooLarge
 from polyclinic.federation.summing.floor import Floor
-from polyclinic.federation.summing.masks import add_mask, pair_secret, sign_of
+from polyclinic.federation.summing.masks import add_masks, pair_secret, sign_of
 from polyclinic.federation.summing.open_sum import OpenSum, at_step, changed, keep, known
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.federation.summing.summand import TAIL, Summand, digest_of_question, summand_of
@@ -186,12 +186,13 @@ class SiteSums:
         context = begun.context()
         question = digest_of_question(call.parcels, call.arguments)
         note_masked(site, begun, question, summand.numbers)
-        info, numbers = context.info(question), summand.numbers.copy()
-        add_mask(numbers, bytes.fromhex(begun.own_seed), info, sign=1)
-        for other in begun.members:
-            if other != site.name:
-                secret = pair_secret(begun.private_key, context.keys[other])
-                add_mask(numbers, secret, info, sign=sign_of(site.name, other, context.keys))
+        key, numbers = begun.private_key, summand.numbers
+        pairs = [
+            (pair_secret(key, context.keys[other]), sign_of(site.name, other, context.keys))
+            for other in begun.members
+            if other != site.name
+        ]
+        add_masks(numbers, [(bytes.fromhex(begun.own_seed), 1), *pairs], context.info(question))
         keep(site, changed(begun, {"step": "added", "question": question}))
         about = {"id": context.sum_id[:16], "sites": len(begun.members)}
         row = torch.from_numpy(numbers.view(np.int64))

@@ -39,20 +39,22 @@ def summand_of(parcels: Sequence[Parcel], *, mean: bool, weighting: str, bits: i
     tensor with a number that does not fit."""
     metadata = {name: value for parcel in parcels for name, value in parcel.metadata.items()}
     weight = 1 if not mean else int(metadata["samples"]) if weighting == "samples" else UNIFORM
-    rows, layout = [], []
+    row, start = np.empty(sum(t.numel() for p in parcels for t in p.tensors.values()) + TAIL, np.uint64), 0
+    layout: Layout = []
     for parcel in parcels:
         for name, tensor in parcel.tensors.items():
+            end = start + tensor.numel()
             try:
-                rows.append(fixed_point.to_whole(tensor, weight, bits))
+                fixed_point.write_whole(tensor, weight, bits, row[start:end])
             except TooLarge as error:
                 raise TooLarge(f"{parcel.kind} '{name}' holds {error}") from None
             layout.append([parcel.kind, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+            start = end
     try:
-        counts = [fixed_point.count_to_whole(weight, 0), _expected(metadata, bits), 1]
+        row[start:] = [fixed_point.count_to_whole(weight, 0), _expected(metadata, bits), 1]
     except TooLarge as error:
         raise TooLarge(f"the number of images is {error}") from None
-    rows.append(np.array(counts, np.uint64))
-    return Summand(np.concatenate(rows), layout)
+    return Summand(row, layout)
 
 
 def _expected(metadata: Mapping[str, Any], bits: int) -> int:

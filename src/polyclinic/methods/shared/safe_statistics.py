@@ -36,6 +36,7 @@ from polyclinic.metrics.statistics.safe import (
     rounded_interval,
     safe_intervals,
     smallest_class,
+    told_cells,
 )
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
@@ -112,7 +113,7 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
     labels = np.asarray(part.labels)
     if scored.probabilities is not None:
         bins, right = calibration_counts(scored.probabilities, labels, least, part.cases)
-        people = np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
+        people = _people(part)
         counts = np.array([len(np.unique(people[labels == one])) for one in range(scored.probabilities.shape[1])])
         found |= {"bins": torch.from_numpy(bins), "right": torch.from_numpy(right)}
         found[CLASSES] = torch.from_numpy((counts >= max(least, 1)).astype(np.int64))
@@ -181,7 +182,7 @@ def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
     for output, target in trainer.outputs(part):
         predicted, true = trainer.task.predictions(output, trainer.target)[:, None] > 0.5, target > 0.5
         areas.append(torch.stack([mask.sum((1, 2, 3)) for mask in (predicted & true, predicted, true)], 1).cpu())
-    patients = np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
+    patients = _people(part)
     _, first, member = np.unique(patients, return_index=True, return_inverse=True)
     sums = np.zeros((len(first), 3))
     np.add.at(sums, member.reshape(-1), torch.cat(areas).numpy())
@@ -204,17 +205,17 @@ def _delong(ranks: np.ndarray, labels: np.ndarray, part: ImageSet, least: int) -
 
 
 def _subgroups(site: Site, part: ImageSet, weights: Weights, column: str) -> dict[str, Tensor]:
-    """Metrics of each value of a column that enough patients have. Where just one value is left out, so is the smallest
-    of the others: what all images together say would give the one away."""
+    """Metrics of each value of a column that enough patients have. Where those that are left out have too few patients
+    together, so is the smallest of the others: what all images together say would give them away."""
     names = list(site.data.column_names)
     if part.columns is None or column not in names:
         return {}
     values = np.asarray(part.columns)[:, names.index(column)]
     groups = {str(value): _rows_of(part, np.flatnonzero(values == value)) for value in np.unique(values)}
-    least = max(FEWEST, site.min_cohort)
-    told = [value for value, some in groups.items() if _patients(some) >= least]
-    if len(groups) - len(told) == 1 and told and site.min_cohort:
-        told.remove(min(told, key=lambda value: _patients(groups[value])))
+    enough = [_patients(some) >= FEWEST for some in groups.values()]
+    if site.min_cohort:
+        enough = told_cells([_people(some) for some in groups.values()], max(FEWEST, site.min_cohort)).tolist()
+    told = [value for value, tell in zip(groups, enough, strict=True) if tell]
     found: dict[str, Tensor] = {}
     for value in told:
         some = groups[value]
@@ -227,8 +228,13 @@ def _rows_of(part: ImageSet, rows: np.ndarray) -> ImageSet:
     return type(part)(**{name: np.asarray(array)[rows] for name, array in arrays.items()})
 
 
+def _people(part: ImageSet) -> np.ndarray:
+    """Whose each image is; where nobody says, each is of a patient of its own."""
+    return np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
+
+
 def _patients(part: ImageSet) -> int:
-    return len(part) if part.cases is None else len(np.unique(np.asarray(part.cases)))
+    return len(np.unique(_people(part)))
 
 
 def _all(part: ImageSet) -> np.ndarray:

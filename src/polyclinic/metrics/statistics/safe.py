@@ -8,7 +8,7 @@ calibration leaves a histogram of few bins, in which those of few images are emp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -110,18 +110,30 @@ def calibration_counts(
     probabilities: np.ndarray, labels: np.ndarray, least: int, patients: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images, and those whose class was right, by the probability of the class that was said, int64 [BINS] each; both 0
-    in bins of fewer than `least` patients, and in one more where just one bin is left out: the number of all images
-    would give it away."""
+    in bins of fewer than `least` patients, and in others from which these would follow (`told_cells`)."""
     said, best = probabilities.argmax(1), probabilities.max(1)
     place = np.clip((best * BINS).astype(int), 0, BINS - 1)
     images = np.bincount(place, minlength=BINS)
     right = np.bincount(place, weights=said == labels, minlength=BINS).astype(np.int64)
     people = np.arange(len(labels)) if patients is None else np.asarray(patients)
-    number = np.array([len(np.unique(people[place == one])) for one in range(BINS)])
-    told = number >= max(least, 1)
-    if least and (~told & (number > 0)).sum() == 1 and told.any():
-        told[np.where(told, number, np.iinfo(np.int64).max).argmin()] = False
+    told = told_cells([people[place == one] for one in range(BINS)], least)
     return np.where(told, images, 0), np.where(told, right, 0)
+
+
+def told_cells(people: Sequence[np.ndarray], least: int) -> np.ndarray:
+    """Which cells of a table are told, bool [cells], by the patients in each: those of none, and those of `least` or
+    more. Where all that are not told have fewer than `least` patients together, the smallest of the others is not told
+    either: the figures of all cells together would give them away."""
+    numbers = np.array([len(np.unique(some)) for some in people])
+    told = (numbers == 0) | (numbers >= least)
+    while 0 < _patients_of(people, ~told) < least and (told & (numbers > 0)).any():
+        told[np.where(told & (numbers > 0), numbers, np.iinfo(np.int64).max).argmin()] = False
+    return told
+
+
+def _patients_of(people: Sequence[np.ndarray], cells: np.ndarray) -> int:
+    """A patient may be in several cells, and counts once."""
+    return len(set().union(*(np.asarray(some).tolist() for some, wanted in zip(people, cells, strict=True) if wanted)))
 
 
 def mean_of_sites(sites: Mapping[str, list[float]]) -> list[float]:

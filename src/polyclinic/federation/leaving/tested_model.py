@@ -1,0 +1,61 @@
+"""The model that a deployed site tells figures of its test images about: scores and statistics are about the same one.
+
+Statistics are finer than coarse scores. A coordinator that had one model scored and statistics of another one told
+would learn from the difference of the two.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyclinic.federation.leaving.budget import SCORES
+from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.files import atomic_write
+
+if TYPE_CHECKING:
+    from polyclinic.federation.call import Call
+    from polyclinic.federation.operation import Operation
+    from polyclinic.federation.site import Site
+
+#: in a deployed site's folder; no coordinator can put it back
+TESTED = "tested.json"
+STATISTICS = "statistics"
+
+
+class TestedModel:
+    """Digests of the models that a site told figures of its test images about, by kind of parcel."""
+
+    __test__ = False  # no test, whatever its name says
+
+    def __init__(self, site: Site, declared: Operation, splits: tuple[str, ...]) -> None:
+        self._path, self._local = site.folder / TESTED, bool(site.trainer.local_names)
+        kinds = [kind for kind in (SCORES, STATISTICS) if kind in declared.releases]
+        self._kind = kinds[0] if kinds and splits == ("test",) else None
+
+    def check(self, call: Call) -> None:
+        """GateRefused where figures of the other kind were told about another model."""
+        other = STATISTICS if self._kind == SCORES else SCORES
+        told = _known(self._path).get(other, []) if self._kind else []
+        if told and self._model(call) not in told:
+            raise GateRefused(
+                f"'{call.operation}' came for another model than the one whose {other} of test images were told in "
+                "this run; both are about the finished model"
+            )
+
+    def note(self, call: Call) -> None:
+        """The site tells figures of this model; on disk when this returns."""
+        known = _known(self._path)
+        if self._kind and self._model(call) not in known.setdefault(self._kind, []):
+            known[self._kind].append(self._model(call))
+            atomic_write(self._path, json.dumps(known), private=True, durable=True)
+
+    def _model(self, call: Call) -> str:
+        """The weights that came, and which part of its own the site adds to them, where it has one."""
+        digest = call.parcels["weights"].digest if "weights" in call.parcels else ""
+        return f"{digest} {call.arguments.get('own', 'current') if self._local else 'none'}"
+
+
+def _known(path: Path) -> dict[str, list[str]]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
