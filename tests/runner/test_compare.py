@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import warnings
 
 import pytest
 
 from polyclinic.errors import BadInput, Notice
+from polyclinic.registry import forget_notices
 from polyclinic.runner.compare import check_all, compare, entries, for_method, tables_for
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
@@ -61,8 +63,17 @@ def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_
     with pytest.warns(Notice, match="^fedavg: 20 rounds, its default, as 'analytic' of the study has one round only"):
         planned = entries(study, ["analytic", "fedavg"], 1, tmp_path, [])
     assert [entry.study.method.rounds for entry in planned] == [1, 20]
-    planned = entries(study, ["analytic", "fedavg"], 1, tmp_path, ["fedavg:method.rounds=4"])
-    assert planned[1].study.method.rounds == 4
+
+
+@pytest.mark.parametrize("change", ["fedavg:method.rounds=4", "method.rounds=4"])
+def test_a_number_of_rounds_that_is_given_is_not_called_a_default(tiny, tmp_path, change):
+    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
+    methods = ["analytic", "fedavg"] if ":" in change else ["fedavg"]
+    forget_notices()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        planned = entries(study, methods, 1, tmp_path, [change])
+    assert planned[-1].study.method.rounds == 4
 
 
 def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):

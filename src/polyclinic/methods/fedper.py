@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -28,12 +29,14 @@ class FedPer(FedAvg):
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         return super().local_names(model, batch_norm) | self.head_names(model)
 
+    def check_cuts(self, backbone: str, cuts: Sequence[str]) -> None:
+        if self.personal_after is not None and self.personal_after not in cuts:
+            raise BadInput(
+                f"method.personal_after: {backbone} has no cut '{self.personal_after}'; choose one of {', '.join(cuts)}"
+            )
+
     def head_names(self, model: Backbone) -> frozenset[str]:
         """Names of the weights behind the cut."""
         if not model.cuts:  # a study with such a network is refused
             return frozenset()
-        cut = self.personal_after or model.cuts[-1]
-        if cut not in model.cuts:
-            choices = ", ".join(model.cuts)
-            raise BadInput(f"method.personal_after: {model.name} has no cut '{cut}'; choose one of {choices}")
-        return frozenset(split(model, cut)[1].state_dict())
+        return frozenset(split(model, self.personal_after or model.cuts[-1])[1].state_dict())

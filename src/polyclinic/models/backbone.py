@@ -43,6 +43,9 @@ class Backbone(nn.Module):
     summary: ClassVar[str]
     stages: ClassVar[dict[str, tuple[str, ...]]]
     dense: ClassVar[bool] = False  #: gives a map with a value per pixel (segmentation), not a vector per image
+    #: whether it has layers that `model.norm` chooses, and no others that differential privacy forbids; None: nobody
+    #: knows before one is built
+    norm_layers: ClassVar[bool | None] = None
 
     present: tuple[str, ...]
     frozen: tuple[str, ...]  #: stages that are not trained (`freeze`)

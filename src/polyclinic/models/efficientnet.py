@@ -39,6 +39,7 @@ class EfficientNetLite0(Backbone):
 
     name: ClassVar[str] = "efficientnet-lite0"
     summary: ClassVar[str] = "EfficientNet-Lite0, 3.4 million parameters: has public weights (ImageNet)"
+    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "stem": ("public_input", "conv_stem", "bn0", "relu0"),
         **{f"block{number}": (f"block{number}",) for number in range(1, BLOCKS + 1)},

@@ -59,6 +59,7 @@ class Encoded(Backbone):
     """Cut `features` lies between the encoder and the head."""
 
     encoder_class: ClassVar[type[Encoder]]
+    norm_layers: ClassVar[bool | None] = False
     stages: ClassVar[dict[str, tuple[str, ...]]] = {"features": ("features",), "head": ("fc",)}
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
@@ -98,6 +99,7 @@ def encoded(name: str) -> type[Encoded]:
 def _encoded(name: str, encoder: type[Encoder]) -> type[Encoded]:
     first_line = (encoder.__doc__ or "").strip().splitlines() or [f"{encoder.width} features"]
     facts = {"name": name, "summary": f"a linear head on an encoder: {first_line[0]}", "encoder_class": encoder}
+    facts["__module__"] = __name__  # and not that of whoever makes the class
     return type(f"{encoder.__name__}Head", (Encoded,), facts)
 
 

@@ -20,6 +20,7 @@ class CNN32x64x128(Backbone):
 
     name: ClassVar[str] = "cnn-32-64-128"
     summary: ClassVar[str] = "two convolutions and a dense layer: FELICIA's classifier of digits"
+    norm_layers: ClassVar[bool | None] = False
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "relu1"),
         "conv2": ("conv2", "relu2", "pool"),
@@ -44,6 +45,7 @@ class CNN64x128x64x32(Backbone):
 
     name: ClassVar[str] = "cnn-64-128-64-32"
     summary: ClassVar[str] = "three convolutions and a dense layer: FELICIA's classifier of skin lesions"
+    norm_layers: ClassVar[bool | None] = False
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "relu1"),
         "conv2": ("conv2", "relu2"),

@@ -14,6 +14,7 @@ class LeNet5(Backbone):
 
     name: ClassVar[str] = "lenet5"
     summary: ClassVar[str] = "LeNet-5, tanh and no norm layers: the usual target of gradient inversion"
+    norm_layers: ClassVar[bool | None] = False
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "tanh1", "pool1"),
         "conv2": ("conv2", "tanh2", "pool2"),

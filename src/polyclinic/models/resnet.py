@@ -88,6 +88,7 @@ class ResNet18(Backbone):
     summary: ClassVar[str] = "ResNet-18, 11 million parameters: the backbone of the replay papers"
     block: ClassVar[type[Block] | type[Bottleneck]] = Block
     blocks: ClassVar[tuple[int, int, int, int]] = (2, 2, 2, 2)
+    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "relu": ("conv1", "bn1", "relu"),
         "conv1": ("maxpool",),

@@ -15,6 +15,7 @@ class SmallCNN(Backbone):
 
     name: ClassVar[str] = "small-cnn"
     summary: ClassVar[str] = "three convolutions, 57 thousand parameters: quick studies on a CPU"
+    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "conv1": ("conv1", "norm1", "relu1", "pool1"),
         "conv2": ("conv2", "norm2", "relu2", "pool2"),

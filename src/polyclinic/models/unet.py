@@ -21,6 +21,7 @@ class UNet(Backbone):
 
     name: ClassVar[str] = "unet"
     summary: ClassVar[str] = "U-Net (MONAI's BasicUNet), 2 million parameters: segmentation"
+    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {"block1": ("conv_0",), "rest": (*DOWN, *UP, "final_conv")}
     dense: ClassVar[bool] = True
 

@@ -35,6 +35,7 @@ class UNet512(Backbone):
 
     name: ClassVar[str] = "unet-512"
     summary: ClassVar[str] = "U-Net, 7.8 million parameters, as in the replay paper: segmentation"
+    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "block1": ("encoder1",),
         "rest": (

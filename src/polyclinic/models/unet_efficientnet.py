@@ -33,6 +33,7 @@ class UNetEfficientNetLite0(Backbone):
 
     name: ClassVar[str] = "unet-efficientnet-lite0"
     summary: ClassVar[str] = "U-Net on EfficientNet-Lite0, 3.8 million parameters: segmentation from public weights"
+    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "stem": ("public_input", "conv_stem", "bn0", "relu0"),
         "block1": ("block1",),

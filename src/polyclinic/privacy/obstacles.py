@@ -14,6 +14,10 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 #: layers of other packages that drop whole paths
 DROPS_BY_PLACE = ("StochasticDepth", "DropPath")
+BATCH_NORM = (
+    "model.norm: batch norm mixes the images of a batch and keeps statistics of them without noise; "
+    "set model.norm = 'group' under differential privacy"
+)
 
 
 def obstacles(network: nn.Module) -> list[str]:
@@ -24,10 +28,7 @@ def obstacles(network: nn.Module) -> list[str]:
 
 def _reason(layer: nn.Module) -> str | None:
     if isinstance(layer, _BatchNorm):
-        return (
-            "model.norm: batch norm mixes the images of a batch and keeps statistics of them without noise; "
-            "set model.norm = 'group' under differential privacy"
-        )
+        return BATCH_NORM
     if isinstance(layer, _NormBase) and layer.track_running_stats:
         return (
             "model.norm: instance norm with running statistics keeps numbers of real images without noise; "

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator
-from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy.clipped_sums import Clipping
 from polyclinic.privacy.epsilon import Accountant, steps_for
-from polyclinic.privacy.obstacles import obstacles
 from polyclinic.settings import Settings
 
 #: what can be trained with differential privacy: by a site, or (primary) by a coordinator on what sites have sent
@@ -100,8 +98,8 @@ class Facts:
     parts: Collection[str]
     #: the method's own reason against, a sentence with the cure
     method_obstacle: str | None = None
-    #: the network of the task, if it is to be trained with differential privacy
-    network: nn.Module | None = None
+    #: the network's reason against, a sentence with the cure
+    network_obstacle: str | None = None
     #: the generator's reason against, a sentence with the cure
     generator_obstacle: str | None = None
     #: kinds of parcel that the study releases and that no private training covers
@@ -140,9 +138,8 @@ def check_facts(privacy: Privacy, facts: Facts) -> None:
         _check_all_covered(privacy, facts)
     if {"generator", "prior"} & set(privacy.on) and facts.generator_obstacle:
         raise BadInput(facts.generator_obstacle)
-    if {"classifier", "encoder"} & set(privacy.on) and facts.network is not None:
-        for obstacle in obstacles(facts.network):
-            raise BadInput(obstacle)
+    if {"classifier", "encoder"} & set(privacy.on) and facts.network_obstacle:
+        raise BadInput(facts.network_obstacle)
 
 
 def _check_all_covered(privacy: Privacy, facts: Facts) -> None:

@@ -149,6 +149,11 @@ def for_method(study: Study, method: str, changes: JsonObject) -> Study:
     """The study with another method, which keeps those `[method]` settings and those tables that are for it, too."""
     tables = tables_for(study, method)
     mine = {path: value for path, value in changes.items() if has_setting(method, path)}
+    if "rounds" in tables["method"] and isinstance(study.method, OneRound) and "method.rounds" not in mine:
+        notice_once(
+            f"{method}: {tables['method']['rounds']} rounds, its default, as '{study.method.name}' of the study has "
+            f"one round only; --set {method}:method.rounds=N takes another number"
+        )
     return parse_study(fit_to_variants(tables, _changed(tables, mine), mine))
 
 
@@ -164,10 +169,6 @@ def tables_for(study: Study, method: str) -> JsonObject:
     kept = {key: value for key, value in chosen.items() if key in kind.model_fields}
     if isinstance(study.method, OneRound) and not issubclass(kind, OneRound):
         kept["rounds"] = kind.model_fields["rounds"].default
-        notice_once(
-            f"{method}: {kept['rounds']} rounds, its default, as '{old}' of the study has one round only; "
-            f"--set {method}:method.rounds=N takes another number"
-        )
     if issubclass(kind, OneRound):
         kept.pop("rounds", None)
     tables["method"] = {**kept, "name": method}

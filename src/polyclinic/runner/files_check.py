@@ -21,7 +21,7 @@ from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, WeightsFile, find_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
-from polyclinic.study.checks import network_of
+from polyclinic.study.network import network_of
 
 #: images that `study check` reads
 READ_AT_MOST = 1000

@@ -18,21 +18,25 @@ from polyclinic.models import (
     BACKBONES,
     PUBLIC,
     RANDOM,
-    Backbone,
     Encoded,
     find,
     is_importable,
-    norm_names,
     public_weights,
     registry_of,
     split,
 )
-from polyclinic.models.imported import Imported, channels_of
-from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, check_facts
-from polyclinic.randomness import torch_rng
-from polyclinic.registry import notice_once, reason
+from polyclinic.registry import notice_once
 from polyclinic.settings import no_such_choice
+from polyclinic.study.network import (
+    backbone_of,
+    cuts_of,
+    has_batch_norm,
+    network_obstacle,
+    network_of,
+    try_network,
+    try_private,
+)
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
@@ -52,7 +56,7 @@ def check_task(study: Study) -> None:
     for setting in ("test_per_class", "test_total_per_class"):
         if task == "regression" and getattr(study.data, setting) is not None:
             raise BadInput(f"data.{setting}: the labels of regression are values and have no classes; leave it out")
-    if _backbone(study).dense != study.task.dense:
+    if backbone_of(study).dense != study.task.dense:
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {_fitting(study)}")
     for site, backbone in study.model.backbones.items():
         if not method.traits.mixes_backbones:
@@ -88,8 +92,8 @@ def check_model(study: Study) -> None:
     model, method = study.model, study.method
     for name in dict.fromkeys((model.backbone, *model.backbones.values())):
         if not is_importable(name) and name in BACKBONES and name not in BACKBONES.builtin:
-            _try_network(name, BACKBONES[name], study.data.size, model.norm)
-    cuts = _cuts(study)
+            try_network(name, BACKBONES[name], study.data.size, model.norm)
+    cuts = cuts_of(study)
     if not cuts and (model.cut is not None or method.traits.needs_cut):
         why = f"'{method.name}' cuts the network" if method.traits.needs_cut else "the study sets model.cut"
         raise BadInput(
@@ -99,16 +103,16 @@ def check_model(study: Study) -> None:
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
     _check_first_weights(study, cuts)
-    looked_at = model.weights != RANDOM or method.traits.needs_cut
-    own = method.local_names(network_of(study), model.batch_norm) if looked_at else ()
-    if own and model.weights != RANDOM and isinstance(study.data, AtSites):
+    method.check_cuts(model.backbone, cuts)
+    deployed_weights = model.weights != RANDOM and isinstance(study.data, AtSites)
+    if deployed_weights and method.local_names(network_of(study), model.batch_norm):
         raise BadInput(
             f"model.weights: sites of '{method.name}' keep a part of the network, which at a deployed site would not "
             "begin with the file's weights; choose a method that sends all of it, and model.batch_norm = 'average'"
         )
     if model.batch_norm == "local" and method.traits.batch_norm == "average":
         raise BadInput(f"model.batch_norm: '{method.name}' cannot keep it local; set model.batch_norm = 'average'")
-    if method.traits.batch_norm == "local" and not norm_names(network_of(study)):
+    if method.traits.batch_norm == "local" and not has_batch_norm(study):
         raise BadInput(
             f"method.name: {method.name} keeps batch-norm layers at the sites, and {model.backbone} with "
             f"model.norm = '{model.norm}' has none; choose a backbone with batch norm"
@@ -163,9 +167,9 @@ def _check_first_weights(study: Study, cuts: tuple[str, ...]) -> None:
             f"model.weights: '{method.name}' keeps the first weights up to the cut, as method.front is 'public', and "
             "they are random; set model.weights to 'public' or a file"
         )
-    if model.weights == PUBLIC and not issubclass(_backbone(study), Encoded):
+    if model.weights == PUBLIC and not issubclass(backbone_of(study), Encoded):
         public_weights(model.backbone)
-    if method.traits.needs_encoder and not issubclass(_backbone(study), Encoded):
+    if method.traits.needs_encoder and not issubclass(backbone_of(study), Encoded):
         can = ", ".join(name for name in ENCODERS.working() if name not in BACKBONES)
         raise BadInput(
             f"model.backbone: '{method.name}' fits a head on an encoder that nobody trains, and '{model.backbone}' is "
@@ -217,7 +221,7 @@ def _check_latents(study: Study) -> None:
 
 def _shape_of_latents(study: Study) -> tuple[int, ...]:
     network, size = network_of(study), study.data.size
-    network.resize_to(study.model.input_size or _backbone(study).input_side(size), size)
+    network.resize_to(study.model.input_size or backbone_of(study).input_side(size), size)
     front = split(network.eval(), study.model.freeze or "")[0]
     return tuple(front(torch.zeros(1, 1, size, size, device="meta")).shape[1:])
 
@@ -293,12 +297,11 @@ def check_privacy(study: Study) -> None:
     parts = [*study.method.traits.private_networks]
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
-    network = network_of(study)
     facts = Facts(
         study.method.name,
         parts,
         study.method.privacy_obstacle(),
-        network,
+        network_obstacle(study),
         study.generator.dp_obstacle(),
         uncovered_kinds(study),
         study.evaluation.every > 0 or study.evaluation.final != "none",
@@ -307,7 +310,7 @@ def check_privacy(study: Study) -> None:
     check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
         _check_private_batches(study)
-        _try_private(study)
+        try_private(study)
 
 
 def score_obstacle(study: Study) -> str | None:
@@ -339,59 +342,9 @@ def uncovered_kinds(study: Study) -> list[str]:
     return sorted((released - COVERABLE) | ({"codes"} if replays else set()))
 
 
-def _try_network(name: str, kind: type[Backbone], size: int, norm: str) -> None:
-    """BadInput if a plug-in's network cannot be built, or gives a wrong shape: two images are sent through it."""
-    where = f"'{name}' ({BACKBONES.origin(name)})"
-    try:
-        output = kind.without_weights(size, norm).eval()(torch.zeros(2, 1, size, size, device="meta"))
-        shape = tuple(output.shape)
-    except Exception as error:  # whatever a stranger's network does
-        raise BadInput(f"model.backbone: {where} cannot take 1 x {size} x {size} images: {reason(error)}") from None
-    wanted = (2, 2, size, size) if kind.dense else (2, 2)
-    if shape != wanted:
-        raise BadInput(
-            f"model.backbone: {where} gives {shape} for 2 images and 2 outputs, and must give {wanted}; mend its last "
-            "layer, or its `dense`"
-        )
-
-
-def _try_private(study: Study) -> None:
-    """BadInput if an importable network cannot be trained with gradients per image: nobody knows before it is tried."""
-    kind = _backbone(study)
-    if not issubclass(kind, Imported):
-        return
-    size = study.data.size
-    from polyclinic.privacy.dp_sgd import try_gradients
-
-    assert study.privacy is not None, "asked for private studies only"
-
-    images = torch.rand(2, channels_of(kind), size, size, generator=torch_rng(0, "trial"))
-    network = kind.sample(size, study.model.norm)
-    mixed = mixes_samples(network.eval(), torch.cat([images, 1 - images]))
-    problem = "it mixes the images of a batch" if mixed else try_gradients(network, images, study.privacy.clipping)
-    if problem:
-        raise BadInput(
-            f"privacy.on: {kind.name} cannot be trained with gradients per image ({problem[:120]}); choose another "
-            f"network, such as {', '.join(BACKBONES.builtin)}"
-        )
-
-
-def _backbone(study: Study) -> type[Backbone]:
-    return find(study.model.backbone, size=study.data.size, arguments=study.model.arguments)
-
-
-def _cuts(study: Study) -> tuple[str, ...]:
-    return tuple(_backbone(study).stages)[:-1]
-
-
 def _fitting(study: Study) -> str:
     """The backbones that can do the study's task."""
     return ", ".join(name for name, kind in BACKBONES.working().items() if kind.dense == study.task.dense)
-
-
-def network_of(study: Study) -> Backbone:
-    """The study's network, for a look at its layers; its weights are not needed, and have no memory where possible."""
-    return _backbone(study).without_weights(study.data.size, study.model.norm)
 
 
 def check_poisoning(study: Study) -> None:

@@ -32,7 +32,6 @@ from polyclinic.settings import Settings, nearest, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import _changed
 from polyclinic.study.checks import (
-    _backbone,
     check_generator,
     check_model,
     check_poisoning,
@@ -44,6 +43,7 @@ from polyclinic.study.checks import (
     check_tuning,
 )
 from polyclinic.study.ignored import notice_other_images
+from polyclinic.study.network import backbone_of
 from polyclinic.study.plugged import check_attacks, check_kinds
 from polyclinic.study.small_tables import EngineSettings, Evaluation, Logging, Model, PolicySettings
 from polyclinic.study.sum_checks import check_sums
@@ -157,7 +157,7 @@ class Study(Settings):
         frozen layers, where what they give is replayed."""
         if self.in_latents:
             return self.model.freeze
-        return self.model.cut or (_backbone(self).default_cut() if self.method.traits.needs_cut else None)
+        return self.model.cut or (backbone_of(self).default_cut() if self.method.traits.needs_cut else None)
 
 
 PLAIN: dict[str, type[Settings]] = {

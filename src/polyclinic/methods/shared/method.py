@@ -69,6 +69,9 @@ class Method(Settings):
     def check_task(self, task: str) -> None:
         """BadInput where a setting of the method does not go with the study's task."""
 
+    def check_cuts(self, backbone: str, cuts: Sequence[str]) -> None:
+        """BadInput where a setting of the method names a cut that the study's network does not have."""
+
     def check_generator(self, generator: Generator, task: str) -> None:
         """BadInput where the method's sites cannot train the study's generator for its task."""
 

@@ -1,0 +1,41 @@
+"""What backbones of the package say of their norm layers is what a network of theirs has."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyclinic.encoders import ENCODERS
+from polyclinic.models import BACKBONES, NORMS, find, norm_names
+from polyclinic.privacy.obstacles import BATCH_NORM, obstacles
+from polyclinic.study.network import has_batch_norm, network_obstacle
+
+OWN = [*BACKBONES.builtin, next(iter(ENCODERS.builtin))]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_backbone_has_the_norm_layers_that_it_says(name):
+    pytest.importorskip("monai")  # for `unet`
+    kind = find(name, size=32)
+    for norm in NORMS:
+        network = kind.without_weights(32, norm)
+        said = bool(kind.norm_layers) and norm == "batch"
+        assert bool(norm_names(network)) == said, norm
+        assert obstacles(network) == ([BATCH_NORM] if said else []), norm
+
+
+def test_a_backbone_that_is_derived_from_ours_is_looked_at(tiny, monkeypatch):
+    """Its class inherits what ours says, and its layers may be others."""
+    from torch import nn
+
+    class Mine(BACKBONES["small-cnn"]):  # type: ignore[misc]
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.norm1 = self.norm2 = self.norm3 = nn.Identity()
+
+    study = tiny("fedavg")
+    assert has_batch_norm(study)
+    assert network_obstacle(study) == BATCH_NORM
+    monkeypatch.setitem(BACKBONES.builtin, "small-cnn-mine", Mine)
+    own = study.with_settings({"model.backbone": "small-cnn-mine"})
+    assert not has_batch_norm(own)
+    assert network_obstacle(own) is None
