@@ -32,7 +32,7 @@ def test_a_backbone_that_is_derived_from_ours_is_looked_at(tiny, monkeypatch):
             super().__init__(*given)
             self.norm1 = self.norm2 = self.norm3 = nn.Identity()
 
-    study = tiny("fedavg")
+    study = tiny("fedavg", {"model.backbone": "small-cnn"})
     assert has_batch_norm(study)
     assert network_obstacle(study) == BATCH_NORM
     monkeypatch.setitem(BACKBONES.builtin, "small-cnn-mine", Mine)
