@@ -90,8 +90,8 @@ def test_possible_combinations_pass():
     everything = ("classifier", "generator", "prior")
     check_facts(Privacy(on=everything), Facts("fedavg-replay", everything))
     # a generator's obstacle does not matter where it is not to be private, nor the network's
-    check_facts(Privacy(), Facts("x", everything, network=nn.GroupNorm(1, 2), generator_obstacle="no"))
-    check_facts(Privacy(on=["generator"]), Facts("x", everything, network=nn.BatchNorm2d(2)))
+    check_facts(Privacy(), Facts("x", everything, generator_obstacle="no"))
+    check_facts(Privacy(on=["generator"]), Facts("x", everything, network_obstacle="no"))
 
 
 def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
