@@ -5,12 +5,15 @@ import hashlib
 import pytest
 from attacked_site import SITE, ask, study
 
+from polyclinic import __version__
 from polyclinic.cli.deploy import with_digest_of_weights
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, Approvals, NotApproved
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
 from polyclinic.files import write_tensors
+from polyclinic.models import read_weights
 from polyclinic.study import parse_study
 
 
@@ -70,3 +73,22 @@ def test_the_person_who_approves_reads_which_file_it_is(kit, file):
 def test_a_study_that_is_sent_names_the_file_by_its_digest(kit, file):
     place, sha256 = file
     assert with_digest_of_weights(study(model=tables(place, None))).model.weights_sha256 == sha256
+
+
+def test_no_rule_approves_a_second_model_that_the_site_does_not_have(kit, file):
+    """A model of the coordinator's choice, to be compared with a known one, may be crafted like any other."""
+    place, _ = file
+    digest = Parcel("weights", dict(read_weights(place).tensors)).digest
+    asked = study(method={"name": "evaluate", "against": str(place), "against_digest": digest})
+    approvals = Approvals(kit.folder, SITE)
+    approvals.request("compare", asked, __version__)
+
+    def told():
+        return " ".join(Asked(asked, SITE, kit.folder, policy_of(approvals.policy_file)).sentences(None))
+
+    with pytest.raises(NotApproved):
+        approvals.require("compare")
+    assert "'weights.safetensors', which your site does not have" in told()
+    trust(kit, place)
+    approvals.require("compare")
+    assert "your site has it as hospital.safetensors" in told()

@@ -106,6 +106,40 @@ def test_a_change_is_tested_in_pairs(scores):
     assert same["change of auc"].tolist()[:3] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("patients", [CASES, 60])
+def test_two_models_that_differ_on_one_patient_are_told_like_two_that_do_not(scores, patients):
+    """Else a model that says something else of one image would ask whether the image is there."""
+    labels, good, _ = scores
+    site = binary(labels[:patients], 10)
+    part = part_of(labels[:patients])
+    same = changes_between(site, part, {"outputs": good}, {"outputs": good})
+    for number in range(0, patients, 7):
+        turned = good.clone()
+        turned[number] = -20 * good[number].sign()
+        told = changes_between(site, part, {"outputs": turned}, {"outputs": good})
+        for name in ("change of accuracy", "change of brier", "change of auc", "change of balanced_accuracy"):
+            assert told[name].tolist() == pytest.approx(same[name].tolist(), abs=1e-9), (name, number)
+
+
+def test_a_deployed_site_compares_two_models_that_the_study_names(scores, tmp_path):
+    labels, good, fair = scores
+    site = binary(labels)
+    site.secret, site.folder, site.data.test = "secret", tmp_path, part_of(labels)
+    digest = Parcel("weights", {"outputs": fair}).digest
+    asked = EvaluateOnly(against="fair.safetensors", against_digest=digest)
+    for second in (None, {"outputs": good}):
+        with pytest.raises(ParcelRejected, match="the second model that came is not the one"):
+            asked.give_intervals(site, {"outputs": good}, against=second)
+    with pytest.raises(ParcelRejected, match="the second model that came is not the one"):
+        EvaluateOnly().give_intervals(site, {"outputs": good}, against={"outputs": fair})
+    told = asked.give_intervals(site, {"outputs": good}, against={"outputs": fair})
+    check_told(told.tensors, 2)
+    value, low, high, _ = told.tensors["change of auc by DeLong"].tolist()
+    assert 0 < low < value < high
+    found = joined([Reply("north", (told,))], ("clear", "ill"))
+    assert found["p_of_change"]["change of auc by DeLong"] < 0.01
+
+
 def test_the_mean_of_sites_is_told_with_what_is_missing(scores):
     labels, good, _ = scores
     told = told_about(binary(labels), part_of(labels), {"outputs": good})

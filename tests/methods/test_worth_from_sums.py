@@ -5,6 +5,7 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.runner.worth import worth
 
 
@@ -32,3 +33,25 @@ def test_other_metrics_come_from_the_sites_validation_scores(study_of, tiny_run,
 def test_a_metric_that_the_task_does_not_have_is_refused(study_of, cache):
     with pytest.raises(BadInput, match=r"evaluation\.metric"):
         worth(study_of({"name": "analytic", "numbers": 6}), metric="dice", cache=cache)
+
+
+def test_a_run_that_is_asked_to_tells_the_worth_of_its_sites(study_of, tiny_run, cache):
+    """As a deployed run does, from the sums that the coordinator gets."""
+    method = {"name": "analytic", "numbers": 6}
+    told = tiny_run({**method, "worth": True}).values["worth"]
+    found = worth(study_of(method), cache=cache)
+    assert told["sites"].keys() == found["sites"].keys()
+    assert told["all"] == pytest.approx(found["all"])
+    for site, one in told["sites"].items():
+        assert one == pytest.approx(found["sites"][site])
+
+
+@pytest.mark.parametrize("how", ["integer", "secure"])
+def test_worth_wants_open_sums(study_of, how):
+    with pytest.raises(BadInput, match=r"federation\.sum: the worth of a site \(method\.worth\)"):
+        study_of({"name": "analytic", "worth": True}, federation={"sum": how})
+
+
+def test_sums_over_validation_images_leave_only_where_the_study_asks_for_worth(study_of):
+    with pytest.raises(ParcelRejected, match=r"the study has no method\.worth"):
+        study_of({"name": "analytic"}).method.give_held_out_sums(None)

@@ -10,6 +10,7 @@ import torch
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
+from polyclinic.files import write_tensors
 from polyclinic.methods.inspect_sites import Counted, histogram_ks, suppressed
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.runner.evaluate import evaluate
@@ -124,6 +125,17 @@ def test_sites_asked_to_evaluate_tell_intervals_and_train_nothing(study, trained
     told = found["safe_statistics"]
     assert set(told["per_site"]) == {"site-1", "site-2", "site-3"}  # of fewer than ten patients each: no interval
     assert all(sum(one["bins"]) > 0 for one in told["calibration"].values())
+
+
+def test_two_models_are_compared_at_simulated_sites(study, trained, tmp_path):
+    model = str(trained.folder / "model.safetensors")
+    found = run(as_question(study, "evaluate", model__weights=model, method__against=model), tmp_path / "run").values
+    told = found["safe_statistics"]
+    assert all(one[0] == 0 for name, one in told["mean"].items() if name.startswith("change of"))
+    damaged = tmp_path / "other.safetensors"
+    write_tensors(damaged, {"fc3.bias": torch.zeros(2)})
+    with pytest.raises(BadInput, match=r"method\.against: .* has other tensors than the first model"):
+        run(as_question(study, "evaluate", model__weights=model, method__against=str(damaged)), tmp_path / "other")
 
 
 # --- counts before training ----------------------------------------------------------------------------

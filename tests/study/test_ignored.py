@@ -43,7 +43,7 @@ OWN = {
     "method": """images reuse_generators steps batch mu beta server_optimizer option temperature alpha strength
         personal_after head_epochs tuning_steps noise numbers whitening phantoms bias average share weighted_loss front
         flips latents buffer real_share mode turn_takes weight first_weights schedule wire shared_noise share_images
-        learner_steps weigh_every margin release penalty rule components iterations passes""",
+        learner_steps weigh_every margin release penalty rule components iterations passes worth""",
 }
 #: for each rule: what makes its settings needless, and a value of each setting
 EXAMPLES: dict[str, tuple[list[str], list[str]]] = {

@@ -10,7 +10,7 @@ from polyclinic.cli import (
     bench,
     compare,
     data,
-    deploy,
+    deploy_questions,
     doctor,
     evaluate,
     export,
@@ -73,7 +73,7 @@ app.command("doctor")(doctor.doctor)
 app.command("serve")(serve.serve)
 app.add_typer(report.app, name="report")
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(deploy.app, name="deploy", cls=SentencesGroup)
+app.add_typer(deploy_questions.app, name="deploy", cls=SentencesGroup)  # that of deploy.py, with the questions
 app.add_typer(site.app, name="site", cls=SentencesGroup)
 app.add_typer(study.app, name="study", cls=SentencesGroup)
 app.add_typer(data.app, name="data", cls=SentencesGroup)

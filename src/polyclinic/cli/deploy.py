@@ -144,67 +144,6 @@ def submit(
         show_result(submission.name, result, administration, out)
 
 
-@app.command("evaluate")
-def evaluate(
-    model: Path = typer.Argument(..., help="The model: weights of the study's network (model.safetensors of a run)."),
-    study: Path = typer.Option(..., "--study", help="The study whose sites score it."),
-    sets: list[str] = SET,
-    folder: Path = FOLDER,
-    by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of the sites' images."),
-    name: str = typer.Option("evaluate", help="Name of the run."),
-    out: Path | None = typer.Option(None, help="Fetch the run into this folder when it is done.", show_default=False),
-    within: float = WITHIN,
-) -> None:
-    """Have the sites score a model on their own test images; nothing is trained, and only scores leave."""
-    from polyclinic.runner.inspect_federated import as_question
-
-    if model.suffix in (".onnx", ".ts") or model.is_dir():
-        raise BadInput(
-            f"MODEL {model}: a deployed site runs no code that comes with a study; name weights of the study's network "
-            "(model.safetensors), or have the site install the network as a plug-in"
-        )
-    if not model.is_file():
-        raise BadInput(f"MODEL {model}: there is no such file")
-    asked = with_digest_of_weights(
-        as_question(study_to_send(study, sets, folder), "evaluate", model__weights=str(model), method__by=list(by))
-    )
-    send_question(asked, name, folder, out, within)
-
-
-@app.command("inspect")
-def inspect(
-    study: Path = typer.Argument(..., help="The study that the sites would train."),
-    sets: list[str] = SET,
-    folder: Path = FOLDER,
-    name: str = typer.Option("inspect", help="Name of the run."),
-    picture: Path | None = typer.Option(None, help="Draw what was told into this file.", show_default=False),
-    within: float = WITHIN,
-) -> None:
-    """Ask the sites for counts of images, patients and labels, and say what follows for the choice of a method."""
-    from polyclinic.cli.inspection import show_inspection
-    from polyclinic.runner.inspect_federated import inspection_of
-
-    result = send_question(inspection_of(study_to_send(study, sets, folder)), name, folder, None, within)
-    show_inspection(result["inspect"], study.stem, picture)
-
-
-def send_question(asked: Study, name: str, folder: Path, out: Path | None, within: float) -> JsonObject:
-    """Submit a study that trains nothing, and wait for its result."""
-    from polyclinic.cli.display import RunDisplay
-    from polyclinic.deployment.admin import Administration, Submission, Watch
-
-    submission, display = Submission(asked, name, False), RunDisplay()
-    with Administration(folder, within) as administration:
-        job = administration.submit(submission)
-        try:
-            result = Watch(administration, display, typer.echo).run(submission, job)
-        finally:
-            display.close()
-        if asked.method.name == "evaluate":
-            show_result(name, result, administration, out)
-    return result
-
-
 @app.command("status")
 def status(folder: Path = FOLDER, within: float = WITHIN) -> None:
     """Show who is connected, who is lost, and how far every run is."""

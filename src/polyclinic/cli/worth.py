@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from polyclinic.cli.run import SET
+from polyclinic.json_types import JsonObject
 
 
 def worth(
@@ -18,16 +19,21 @@ def worth(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
 ) -> None:
     """Say what each site adds: leave-one-out and Shapley values, exact up to ten sites, sampled above."""
-    from rich.console import Console
-    from rich.table import Table
-
     from polyclinic.runner.worth import worth as library
     from polyclinic.study import load_study
 
     found = library(load_study(study, sets), retrainings=retrainings, metric=metric)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
-        return
+    else:
+        show_worth(found)
+
+
+def show_worth(found: JsonObject) -> None:
+    """The values of each site as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"what each site adds: {found['value']}")
     for column in ("site", "without it, worse by", "Shapley value"):
         table.add_column(column, justify="left" if column == "site" else "right")

@@ -10,6 +10,7 @@ if the policy lets out more than before, the study waits again.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import json
@@ -33,10 +34,11 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
 from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.ledger import Ledger, verify
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.suspension import Suspended, Suspensions
 from polyclinic.files import atomic_write, digest_of, lock
 from polyclinic.json_types import JsonObject
-from polyclinic.models import PUBLIC, RANDOM
+from polyclinic.models import PUBLIC, RANDOM, read_weights
 from polyclinic.runner.assembly import trusted_file
 from polyclinic.study import Study
 
@@ -205,11 +207,14 @@ class Approvals:
 
     def begins_with_unknown_weights(self, request: Request) -> bool:
         """Whether a study begins with weights from a file that the site's people have not put among those they trust:
-        whoever chose them may have crafted them, and no rule approves that."""
-        model = request.study.get("model", {})
+        whoever chose them may have crafted them, and no rule approves that. The same of a second model."""
+        model, method = request.study.get("model", {}), request.study.get("method", {})
+        trusted = self.kit / TRUSTED_WEIGHTS
+        if method.get("against") and trusted_tensors(trusted, method.get("against_digest")) is None:
+            return True
         if model.get("weights", RANDOM) in (RANDOM, PUBLIC):
             return False
-        return trusted_file(self.kit / TRUSTED_WEIGHTS, model.get("weights_sha256")) is None
+        return trusted_file(trusted, model.get("weights_sha256")) is None
 
     def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
         """A person at the site decides; BadInput if there is nothing to decide. Each decision ends a suspension, for
@@ -307,3 +312,12 @@ def _private_folder(folder: Path) -> None:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def trusted_tensors(folder: Path, digest: str | None) -> Path | None:
+    """The file in a folder whose tensors have this digest, as those of a second model (`method.against`) have."""
+    for file in sorted(folder.glob("*.safetensors")) if digest else ():
+        with contextlib.suppress(BadInput):  # a file that is something else
+            if Parcel("weights", dict(read_weights(file).tensors)).digest == digest:
+                return file
+    return None

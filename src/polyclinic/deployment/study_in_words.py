@@ -9,7 +9,7 @@ from pathlib import Path
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import count_training_images, split_in_words
 from polyclinic.data.parts import PreparedSites
-from polyclinic.deployment.approval import TRUSTED_WEIGHTS
+from polyclinic.deployment.approval import TRUSTED_WEIGHTS, trusted_tensors
 from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.budget import SCORES
@@ -20,6 +20,7 @@ from polyclinic.federation.operation import Operation
 from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.json_types import JsonObject
+from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
@@ -76,6 +77,7 @@ class Asked:
             f"The other sites are {', '.join(others) or 'none'}.",
             *([self._split(data)] if isinstance(data, AtSites) else []),
             *self.first_weights(),
+            *self.second_model(),
         ]
 
     def first_weights(self) -> list[str]:
@@ -94,6 +96,20 @@ class Asked:
         return [
             f"{name} with the SHA-256 {model.weights_sha256}, which your site does not have: what comes first is taken "
             f"as it is. Ask where the file is from, and put it into {TRUSTED_WEIGHTS} of your kit if you trust it."
+        ]
+
+    def second_model(self) -> list[str]:
+        """The model that the first one is compared with, if there is one."""
+        method = self.study.method
+        if not isinstance(method, EvaluateOnly) or method.against is None:
+            return []
+        name = f"It compares them, on your test images, with the model in the file '{Path(method.against).name}'"
+        known = trusted_tensors(self.kit / TRUSTED_WEIGHTS, method.against_digest)
+        if known is not None:
+            return [f"{name}: your site has it as {known.name}."]
+        return [
+            f"{name}, which your site does not have. Ask where it is from, and put it into {TRUSTED_WEIGHTS} of your "
+            "kit if you trust it."
         ]
 
     def _split(self, data: AtSites) -> str:

@@ -9,6 +9,8 @@ nothing but the sums.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import ClassVar, Literal
 
 import torch
@@ -16,8 +18,12 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
 from polyclinic.methods.shared.moments import RESOLUTION, Moments
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound
+from polyclinic.methods.shared.site_worth import worth_from_sums
 from polyclinic.methods.shared.traits import Traits
 
 #: penalties that are tried, as shares of the mean variance of a feature times the number of images
@@ -35,18 +41,54 @@ class Analytic(OneRound):
         "found by generalised cross-validation if not given",
     )
 
+    worth: bool = Field(
+        False,
+        description="also say what each site adds (leave-one-out and Shapley values): sites then send sums over their "
+        "validation images, too; for open sums (federation.sum = 'float') only",
+    )
+
     summary: ClassVar[str] = "one round: sites send sums of features of a public encoder, the head follows from them"
     traits: ClassVar[Traits] = replace(ENCODER_TRAITS, tasks=("classification", "regression"))
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            sums = self.collect(federation)
+            each = self.collect_each(federation)
+            sums = reduce(add, each.values())
+            if self.worth:
+                held_out = self.collect_each(federation, "give_held_out_sums")
+                federation.report("worth", worth_from_sums(each, held_out, self.head_of))
             penalty, head = solve(sums, self.penalty, federation.trainer.device)
             federation.report("analytic", {"penalty": penalty, "images": sums.count, "numbers": sums.width})
             state.weights = self.linear_head(federation, head)
             federation.evaluate(state.weights)
         return state.weights
+
+    def sum_obstacle(self) -> str | None:
+        if self.worth:
+            return (
+                "federation.sum: the worth of a site (method.worth) needs the sums of coalitions, and two give a "
+                "site's own sum away; set federation.sum = 'float', or method.worth = false"
+            )
+        return super().sum_obstacle()
+
+    def head_of(self, sums: Moments) -> Tensor:
+        """The head float64 [k + 1, T] that sums give: offset, then slopes."""
+        return solve(sums, self.penalty)[1]
+
+    @operation("statistics", scores=("validation",))
+    def give_held_out_sums(self, site: Site) -> Parcel:
+        """The same sums over the site's validation images, where the study asks what each site adds."""
+        if not self.worth:
+            raise ParcelRejected("sums over validation images are asked for, and the study has no method.worth")
+        whole = site.data
+        if not len(whole.validation):
+            raise ParcelRejected("the site has no validation images, of which method.worth wants sums")
+        site.data = replace(whole, train=whole.validation)
+        try:
+            return self.give_sums(site)
+        finally:
+            site.data = whole
 
 
 def solve(sums: Moments, penalty: float | None, device: torch.device | str = "cpu") -> tuple[float, Tensor]:

@@ -53,7 +53,9 @@ class InspectSites(Method):
     rounds: int = Field(1, ge=1, le=1, description="one round: each site is asked once")
 
     summary: ClassVar[str] = "nothing is trained: the sites tell counts of images, patients and labels"
-    traits: ClassVar[Traits] = Traits(private_networks=(), samples_sites=False, has_course=False, sums=True)
+    traits: ClassVar[Traits] = Traits(
+        private_networks=(), samples_sites=False, has_course=False, sums=True, label_sets=True
+    )
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -95,20 +95,21 @@ def alike(tensor: Tensor, drawn: Tensor) -> bool:
     return tensor.shape == drawn.shape and tensor.is_floating_point() == drawn.is_floating_point()
 
 
-def read_weights(path: Path) -> WeightsFile:
-    """The weights in a safetensors file, or in one that torch wrote, of which only tensors are read; else BadInput."""
+def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
+    """The weights in a safetensors file, or in one that torch wrote, of which only tensors are read; else BadInput with
+    the name of the `setting`."""
     try:
         content = path.expanduser().read_bytes()
     except OSError as error:
         cause = error.strerror or error
-        raise BadInput(f"model.weights: '{path}' cannot be read ({cause}); name a file, 'random' or 'public'") from None
+        raise BadInput(f"{setting}: '{path}' cannot be read ({cause}); name a file, 'random' or 'public'") from None
     try:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)
         else:
             found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # whatever a reader says about a file that is something else
-        raise BadInput(f"model.weights: '{path}' {_what_is_wrong(path, content)}") from None
+        raise BadInput(f"{setting}: '{path}' {_what_is_wrong(path, content)}") from None
     return WeightsFile(path, hashlib.sha256(content).hexdigest(), _tensors(found, path))
 
 

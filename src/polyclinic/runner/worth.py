@@ -2,7 +2,7 @@
 
 The value of a coalition of sites is how good a model trained by them alone is on the validation images of all sites.
 For `analytic` it follows from the sites' open sums, exactly (minus the mean squared error); for any other method the
-study is run again for each coalition. Simulated sites only: coalitions open what single sites sent.
+study is run again for each coalition of simulated sites. At deployed sites `method.worth` asks for the sums.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ from torch import Tensor
 from polyclinic.data.parts import PreparedSites, SiteData, open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
-from polyclinic.methods.analytic import Analytic, solve
+from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import Moments
 from polyclinic.methods.shared.one_round import scaled_targets
-from polyclinic.metrics.statistics.shapley import EXACT, Game, exact_shares, leave_one_out, sampled_shares
-from polyclinic.randomness import seed_of
+from polyclinic.methods.shared.site_worth import shares_of, worth_from_sums
+from polyclinic.metrics.statistics.shapley import EXACT
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.engines import in_process_engine
 from polyclinic.study import Study
-
-#: random orders of sites where not all coalitions are looked at
-ORDERS = 200
 
 
 def worth(
@@ -67,26 +64,12 @@ def _from_sums(study: Study, parts: PreparedSites, names: list[str], metric: str
         assembly = Assembly(study, parts, Path(folder))
         train = _sums_of(assembly, names, "train")
         if metric is None:
-            held_out = reduce(add, _sums_of(assembly, names, "validation").values())
-            game: Game = functools.partial(squared_error_value, train, held_out, study.method.penalty)
-            value = "minus the mean squared error on the validation images of all sites"
-        else:
-            game = functools.partial(_scored_value, study, train, _validation_of(assembly, names))
-            value = f"validation {metric} over the images of all sites (better is higher)"
-    game = functools.cache(game)
-    return _report(names, game, value, f"exact, from the sites' sums; {2 ** min(len(names), EXACT)} coalitions at most")
-
-
-def squared_error_value(
-    train: dict[str, Moments], held_out: Moments, penalty: float | None, some: frozenset[str]
-) -> float:
-    """Minus the mean squared error of the head that these sites' sums give, on the images that `held_out` is of."""
-    matrix, cross, squares = held_out.in_units()
-    head = torch.zeros_like(cross)  # without any site nothing is known, and zero is said
-    if some:
-        head = solve(reduce(add, (train[name] for name in sorted(some))), penalty)[1]
-    error = squares.sum() - 2 * (head * cross).sum() + (head * (matrix @ head)).sum()
-    return -float(error) / held_out.count
+            return worth_from_sums(train, _sums_of(assembly, names, "validation"), study.method.head_of)
+        game = functools.cache(functools.partial(_scored_value, study, train, _validation_of(assembly, names)))
+        value = f"validation {metric} over the images of all sites (better is higher)"
+    return shares_of(
+        names, game, value, f"exact, from the sites' sums; {2 ** min(len(names), EXACT)} coalitions at most"
+    )
 
 
 class HeldOut(NamedTuple):
@@ -122,7 +105,7 @@ def _scored_value(study: Study, train: dict[str, Moments], held_out: list[HeldOu
     sums, outputs = [], next(iter(train.values())).in_units()[1].shape[1]
     head = torch.zeros(held_out[0].features.shape[1] + 1, outputs, dtype=torch.float64)
     if some:
-        head = solve(reduce(add, (train[name] for name in sorted(some))), study.method.penalty)[1]
+        head = study.method.head_of(reduce(add, (train[name] for name in sorted(some))))
     for one in held_out:
         said = (head[0] + one.features @ head[1:]).float()
         seen = one.trainer.task.observe(said, one.targets, one.trainer.target)
@@ -175,7 +158,7 @@ def _by_retraining(
     metric = study.evaluation.metric or study.task.metric
     value = f"validation {metric} over the images of all sites (better is higher)"
     orders = None if needed <= retrainings else (retrainings - len(names) - 1) // len(names)
-    found = _report(names, game, value, "", orders)
+    found = shares_of(names, game, value, "", orders)
     how = "" if orders is None else f", {orders} random orders of the sites"
     found["how"] = f"{sum(1 for some in runs if some)} runs of the study{how}"
     return found
@@ -202,16 +185,3 @@ def _trained_value(study: Study, parts: PreparedSites, some: frozenset[str]) -> 
         trainer.load(weights)
         sums = [trainer.evaluate(open_site(parts.folder, name).validation) for name in parts.names]
         return _ranked(study, study.task.finish(reduce(study.task.add, sums)))
-
-
-def _report(names: list[str], game: Game, value: str, how: str, orders: int | None = None) -> JsonObject:
-    sampled = orders is not None or len(names) > EXACT
-    rng = np.random.default_rng(seed_of("worth", *names))
-    found = sampled_shares(names, game, orders or ORDERS, rng) if sampled else exact_shares(names, game)
-    without = leave_one_out(names, game)
-    rows = {
-        name: {"leave_one_out": without[name], "shapley": share.value}
-        | ({"low": share.low, "high": share.high} if sampled else {})
-        for name, share in found.items()
-    }
-    return {"value": value, "how": how, "all": game(frozenset(names)), "none": game(frozenset()), "sites": rows}

@@ -69,14 +69,18 @@ class OneRound(Method):
 
     def collect(self, federation: Federation) -> Moments:
         """The sums of all sites together."""
+        return reduce(add, self.collect_each(federation).values())
+
+    def collect_each(self, federation: Federation, operation: str = "give_sums") -> dict[str, Moments]:
+        """The sums of each site; of all together, under one name, where they are added up in whole numbers."""
         width, (_, outputs) = self.width(federation), head_shape(federation)
-        replies = federation.ask_all("give_sums")
+        replies = federation.ask_all(operation)
         sent = {r.site: moments.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
         warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
-        return reduce(add, sent.values())
+        return sent
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
-        if call.operation == "give_sums":
+        if call.operation in ("give_sums", "give_held_out_sums"):
             outputs = head_shape(federation)[1]
             moments.checked(reply.parcel("statistics").tensors, reply.site, self.width(federation), outputs)
 

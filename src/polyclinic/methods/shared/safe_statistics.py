@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 NOT_TOLD = ("loss",)
 #: metrics that a class of few patients decides
 OF_CLASSES = ("auc", "balanced_accuracy")
-#: begins the name of a difference between the released model and the one that the study began with
+#: begins the name of a difference between the released model and the one that the study began with, or between two
+#: models that were brought
 CHANGE = "change of "
 #: in a deployed site's folder: the model whose statistics were told
 TOLD = "statistics_told.json"
@@ -125,7 +126,8 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
 
 
 def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "") -> dict[str, Tensor]:
-    told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds)
+    paired = prefix == CHANGE
+    told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds, paired=paired)
     of_classes = scored.probabilities is not None
     small = of_classes and smallest_class(np.asarray(part.labels), part.cases) < least
     left_out = (*NOT_TOLD, *(OF_CLASSES if small else ()))
@@ -151,7 +153,7 @@ def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weight
         except BadInput:  # too few of a class
             return found
         bound = 2 * (now.bounds or {})["auc"]
-        told = rounded_interval(test.difference, test.low, test.high, bound, _patients(part), least)
+        told = rounded_interval(test.difference, test.low, test.high, bound, _patients(part), least, paired=True)
         found |= {f"{CHANGE}auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
     return found
 
