@@ -63,6 +63,7 @@ class Claim:
     """`study`: a file in `studies/`. `arms`: changes of it by label, such as `method.name=cwt`.
 
     `common`, `scales` and `phantom` are changes for all arms: always, at a scale, and with phantoms in place of images.
+    `arms_at`: changes of one arm at one scale, such as a number of steps that is larger at `full`.
     `post_hoc`: the rule was written when a result for it was known already.
     """
 
@@ -81,6 +82,7 @@ class Claim:
     common: tuple[str, ...] = ()
     scales: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
     phantom: tuple[str, ...] = ()
+    arms_at: Mapping[Scale, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 3, "full": 3})
     axis: str = ""  #: what the labels are numbers of, where the figure is a curve
     post_hoc: bool = False
@@ -90,4 +92,5 @@ class Claim:
     def changes(self, label: str, scale: Scale, *, phantom: bool) -> tuple[str, ...]:
         """All changes of the study for one arm; later ones stand above earlier ones."""
         drawn = self.phantom if phantom else ()
-        return (*self.common, *self.scales.get(scale, ()), *drawn, *self.arms[label])
+        own = self.arms_at.get(scale, {}).get(label, ())
+        return (*self.common, *self.scales.get(scale, ()), *drawn, *self.arms[label], *own)

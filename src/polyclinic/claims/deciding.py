@@ -29,6 +29,8 @@ def _why(
     *,
     common: tuple[str, ...] = (),
     quick: tuple[str, ...] = (),
+    full: tuple[str, ...] = (),
+    arms_at: Mapping[Scale, Mapping[str, tuple[str, ...]]] | None = None,
     minutes: float = 8,
 ) -> Claim:
     """An experiment on the studies of the claim `about`, with other arms and changes of all of them."""
@@ -42,7 +44,8 @@ def _why(
         arms=arms,
         rule=rule,
         common=(*base.common, *common),
-        scales={**base.scales, "quick": (*base.scales["quick"], *quick)},
+        scales={"quick": (*base.scales["quick"], *quick), "full": (*base.scales["full"], *full)},
+        arms_at=arms_at or {},
         minutes={"quick": Minutes(minutes, 3), "full": base.minutes["full"]},
         axis="",
         post_hoc=False,
@@ -67,12 +70,13 @@ RETINA = (
     _why(
         "retina-longer-turns",
         "qu-figure5-retina-high",
-        "Is it the length of a turn? Averaged after every fourth pass, FedAvg falls below pooled training by 0.05.",
+        "Is it the length of a turn? Averaged after every fifth pass, FedAvg falls below pooled training by 0.05.",
         higher("centralized", "fedavg", "accuracy", 0.05),
         {
             "centralized": ("method.name=centralized",),
-            "fedavg": ("method.name=fedavg", "method.local_epochs=4", "method.rounds=3"),
+            "fedavg": ("method.name=fedavg", "method.local_epochs=5", "evaluation.every=1"),
         },
+        arms_at={"quick": {"fedavg": ("method.rounds=2",)}, "full": {"fedavg": ("method.rounds=4",)}},
     ),
     _why(
         "retina-sgd",
@@ -99,7 +103,8 @@ SHARING = (
         "Is it the length? With three times the rounds, sharing 5 % leaves at most 0.7 of FedAvg's error.",
         Lower("fedavg-share", "fedavg", "mae", factor=0.7),
         _methods("fedavg", "fedavg-share"),
-        quick=("method.rounds=36", "evaluation.every=12"),
+        quick=("method.rounds=30", "evaluation.every=15"),
+        full=("method.rounds=60",),
         minutes=12,
     ),
     _why(
@@ -126,7 +131,12 @@ SKIN = (
         "feder-table4-methods",
         "Is it the generator? Three times as many steps raise FedER's accuracy.",
         higher("longer", "feder", OWN),
-        {"feder": ("method.name=feder",), "longer": ("method.name=feder", "generator.steps=450")},
+        {"feder": ("method.name=feder",), "longer": ("method.name=feder",)},
+        arms_at={  # without the search of the length, which would choose the steps
+            "quick": {"longer": ("generator.steps=450",)},
+            "full": {"feder": ("generator.steps=10000",), "longer": ("generator.steps=30000",)},
+        },
+        full=("tuning.on=false",),
         minutes=15,
     ),
     _why(

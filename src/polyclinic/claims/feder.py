@@ -45,6 +45,7 @@ def _claim(
     minutes: float = 12,
     quick: tuple[str, ...] = (),
     axis: str = "",
+    seeds: int = 3,
     post_hoc: bool = False,
 ) -> Claim:
     return Claim(
@@ -62,6 +63,7 @@ def _claim(
         minutes={"quick": Minutes(minutes, 4), "full": Minutes(None, 90)},
         scales={"quick": (*QUICK, *quick), "full": FULL},
         phantom=("data.source=chest-phantom", "data.samples=900"),
+        seeds={"quick": seeds, "full": seeds},
         axis=axis,
         post_hoc=post_hoc,
     )
@@ -146,6 +148,7 @@ CLAIMS = (
             Number("feder-a", "MB a site and round", 20),
         ),
         measure=of_runs(carried_each_round),
+        seeds=2,  # bytes do not depend on the seed
         quick=("model.backbone=resnet18", "method.rounds=1", "evaluation.every=0", "evaluation.select=last"),
     ),
     _claim(

@@ -1,6 +1,7 @@
 """Check a claim: run its studies as `polyclinic compare` runs them, measure, judge, write `claim.json` and a figure.
 
-Runs that are finished are not run again, so a claim that was interrupted goes on where it stopped.
+Runs that are finished are not run again, so a claim that was interrupted goes on where it stopped. With a common
+folder for the runs, claims that ask for the same study share its run.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from polyclinic.claims.claim import Claim, Row, Scale
 from polyclinic.claims.figure import draw
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.extras import picture_if_possible
-from polyclinic.files import atomic_write, make_folder, read_json
+from polyclinic.files import atomic_write, digest_of, make_folder, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.compare import Entry, default_jobs, for_method, run_all
-from polyclinic.study import load_study
+from polyclinic.study import Study, load_study
 from polyclinic.study.changes import parse_sets
 
 STUDIES = Path(__file__).parent / "studies"
 #: the commit of a tree that was exported from its repository, as whoever runs it says
 GIVEN = "POLYCLINIC_COMMIT"
+#: in a run folder: the machine, the commit and the date of the run
+ORIGIN = "origin.json"
 
 
 def reproduce(
@@ -40,20 +43,19 @@ def reproduce(
     seeds: int | None = None,
     phantom: bool = False,
     jobs: int | None = None,
+    runs: Path | None = None,
     watch: Callable[[list[Entry]], None] = lambda _: None,
 ) -> JsonObject:
-    """Run, measure and judge a claim; the content of `claim.json`."""
+    """Run, measure and judge a claim; the content of `claim.json`. `runs`: a folder of runs that claims share."""
     begin = time.monotonic()
     make_folder(out)
-    planned = plan(claim, out, scale, seeds, phantom=phantom)
+    planned = plan(claim, out, scale, seeds, phantom=phantom, runs=runs)
     earlier = read_json(out / "claim.json") if (out / "claim.json").is_file() else {}
     check_same_question(earlier, claim, scale, phantom=phantom, out=out)
     entries = [entry for arm in planned.values() for entry in arm]
-    failed = run_all(entries, out, jobs or default_jobs(entries[0].study), watch) if entries else {}
-    if failed:
-        raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+    run_missing(entries, out, jobs, watch)
     rows = claim.measure({label: [entry.folder for entry in arm] for label, arm in planned.items()}, scale)
-    found = describe(claim, rows, scale, phantom=phantom)
+    found = describe(claim, rows, scale, phantom=phantom) | origin_of(entries)
     seconds = [entry.result["timing"]["seconds"] for entry in entries if entry.result]
     audits = sum(audit_seconds(entry.folder) for entry in entries)
     spent = {"runs": sum(seconds), "audits": audits, "this call": time.monotonic() - begin}
@@ -65,6 +67,37 @@ def reproduce(
     return found
 
 
+def run_missing(entries: list[Entry], out: Path, jobs: int | None, watch: Callable[[list[Entry]], None]) -> None:
+    """Run what is not finished, and note where and with which code it ran; WorkFailed where a run failed."""
+    missing = [entry for entry in entries if entry.result is None]
+    failed = run_all(entries, out, jobs or default_jobs(entries[0].study), watch) if entries else {}
+    for entry in missing:
+        if entry.result is not None:
+            note_origin(entry.folder)
+    if failed:
+        raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+
+
+def note_origin(run: Path) -> None:
+    """`origin.json` of a run that has just ended here: a record may be made of it later, and elsewhere."""
+    atomic_write(run / ORIGIN, json.dumps(origin(), indent=1) + "\n")
+
+
+def origin() -> JsonObject:
+    """The date, the machine and the commit of what runs now."""
+    return {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "machine": machine(), **commit()}
+
+
+def origin_of(entries: list[Entry]) -> JsonObject:
+    """Where the runs of a claim come from; what is made here and now where no run says otherwise."""
+    notes = [read_json(file) for entry in entries if (file := entry.folder / ORIGIN).is_file()]
+    if not notes:
+        return origin()
+    told = {name: ", ".join(sorted({str(note[name]) for note in notes})) for name in ("machine", "commit")}
+    date = max(str(note["date"]) for note in notes)
+    return {"date": date, **told, "commit_given": any(note["commit_given"] for note in notes)}
+
+
 def copy_picture(claim: Claim, entries: list[Entry], file: Path) -> None:
     """The picture that the paper has as well, as the first run drew it."""
     found = sorted(entries[0].folder.glob(claim.picture)) if claim.picture else []
@@ -72,8 +105,10 @@ def copy_picture(claim: Claim, entries: list[Entry], file: Path) -> None:
         shutil.copyfile(found[0], file)
 
 
-def plan(claim: Claim, out: Path, scale: Scale, seeds: int | None, *, phantom: bool) -> dict[str, list[Entry]]:
-    """The runs of every arm, a seed each."""
+def plan(
+    claim: Claim, out: Path, scale: Scale, seeds: int | None, *, phantom: bool, runs: Path | None = None
+) -> dict[str, list[Entry]]:
+    """The runs of every arm, a seed each: in `out`, or in `runs`, where a run is named by the digest of its study."""
     if phantom and not claim.phantom:
         raise BadInput(f"--phantom: the claim '{claim.name}' needs no images of yours; leave the flag out")
     if not claim.arms:
@@ -83,11 +118,17 @@ def plan(claim: Claim, out: Path, scale: Scale, seeds: int | None, *, phantom: b
     for label in claim.arms:
         changes = parse_sets(list(claim.changes(label, scale, phantom=phantom)))
         method = str(changes.pop("method.name", study.method.name))
+        studies = [for_method(study, method, {**changes, "seed": n}) for n in range(seeds or claim.seeds[scale])]
         planned[label] = [
-            Entry(label, seed, for_method(study, method, {**changes, "seed": seed}), out / f"{slug(label)}-seed{seed}")
-            for seed in range(seeds or claim.seeds[scale])
+            Entry(label, seed, one, runs / shared_name(one) if runs else out / f"{slug(label)}-seed{seed}")
+            for seed, one in enumerate(studies)
         ]
     return planned
+
+
+def shared_name(study: Study) -> str:
+    """The folder of a study's run among those that claims share."""
+    return f"{study.method.name}-seed{study.seed}-{digest_of(study.as_tables())[:12]}"
 
 
 def slug(label: str) -> str:
@@ -125,10 +166,7 @@ def describe(claim: Claim, rows: list[Row], scale: Scale, *, phantom: bool) -> J
         "axis": claim.axis,
         "study": claim.study,
         "changes": {label: list(claim.changes(label, scale, phantom=phantom)) for label in claim.arms},
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(),
         "version": __version__,
-        **commit(),
     }
 
 

@@ -23,6 +23,9 @@ def reproduce(
         None, min=1, help="Runs of each row, a seed each.  [default: the claim's]", show_default=False
     ),
     out: Path | None = typer.Option(None, help="The folder for runs, claim.json and claim.png."),
+    runs: Path | None = typer.Option(
+        None, help="A folder of runs that claims share, so that none is made twice.  [default: DIR of --out]"
+    ),
     phantom: bool = typer.Option(False, "--phantom", help="Take phantoms in place of real images."),
     jobs: int | None = typer.Option(
         None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
@@ -44,7 +47,9 @@ def reproduce(
     if out is None:
         raise BadInput(f"--out: name a folder for the runs, such as runs/{claim}")
     check_place(out / "claim.json")
-    found = _run(chosen, out, {"scale": scale, "seeds": seeds, "phantom": phantom, "jobs": jobs}, quiet or as_json)
+    found = _run(
+        chosen, out, {"scale": scale, "seeds": seeds, "phantom": phantom, "jobs": jobs, "runs": runs}, quiet or as_json
+    )
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -56,7 +61,7 @@ def _run(claim: Claim, out: Path, options: dict[str, Any], quiet: bool) -> dict[
     from polyclinic.claims.reproduce import reproduce as check
     from polyclinic.cli.compare import Bars
 
-    arms = plan(claim, out, options["scale"], options["seeds"], phantom=options["phantom"])
+    arms = plan(claim, out, options["scale"], options["seeds"], phantom=options["phantom"], runs=options["runs"])
     with Bars([entry for arm in arms.values() for entry in arm], quiet=quiet) as bars:
         return check(claim, out, watch=bars.update, **options)
 
