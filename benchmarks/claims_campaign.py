@@ -62,9 +62,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/claims"))
     parser.add_argument("--scale", choices=("quick", "full"), default="quick")
-    parser.add_argument(
-        "--claims", default="", help="names with commas between, in the order of work; all if not given"
-    )
+    parser.add_argument("--claims", default="", help="names, commas between; all if not given")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -120,7 +118,7 @@ def start(task: Task, options: argparse.Namespace) -> int:
         return child
     try:
         perform(task, options)
-    except BaseException:  # noqa: BLE001  a child must end here, whatever happened
+    except BaseException:  # a child must end here, whatever happened
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -170,7 +168,7 @@ def judge(claim: Claim, tasks: dict[Path, Task], options: argparse.Namespace) ->
         return "not run"
     try:
         told = reproduce(claim, out, scale=options.scale, seeds=options.seeds, runs=runs, jobs=1)
-    except Exception as error:  # noqa: BLE001  the others are judged all the same
+    except Exception as error:  # the others are judged all the same
         return f"failed: {error}"
     if options.keep:
         keep(out, options.keep / options.scale / claim.name)
