@@ -24,10 +24,11 @@ from pathlib import Path
 from polyclinic.claims.catalogue import CLAIMS, find_claim
 from polyclinic.claims.claim import Claim, Scale
 from polyclinic.claims.reproduce import note_origin, plan, reproduce
+from polyclinic.files import read_json
 from polyclinic.runner.compare import Entry
 
 #: what of a run folder is kept beside it with `--keep`: enough to judge the claim again
-KEPT = ("*.json", "history.jsonl", "study.toml", "ledger/*.jsonl", "sites/*/replay.png")
+KEPT = ("*.json", "history.jsonl", "study.toml", "ledger/*.jsonl", "sites/*/replay.png", "*.png", "measured")
 QUICK = "ours-one-site"
 
 
@@ -37,22 +38,60 @@ class Task:
 
     entry: Entry
     readers: list[tuple[Claim, str]] = field(default_factory=list)
+    ready = True
+
+    @property
+    def name(self) -> str:
+        return self.entry.folder.name
 
     @property
     def finished(self) -> bool:
         return (self.entry.folder / "measured").exists()
 
+    def perform(self, options: argparse.Namespace) -> None:
+        make_and_measure(self, options)
+
+
+@dataclass
+class Judgement:
+    """What `reproduce` says of a claim, when all its runs are there."""
+
+    claim: Claim
+    tasks: list[Task]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.claim.name
+
+    @property
+    def ready(self) -> bool:
+        return all(task.finished for task in self.tasks)
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "claim.json").exists()
+
+    @property
+    def holds(self) -> str:
+        return str(read_json(self.folder / "claim.json")["holds"]) if self.finished else "not run"
+
+    def perform(self, options: argparse.Namespace) -> None:
+        runs = options.out / "runs"
+        reproduce(self.claim, self.folder, scale=options.scale, seeds=options.seeds, runs=runs, jobs=1)
+        if options.keep:
+            keep(self.folder, options.keep / options.scale / self.name)
+
 
 def main() -> None:
     options = parse()
-    claims = chosen(options)
-    tasks = plan_tasks(claims, options.out, options.scale, options.seeds)
-    end = time.monotonic() + options.seconds
-    failed = work_through(list(tasks.values()), options, end)
-    judged = {claim.name: judge(claim, tasks, options) for claim in claims}
-    finished = sum(task.finished for task in tasks.values())
+    jobs = plan_jobs(chosen(options), options)
+    failed = work_through([job for job in jobs if not job.finished], options, time.monotonic() + options.seconds)
+    tasks = [job for job in jobs if isinstance(job, Task)]
+    holds = {job.name: job.holds for job in jobs if isinstance(job, Judgement)}
+    finished = sum(task.finished for task in tasks)
     told = {"benchmark": "claims_campaign", "quick": options.quick, "runs": len(tasks), "finished": finished}
-    text = json.dumps(told | {"failed": failed, "holds": judged})
+    text = json.dumps(told | {"failed": failed, "holds": holds})
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")
     print(text)
@@ -79,57 +118,66 @@ def chosen(options: argparse.Namespace) -> list[Claim]:
     return [find_claim(name) for name in names] or list(CLAIMS.values())
 
 
-def plan_tasks(claims: list[Claim], out: Path, scale: Scale, seeds: int | None) -> dict[Path, Task]:
-    """Every study once, with all that will be measured of it."""
+def plan_jobs(claims: list[Claim], options: argparse.Namespace) -> list[Task | Judgement]:
+    """Every study once, with all that will be measured of it, and after its runs the judgement of each claim."""
     tasks: dict[Path, Task] = {}
+    jobs: list[Task | Judgement] = []
     for claim in claims:
-        for label, arm in plan(claim, out, scale, seeds, phantom=False, runs=out / "runs").items():
+        mine = []
+        planned = plan(claim, options.out, options.scale, options.seeds, phantom=False, runs=options.out / "runs")
+        for label, arm in planned.items():
             for entry in arm:
-                tasks.setdefault(entry.folder, Task(entry)).readers.append((claim, label))
-    return tasks
+                task = tasks.setdefault(entry.folder, Task(entry))
+                task.readers.append((claim, label))
+                mine.append(task)
+        jobs += [task for task in mine if task not in jobs]
+        jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name))
+    return jobs
 
 
-def work_through(tasks: list[Task], options: argparse.Namespace, end: float) -> list[str]:
-    """Run what is not finished; the folders of those that failed. What runs at the end of the time is killed."""
-    waiting = [task for task in tasks if not task.finished]
-    running: dict[int, Task] = {}
+def work_through(waiting: list[Task | Judgement], options: argparse.Namespace, end: float) -> list[str]:
+    """Do the jobs in their order; the names of those that failed. What runs at the end of the time is killed."""
+    running: dict[int, Task | Judgement] = {}
     failed = []
-    while (waiting or running) and time.monotonic() < end:
-        while waiting and len(running) < options.workers:
-            task = waiting.pop(0)
-            running[start(task, options)] = task
+    while time.monotonic() < end:
+        ready = [job for job in waiting if job.ready][: options.workers - len(running)]
+        if not ready and not running:
+            break
+        for job in ready:
+            waiting.remove(job)
+            running[start(job, options)] = job
         ended, status = os.waitpid(-1, os.WNOHANG)
         if not ended:
             time.sleep(0.05)
             continue
-        task = running.pop(ended)
-        if status:
-            failed.append(task.entry.folder.name)
+        job = running.pop(ended)
+        failed += [job.name] if status else []
     for child in running:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return failed
 
 
-def start(task: Task, options: argparse.Namespace) -> int:
-    """Run a task in a child; its process."""
+def start(job: Task | Judgement, options: argparse.Namespace) -> int:
+    """Do a job in a child; its process."""
     child = os.fork()
     if child:
         return child
+    begin = time.monotonic()
     try:
-        perform(task, options)
+        job.perform(options)
     except BaseException:  # a child must end here, whatever happened
-        traceback.print_exc()
-        sys.stderr.flush()
+        print(f"{job.name}: {traceback.format_exc()}", file=sys.stderr, flush=True)
         os._exit(1)
+    print(f"{time.monotonic() - begin:7.1f} s  {job.name}", flush=True)
     os._exit(0)
 
 
-def perform(task: Task, options: argparse.Namespace) -> None:
+def make_and_measure(task: Task, options: argparse.Namespace) -> None:
+    """The run of a study, and what the claims read from it, which is kept in the run folder."""
     from polyclinic.runner.run import run
 
-    begin, folder = time.monotonic(), task.entry.folder
-    study = task.entry.study
+    study, folder = task.entry.study, task.entry.folder
     if task.entry.result is None:
         if study.engine.workers == "auto":  # runs side by side fill the cores already
             study = study.model_copy(update={"engine": study.engine.model_copy(update={"workers": 1})})
@@ -138,12 +186,8 @@ def perform(task: Task, options: argparse.Namespace) -> None:
     for claim, label in task.readers:
         claim.measure({label: [folder]}, options.scale)
     (folder / "measured").touch()
-    names = ", ".join(sorted({claim.name for claim, _ in task.readers}))
-    print(f"{time.monotonic() - begin:7.1f} s  {folder.name}  {names}", flush=True)
     if options.keep:
         keep(folder, options.keep / "runs" / folder.name)
-        if task.entry.seed:  # the first seed's folder is looked at; weights of the others only fill the disk
-            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
 
 def keep(run: Path, place: Path) -> None:
@@ -151,30 +195,11 @@ def keep(run: Path, place: Path) -> None:
         target = place / file.relative_to(run)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    (place / "measured").touch()
 
 
 def found(run: Path) -> Iterator[Path]:
     for pattern in KEPT:
         yield from run.glob(pattern)
-
-
-def judge(claim: Claim, tasks: dict[Path, Task], options: argparse.Namespace) -> str:
-    """What `reproduce` says of a claim whose runs are all there."""
-    out = options.out / options.scale / claim.name
-    runs = options.out / "runs"
-    mine = [task for task in tasks.values() if any(reader is claim for reader, _ in task.readers)]
-    if not all(task.finished for task in mine) or (not mine and claim.arms):
-        return "not run"
-    try:
-        told = reproduce(claim, out, scale=options.scale, seeds=options.seeds, runs=runs, jobs=1)
-    except Exception as error:  # the others are judged all the same
-        return f"failed: {error}"
-    if options.keep:
-        keep(out, options.keep / options.scale / claim.name)
-        for picture in out.glob("*.png"):
-            shutil.copyfile(picture, options.keep / options.scale / claim.name / picture.name)
-    return str(told["holds"])
 
 
 if __name__ == "__main__":
