@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyclinic.claims.catalogue import CLAIMS, find_claim
-from polyclinic.claims.claim import Claim, Scale
+from polyclinic.claims.claim import Claim
 from polyclinic.claims.reproduce import note_origin, plan, reproduce
 from polyclinic.files import read_json
 from polyclinic.runner.compare import Entry
