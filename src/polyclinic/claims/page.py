@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.claims.catalogue import CLAIMS
-from polyclinic.claims.claim import SCALES, Claim
+from polyclinic.claims.claim import SCALES, Claim, Scale
 
 RECORDS = Path(__file__).parent / "records"
 VERDICTS = ("yes", "no", "not enough data", "not run")
@@ -18,9 +18,12 @@ Kept = dict[tuple[str, str], dict[str, Any]]
 HEAD = """# Claims of the papers, and what came of them here
 
 This page is written by `python docs/building/claims_page.py` from the files in
-`src/polyclinic/claims/records/`. `polyclinic reproduce CLAIM --out DIR` checks a claim again.
+`src/polyclinic/claims/records/`. `polyclinic reproduce CLAIM --out DIR` checks a claim again;
+`python benchmarks/claims_campaign.py` checks many, and makes a run that several need only once.
 `yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
-*Post hoc*: a result was known when the rule was written.
+*Post hoc*: a result was known when the rule was written. Every record names the machine of its runs:
+`quick` is meant for two cores, and most runs were made on one core each of a larger machine, or on
+its GPU. Commit 07b3dbfac6 of those runs is 78abc01 on the main branch, but for its parent.
 
 """
 
@@ -38,6 +41,15 @@ def last_verdict(name: str, kept: Kept, scale: str) -> str:
         return "not run"
     real = ", phantoms" if found["phantom"] else ""
     return f"{found['holds']} ({found['date']}{real})"
+
+
+def minutes_of(claim: Claim, scale: Scale, kept: Kept) -> str:
+    """Minutes of all runs and audits of a claim one after another, as they were measured; else about how many."""
+    found = kept.get((claim.name, scale))
+    if found is not None:
+        return f"{sum(found['minutes'].get(name, 0) for name in ('runs', 'audits')):.1f}"
+    guess = claim.minutes[scale].cpu if scale == "quick" else claim.minutes[scale].gpu
+    return "-" if guess is None else f"~{guess:g}"
 
 
 def page(folder: Path = RECORDS) -> str:

@@ -71,20 +71,19 @@ def show_list(claims: list[Claim], *, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyclinic.claims.page import last_verdict, records
+    from polyclinic.claims.claim import SCALES
+    from polyclinic.claims.page import last_verdict, minutes_of, records
 
     kept = records()
     if as_json:
         typer.echo(json.dumps([_entry(claim, kept) for claim in claims]))
         return
-    table = Table(title=f"{len(claims)} claims; minutes are estimates for two cores (quick) and a GPU (full)")
+    table = Table(title=f"{len(claims)} claims; minutes of all runs at quick/full, as measured; ~ is an estimate")
     for name in ("claim", "where", "minutes", "quick", "full"):
         table.add_column(name, no_wrap=name == "claim")
     for claim in claims:
-        minutes = "/".join(
-            "-" if value is None else f"{value:g}" for value in (claim.minutes["quick"].cpu, claim.minutes["full"].gpu)
-        )
-        verdicts = [last_verdict(claim.name, kept, scale) for scale in ("quick", "full")]
+        minutes = "/".join(minutes_of(claim, scale, kept) for scale in SCALES)
+        verdicts = [last_verdict(claim.name, kept, scale) for scale in SCALES]
         table.add_row(claim.name, f"{claim.paper}, {claim.place}", minutes, *verdicts)
     Console().print(table)
     typer.echo("polyclinic reproduce CLAIM --out DIR runs one; --list --json has sentences, numbers and rules")
@@ -93,7 +92,8 @@ def show_list(claims: list[Claim], *, as_json: bool) -> None:
 def _entry(claim: Claim, kept: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from polyclinic.claims.page import last_verdict
+    from polyclinic.claims.claim import SCALES
+    from polyclinic.claims.page import last_verdict, minutes_of
 
     return {
         "claim": claim.name,
@@ -105,7 +105,8 @@ def _entry(claim: Claim, kept: dict[tuple[str, str], dict[str, Any]]) -> dict[st
         "rule": claim.rule.words,
         "post_hoc": claim.post_hoc,
         "minutes": {scale: asdict(minutes) for scale, minutes in claim.minutes.items()},
-        "last": {scale: last_verdict(claim.name, kept, scale) for scale in ("quick", "full")},
+        "minutes_of_runs": {scale: minutes_of(claim, scale, kept) for scale in SCALES},
+        "last": {scale: last_verdict(claim.name, kept, scale) for scale in SCALES},
     }
 
 

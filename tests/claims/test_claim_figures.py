@@ -1,0 +1,48 @@
+"""Figures of claims: bars for arms, curves where metrics are points along an axis; minutes as measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyclinic.claims.catalogue import CLAIMS
+from polyclinic.claims.figure import POINT, draw, shown_metrics
+from polyclinic.claims.page import minutes_of
+
+pytest.importorskip("matplotlib")
+
+
+def row(label: str, metric: str, mean: float) -> dict:
+    return {"label": label, "metric": metric, "mean": mean, "std": 0.1}
+
+
+def found(*rows: dict, paper: tuple[dict, ...] = ()) -> dict:
+    return {"ours": list(rows), "paper_numbers": list(paper), "axis": "", "paper": "P", "place": "T", "holds": "yes"}
+
+
+def test_bars_and_curves_are_drawn(tmp_path: Path) -> None:
+    curves = found(*(row("few", f"epsilon after {n} epochs", n / 10) for n in (1, 2, 3)))
+    bars = found(row("a", "mae", 1.0), row("b", "mae", 2.0), paper=(row("a", "mae", 1.5),))
+    for name, content in (("curves", curves), ("bars", bars)):
+        draw(content, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_metric_with_a_number_is_a_point() -> None:
+    match = POINT.fullmatch("epsilon after 225 epochs")
+    assert match
+    assert (match["what"], match["place"], match["unit"]) == ("epsilon", "225", "epochs")
+    assert not POINT.fullmatch("accuracy, own site")
+
+
+def test_metrics_of_the_paper_come_first() -> None:
+    rows = [row("a", metric, 1.0) for metric in ("MB", "seconds", "loss", "auc", "mae")]
+    assert shown_metrics(found(*rows, paper=(row("a", "mae", 1.0),))) == ["mae", "MB", "seconds", "loss"]
+
+
+def test_minutes_are_measured_where_there_is_a_record() -> None:
+    claim = CLAIMS["qu-table1-forgetting"]
+    kept = {(claim.name, "quick"): {"minutes": {"runs": 2.0, "audits": 0.5, "this call": 9.0}}}
+    assert minutes_of(claim, "quick", kept) == "2.5"
+    assert minutes_of(claim, "full", kept) == f"~{claim.minutes['full'].gpu:g}"
