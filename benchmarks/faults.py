@@ -1,7 +1,7 @@
 """The fault campaign: kills, power cuts, damaged files, a full disk, lying sites.
 
     python benchmarks/faults.py [--quick] [--minutes N] [--workers N] [--trials kills=500,...] [--seed S]
-                                [--only KIND,...] [--json FILE]
+                                [--only KIND,...] [--json FILE] [--rows FILE]
 
 Each trial runs or resumes a small study with one fault. It fails if it ends in a traceback, hangs, or ends well with
 another result than without the fault; a command that says in a sentence what is wrong has not failed.
@@ -163,16 +163,14 @@ def carry_out(
 ) -> Iterator[Trial]:
     """Trials of the kinds in turn, until the time is at an end, or there are as many of each kind as wanted."""
     sources = {kind: getattr(campaign, kind)() for kind in kinds}
-    done = Counter[str]()
-    while going_on() and (not wanted or any(done[kind] < wanted[kind] for kind in kinds)):
-        for kind, source in sources.items():
-            if wanted and done[kind] >= wanted[kind]:
-                continue
-            trial = next(source)
-            done[kind] += 1
-            yield trial
-            if trial.problem:
-                print(f"{trial.kind}: {trial.what}: {trial.problem}: {trial.detail}", flush=True)
+    done, shares = Counter[str](), wanted or Counter(dict.fromkeys(kinds, 1))
+    while going_on() and (left := [kind for kind in kinds if not wanted or done[kind] < wanted[kind]]):
+        kind = min(left, key=lambda one: done[one] / shares[one])  # all kinds come to their numbers together
+        trial = next(sources[kind])
+        done[kind] += 1
+        yield trial
+        if trial.problem:
+            print(f"{trial.kind}: {trial.what}: {trial.problem}: {trial.detail}", flush=True)
 
 
 def _of_each(text: str, workers: int) -> Counter[str] | None:
@@ -193,6 +191,7 @@ def _campaign(chosen: argparse.Namespace, place: Path, started: float, note: Cal
             tell(vars(trial))
 
     told, crashed = in_parallel(work, chosen.workers, place, until, note)
+    note(told)
     found = totals([Trial(**one) for one in told])
     found["failures"] += [{"kind": "campaign", "what": words, "problem": "crash", "detail": ""} for words in crashed]
     return found
@@ -213,6 +212,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(KINDS), help="kinds of faults, separated by commas")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--rows", type=Path, help="every trial, a line of JSON each; written every 20 seconds")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that has looked at a GPU cannot be forked
@@ -226,6 +226,8 @@ def main() -> None:
 
     def note(told: list[Any]) -> None:
         write(totals([Trial(**one) for one in told]))
+        if chosen.rows:
+            chosen.rows.write_text("".join(json.dumps(one) + "\n" for one in told))
 
     with tempfile.TemporaryDirectory() as place:
         os.environ["POLYCLINIC_CACHE"] = f"{place}/cache"

@@ -6,6 +6,7 @@ and is as real to the code under test (own memory, own files, `kill -9`) as one 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,8 +24,10 @@ from polyclinic.cli import run_app
 
 #: processor seconds after which a trial counts as hung; no command on these studies needs one tenth of it
 HANGS_AFTER = 5.0
-#: seconds after which a trial is ended, however busy the machine is
-ENDED_AFTER = 60.0
+#: seconds that a trial may neither work nor wait for a processor: it waits for something that does not come
+IDLES_AFTER = 30.0
+#: seconds after which a trial is ended and counts as hung, however busy the machine is
+ENDED_AFTER = 600.0
 #: the exit code of a child that ended in an exception
 CRASHED = 70
 
@@ -69,6 +72,7 @@ class Trial:
     what: str
     problem: str = ""
     detail: str = ""
+    seconds: float = 0.0  # of a processor, of the command under test
 
 
 def tables_of(method: str, rounds: int = 2) -> dict[str, dict[str, Any]]:
@@ -108,18 +112,36 @@ def _be_child(work: Callable[[], int], printed: int) -> None:
 
 
 def _wait(child: int, kill_after: float | None) -> tuple[int, Any, bool]:
-    started, hung = time.monotonic(), False
+    started = time.monotonic()
     while True:
         ended, status, usage = os.wait4(child, os.WNOHANG)
         if ended:
-            return status, usage, hung
+            return status, usage, False
         waited = time.monotonic() - started
-        if waited > (ENDED_AFTER if kill_after is None else kill_after):
-            hung = kill_after is None
+        hung = kill_after is None and _hangs(child, waited)
+        if hung or (kill_after is not None and waited > kill_after):
             os.kill(child, signal.SIGKILL)
             _, status, usage = os.wait4(child, 0)
             return status, usage, hung
-        time.sleep(0.002)
+        time.sleep(0.002 if waited < 5 else 0.2)
+
+
+def _hangs(child: int, waited: float) -> bool:
+    """Whether a child had the processor for too long, or idles. One that waits for a busy processor does neither."""
+    if waited < HANGS_AFTER:
+        return False
+    worked, queued = _scheduled(child)
+    return waited > ENDED_AFTER or worked > HANGS_AFTER or waited - worked - queued > IDLES_AFTER
+
+
+def _scheduled(child: int) -> tuple[float, float]:
+    """The seconds for which a process, all its threads together, had a processor, and waited for one."""
+    worked = queued = 0.0
+    for task in Path(f"/proc/{child}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
+            ran, waiting, _ = task.read_text().split()
+            worked, queued = worked + int(ran) / 1e9, queued + int(waiting) / 1e9
+    return worked, queued
 
 
 def command(*arguments: object) -> Outcome:
@@ -183,6 +205,7 @@ def totals(trials: Sequence[Trial]) -> dict[str, Any]:
         kind: {
             "tried": sum(trial.kind == kind for trial in trials),
             "failed": sum(trial.kind == kind and bool(trial.problem) for trial in trials),
+            "longest": round(max(trial.seconds for trial in trials if trial.kind == kind), 2),
         }
         for kind in kinds
     }

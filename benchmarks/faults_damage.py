@@ -94,7 +94,7 @@ def damaged_interrupted(image: Path, expected: str, draw: random.Random) -> Tria
     what = damage_a_file(image, draw)
     outcome = resume(image)
     problem = problem_of(outcome, image, expected)
-    return Trial("damaged, interrupted", what, problem, tail(outcome) if problem else "")
+    return Trial("damaged, interrupted", what, problem, tail(outcome) if problem else "", outcome.seconds)
 
 
 def write_pictures(folder: Path) -> None:
@@ -143,7 +143,7 @@ def damaged_finished(name: str, folder: Path, pictures: Path, out: Path, expecte
         problem = "other result"
     elif outcome.code and not outcome.printed.strip():
         problem = "no sentence"
-    return Trial("damaged, finished", what, problem, tail(outcome) if problem else "")
+    return Trial("damaged, finished", what, problem, tail(outcome) if problem else "", outcome.seconds)
 
 
 def _page_says_so(out: Path) -> bool:

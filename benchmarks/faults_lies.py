@@ -165,7 +165,7 @@ def told_lie(study: Path, folder: Path, expected: Path, draw: random.Random) -> 
         problem = _judged(folder, site, expected)
     else:
         return
-    yield Trial("lies", what, problem, tail(outcome) if problem else "")
+    yield Trial("lies", what, problem, tail(outcome) if problem else "", outcome.seconds)
 
 
 def _judged(folder: Path, liar: str, expected: Path) -> str:
@@ -183,4 +183,7 @@ def _scored(folder: Path) -> list[list[str]]:
     """The sites whose scores each line of the history, and the result, have."""
     history = [json.loads(line)["validation"] for line in (folder / "history.jsonl").read_text().splitlines()]
     final = json.loads((folder / "result.json").read_text())["metrics"]
-    return [sorted((scores or {}).get("per_site", {})) for scores in [*history, final]]
+    return [
+        [site for site, of_site in (scores or {}).get("per_site", {}).items() if of_site]
+        for scores in [*history, final]
+    ]

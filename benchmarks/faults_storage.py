@@ -161,7 +161,7 @@ def resumed(folder: Path, expected: str, kind: str, what: str, study: Path) -> T
     else:
         outcome = resume(folder)
     problem = problem_of(outcome, folder, expected)
-    return Trial(kind, what, problem, tail(outcome) if problem else "")
+    return Trial(kind, what, problem, tail(outcome) if problem else "", outcome.seconds)
 
 
 def killed_anywhere(study: Path, folder: Path, seconds: float) -> bool:
@@ -205,7 +205,7 @@ def full_disk(study: Path, folder: Path, expected: str, draw: random.Random) -> 
 
     outcome = in_child(work)
     problem = problem_of(outcome, folder, expected)
-    first = Trial("full disk", what, problem, tail(outcome) if problem else "")
+    first = Trial("full disk", what, problem, tail(outcome) if problem else "", outcome.seconds)
     if not folder.exists():
         return [first]
     return [first, resumed(folder, expected, "resumed after a full disk", what, study)]

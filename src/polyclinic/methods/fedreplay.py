@@ -25,7 +25,7 @@ from polyclinic.federation.leaving.code_packing import restore, shrink
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import optimizer_state, reply_checks
+from polyclinic.methods.shared import latent_range, optimizer_state, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private, private_latents
@@ -86,24 +86,28 @@ class FedReplay(Method):
         if self.front == "public":
             trainer = federation.trainer
             return trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
-        site = self.choose(federation)
-        federation.report("encoder", {"site": site})
-        reply = federation.ask(site, "train_encoder", weights=federation.initial_weights())
-        if not reply:
-            raise WorkFailed(
-                f"site '{site}' could not train the encoder: {reply.reason}; name another method.encoder_site"
-            )
-        return reply.weights
+        for site in self.choose(federation):
+            reply = federation.ask(site, "train_encoder", weights=federation.initial_weights())
+            if reply:
+                federation.report("encoder", {"site": site})
+                return reply.weights
+        raise WorkFailed(
+            f"site '{site}' could not train the encoder: {reply.reason}; name another method.encoder_site"
+        )
 
-    def choose(self, federation: Federation) -> str:
+    def choose(self, federation: Federation) -> list[str]:
+        """Who trains the encoder, and who does in its place if it fails; nobody in the place of a site with a name."""
         if self.encoder_site == "random":
+            order = torch.randperm(len(federation.sites), generator=federation.rng("encoder sites")).tolist()
             drawn = torch.randint(len(federation.sites), (1,), generator=federation.rng("encoder site"))
-            return federation.sites[int(drawn)]
+            return list(dict.fromkeys(federation.sites[place] for place in [int(drawn), *order]))
         if self.encoder_site == "largest":
             replies = federation.ask_all("count")
-            return max(replies, key=lambda reply: reply.metadata["samples"]).site
+            # the first of those with equally many
+            ordered = sorted(replies, key=lambda reply: reply.metadata["samples"], reverse=True)
+            return [reply.site for reply in ordered]
         self.check_sites(federation.sites)
-        return self.encoder_site
+        return [self.encoder_site]
 
     def check_sites(self, sites: Sequence[str]) -> None:
         if self.encoder_site not in ("largest", "random", *sites):
@@ -126,6 +130,7 @@ class FedReplay(Method):
             names = ("latents", FLIPPED + "latents") if self.flips else ("latents",)
             reply_checks.check_rows(federation, reply, "latents", *names)
             self._check_precision(reply)
+            latent_range.check(federation, call.parcels["weights"].tensors, reply.parcel("latents").tensors)
 
     def _check_precision(self, reply: Reply) -> None:
         """ParcelRejected unless the latents came in the form that the study says."""

@@ -125,6 +125,8 @@ LATENTS = {
     "shapes": tensors("latents", first(lambda t: t[..., :1])),
     "half": tensors("latents", first(lambda t: t.half())),
     "more names": tensors("latents", more),
+    "times 10^6": tensors("latents", each(lambda t: t * 1e6)),
+    "times -1000": tensors("latents", each(lambda t: t * -1000)),
 }
 SCORES = {
     "twice": twice,
@@ -184,6 +186,43 @@ def test_a_liar_fails_and_is_named(tiny, tmp_path, monkeypatch, method, operatio
     early = json.loads((result.folder / "result.json").read_text())["failures"]
     assert set(failed) | {one["site"] for one in early} == {LIAR}
     assert all(one["operation"] == operation for one in early)
+
+
+@pytest.mark.parametrize("encoder_site", ["largest", "random"])
+def test_another_site_trains_the_encoder_in_place_of_a_liar(tiny, tmp_path, monkeypatch, encoder_site):
+    honest, asked_to_train = InProcess.call, []
+
+    def call(engine, calls):
+        for asked, answer in zip(calls, honest(engine, calls), strict=True):
+            if asked.operation == "train_encoder":
+                asked_to_train.append(asked.site)
+                if len(asked_to_train) == 1:
+                    answer = Reply(asked.site, tuple(WEIGHTS["times 10^6"](list(answer.parcels))), answer.head)
+            yield answer
+
+    monkeypatch.setattr(InProcess, "call", call)
+    settings = {"data.samples": 36, "model.cut": "conv1", "method.encoder_site": encoder_site}
+    result = run(tiny("fedreplay", settings, rounds=1), tmp_path / "run")
+    liar, other = asked_to_train
+    assert [(one["site"], one["operation"]) for one in result["failures"]] == [(liar, "train_encoder")]
+    assert result["encoder"] == {"site": other}
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_site_cannot_send_scores_of_one_model_and_nothing_of_another(tiny, tmp_path, monkeypatch, silent):
+    """Each of Ditto's models is scored at each site: nothing was said of these images before the first one."""
+    honest, tested = InProcess.call, []
+
+    def call(engine, calls):
+        for asked, answer in zip(calls, honest(engine, calls), strict=True):
+            if (asked.operation, asked.site, asked.arguments.get("split")) == ("evaluate", LIAR, "test"):
+                tested.append(asked)
+                answer = Reply(LIAR, (), answer.head, answer.head_soon) if len(tested) == silent else answer
+            yield answer
+
+    monkeypatch.setattr(InProcess, "call", call)
+    result = run(tiny("ditto", {"data.samples": 36}, rounds=1), tmp_path / "run")
+    assert {(one["site"], one["operation"]) for one in result["failures"]} == {(LIAR, "evaluate")}
 
 
 def history(folder):

@@ -109,11 +109,11 @@ class ReplyCheck:
 
     def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
         """Sums of scores that no set of images can have, or that are of another number of images than before."""
-        about = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}"
-        if not parcels and about in self.said:
-            raise ParcelRejected("no scores came, and they did before")
+        about, trainer = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}", federation.trainer
+        # with noised scores a site's budget may come to its end
+        if trainer.privacy is None or trainer.privacy.score_noise is None:
+            self._check_whether_scored(about, bool(parcels))
         for parcel in parcels:
-            trainer = federation.trainer
             if not parcel.tensors:  # scores that a site keeps back
                 continue
             try:
@@ -129,6 +129,14 @@ class ReplyCheck:
             # a deployed site rounds its counts, by each class: they may differ a little from round to round
             if not before / 2 <= images <= 2 * max(before, 1):
                 raise ParcelRejected(f"metrics: scores of {images:g} images, and they were of {before:g} before")
+
+    def _check_whether_scored(self, about: str, came: bool) -> None:
+        """A site has images of a split or none: it cannot send scores once and nothing another time."""
+        before = self.said.setdefault(f"{about}/any", float(came))
+        if came != bool(before):
+            raise ParcelRejected(
+                "scores came, and none did before" if came else "no scores came, and they did before"
+            )
 
 
 def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
