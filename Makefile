@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # compiled files are kept, whatever the environment says: each process would compile all files again
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick-tests lint docs wheel check-all clean
+.PHONY: demo test quick-tests lint docs wheel check-all locked clean
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
@@ -64,6 +64,14 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-docs $(VENV)/.ready-release: $(VENV)/.ready-%: $(VENV)/.ready
 	$(INSTALL) ".[$*]"
 	touch $@
+
+# the environment of both commands, where every file is checked against its hash. torch's own wheels for Linux, those
+# with CUDA, need more packages: make locked LOCKS="requirements.lock requirements-cuda.lock"
+LOCKS ?= requirements.lock
+locked: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes $(LOCKS:%=--requirement %)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(VENV)/.ready $(VENV)/.ready-dev
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Load: many rounds and many sites, and how memory, files and the run folder grow with them.
 
-    python benchmarks/load.py [--quick] [--runs 10] [--rounds 1000] [--sites 2000] [--json FILE]
+    python benchmarks/load.py [--quick] [--runs 10] [--rounds 1000] [--sites 2000] [--site-rounds 20] [--json FILE]
 
 `--runs` runs of `--rounds` rounds one after the other in one process, then one run of `--sites` sites. Stated slopes:
 memory grows by less than 2 kB a round from run to run, open files do not grow, files of the run folder do not grow with
@@ -106,11 +106,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--sites", type=int, default=2000, help="of one more run of 20 rounds; 0: none")
+    parser.add_argument("--site-rounds", type=int, default=20, help="rounds of the run with many sites")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     runs, rounds, sites = (2, 40, 60) if chosen.quick else (chosen.runs, chosen.rounds, chosen.sites)
-    plan = [(f"run-{number}", 2, rounds) for number in range(runs)] + ([("many-sites", sites, 20)] if sites else [])
+    plan = [(f"run-{number}", 2, rounds) for number in range(runs)] + (
+        [("many-sites", sites, chosen.site_rounds)] if sites else []
+    )
     rows, after, found = [], [], {}
     with tempfile.TemporaryDirectory() as place:
         os.environ["POLYCLINIC_CACHE"] = f"{place}/cache"

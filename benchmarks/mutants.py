@@ -32,6 +32,8 @@ from parallel import in_parallel
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("federation", "methods", "privacy", "attacks", "generators", "tasks", "data")
+#: rooms of tests that try the guards of others
+MORE_TESTS = {"federation": ("adversary",), "privacy": ("adversary",)}
 #: processor seconds of tests that one mutant is given, and those of the first, quickest ones
 LONGEST, FIRST = 100.0, 15.0
 #: a mutant whose tests take so many times as long, and so many seconds more, does not end: its tests notice
@@ -113,9 +115,10 @@ def test_files(rooms: Sequence[str]) -> list[str]:
     """The test files of rooms, and those elsewhere whose name is that of a file of theirs; room by room."""
     found: list[Path] = []
     for room in rooms:
-        found += sorted((ROOT / "tests" / room).rglob("test_*.py"))
+        for name in (room, *MORE_TESTS.get(room, ())):
+            found += sorted((ROOT / "tests" / name).rglob("test_*.py"))
         for file in sorted((ROOT / "src" / "polyclinic" / room).rglob("*.py")):
-            found += sorted((ROOT / "tests").rglob(f"test_{file.stem}*.py"))
+            found += sorted((ROOT / "tests").rglob(f"test_{file.stem}.py"))
     return [str(path.relative_to(ROOT)) for path in dict.fromkeys(found)]
 
 
@@ -175,11 +178,11 @@ class Mutants:
     def _chosen(self, room: str, file: Path, function: str) -> tuple[list[str], list[str]]:
         """Tests of the room that call the function, the quickest first; then those beside them in the same files."""
         name = str(file.relative_to(ROOT / "src"))
-        own = (f"tests/{room}/", f"/test_{file.stem}")
-        calling = [t for t in self.calls.of_function(name, function) if t.startswith(own[0]) or own[1] in t]
+        rooms, own = tuple(f"tests/{one}/" for one in (room, *MORE_TESTS.get(room, ()))), f"/test_{file.stem}.py"
+        calling = [t for t in self.calls.of_function(name, function) if t.startswith(rooms) or own in t]
         files = dict.fromkeys(test.split("::")[0] for test in calling)
         if not files:  # nobody calls it, or it is a number at the top of a file
-            files = dict.fromkeys(test for test in self.calls.of_file if own[1] in test)
+            files = dict.fromkeys(path for path in self.calls.of_file if own in path)
         beside = [test for path in files for test in self.calls.of_file[path] if test not in set(calling)]
         return self.calls.quickest(calling), self.calls.quickest(beside)
 

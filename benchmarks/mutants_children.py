@@ -49,6 +49,9 @@ class Watcher:
 
     def pytest_runtest_setup(self, item: Any) -> None:
         self.passed, self.skipped, self.started = True, False, time.process_time()
+        self.called.clear()  # of what was called while files were imported
+        if self.source and hasattr(sys, "monitoring"):
+            sys.monitoring.restart_events()
 
     def pytest_runtest_call(self, item: Any) -> None:
         self.shared |= self.called  # what a fixture did may concern all tests of the file
@@ -61,9 +64,6 @@ class Watcher:
         row = {"test": report.nodeid, "passed": self.passed, "skipped": self.skipped}
         called = self.called | self.shared if self.source else set()
         self._tell({**row, "seconds": round(time.process_time() - self.started, 2), "called": _by_file(called)})
-        self.called.clear()
-        if self.source and hasattr(sys, "monitoring"):
-            sys.monitoring.restart_events()
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:

@@ -1,7 +1,7 @@
 """What `engine.wire` saves in bytes and costs in accuracy, and what `engine.durable` costs in time.
 
-    python benchmarks/wire.py [--quick] [--rounds N] [--seeds N] [--backbone NAME] [--only wire|durable]
-                              [--path FILE.npz] [--json FILE]
+    python benchmarks/wire.py [--quick] [--rounds N] [--seeds N] [--first-seed S] [--backbone NAME]
+                              [--only wire|durable] [--path FILE.npz] [--json FILE]
 
 FedAvg with four hospitals and ResNet-18, on chest X-rays (PneumoniaMNIST, `--path`) or on phantoms, once for each
 encoding and seed. `bytes` are those of all parcels. Each durable run is timed next to one that is not, in turn.
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="phantoms, LeNet-5, one round")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--only", choices=("wire", "durable"), help="one of the two measurements")
     parser.add_argument("--path", default="", help="an .npz file with chest X-rays")
@@ -103,7 +104,7 @@ def main() -> None:
         if chosen.only != "wire":
             durable = durable_cost(place, chosen, 2 if chosen.quick else 7, 2 if chosen.quick else 20)
             found = {"durable": durable}
-        for seed in range(chosen.seeds if chosen.only != "durable" else 0):
+        for seed in range(chosen.first_seed, chosen.first_seed + (chosen.seeds if chosen.only != "durable" else 0)):
             for name in ENCODINGS:
                 study = tables(chosen.path, chosen.backbone, chosen.rounds, seed, wire=name)
                 runs[name].append(one_run(place, study, f"{name}-{seed}"))

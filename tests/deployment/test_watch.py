@@ -122,3 +122,26 @@ def test_a_site_that_the_server_has_not_heard_of_is_not_connected_whatever_clock
     assert administration.silences()["south"] == pytest.approx(300.0)
     monkeypatch.setattr(administration, "_ask", lambda question: Info())
     assert administration.connected() == []
+    assert administration.silences(patient=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("clock", "later", "lost"),
+    [
+        (1000.0, 1000.0, False),  # all is well, and nobody waits
+        (5000.0, 1010.0, False),  # this machine's clock is an hour ahead
+        (-5000.0, 1010.0, False),  # or behind
+        (5000.0, 1000.0, True),  # nobody was heard of meanwhile
+        (-5000.0, 1000.0, True),
+    ],
+)
+def test_status_tells_when_all_sites_are_lost(tmp_path, monkeypatch, clock, later, lost):
+    (tmp_path / "admin" / "startup").mkdir(parents=True)
+    (tmp_path / "admin" / "startup" / "fed_admin.json").write_text("{}")
+    administration, waited = Administration(tmp_path), []
+    looks = [Info(north=1000.0, south=990.0), Info(north=later, south=later)]
+    monkeypatch.setattr(administration, "_ask", lambda question: looks[len(waited)])
+    monkeypatch.setattr(admin, "time", SimpleNamespace(time=lambda: clock + 1.0, sleep=waited.append))
+    silences = administration.silences(patient=True)
+    assert all((silence >= admin.SILENT) is lost for silence in silences.values())
+    assert waited == ([] if clock == 1000.0 else [admin.TELLS])

@@ -1,10 +1,14 @@
 """A run with `engine.wire`: fewer bytes, the ledger says how they travelled, and every engine ends in the same bits."""
 
 import json
+import shutil
 
 import pytest
 
+from polyclinic.audits.parcels import check_against_ledger
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving import wire_codec
+from polyclinic.federation.leaving.archive import releases
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 
@@ -52,6 +56,28 @@ def test_the_ledger_says_how_it_travelled(runs):
         assert sent
         assert {line["wire"] for line in sent} == {wire}
         assert all("wire" not in line for line in lines(runs[wire]) if line["kind"] == "metrics")
+
+
+@pytest.mark.parametrize("wire", ["exact", "fp16", "int8", "delta"])
+def test_what_is_kept_for_an_audit_is_what_the_ledger_says_left(runs, wire):
+    kept = releases(runs[wire].folder / "sites" / "site-1" / "kept")
+    assert kept
+    for release in kept:
+        check_against_ledger("site-1", release, lines(runs[wire]))
+
+
+def test_another_build_of_zlib_resumes_a_run(runs, tmp_path, monkeypatch):
+    """The second round is done again with other compressed bytes of the same numbers."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs["int8"].folder, folder)
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoint")
+    for state in (folder / "sites").iterdir():
+        shutil.rmtree(state)
+    monkeypatch.setattr(wire_codec, "LEVEL", 9)
+    again = run(None, folder, resume=True, cache=runs["int8"].folder.parent / "cache")
+    assert result(again)["weights_sha256"] == result(runs["int8"])["weights_sha256"]
+    assert [line["digest"] for line in lines(again)] == [line["digest"] for line in lines(runs["int8"])]
 
 
 def test_rounded_numbers_are_near_the_exact_ones(runs):

@@ -150,7 +150,7 @@ def status(folder: Path = FOLDER, within: float = WITHIN) -> None:
     from polyclinic.deployment.admin import SILENT, Administration
 
     with Administration(folder, within) as administration:
-        silences = administration.silences()
+        silences = administration.silences(patient=True)
         there = sorted(site for site, silence in silences.items() if silence < SILENT)
         typer.echo(f"connected: {', '.join(there) or 'no site'}")
         for site in sorted(set(silences) - set(there)):

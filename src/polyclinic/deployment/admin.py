@@ -35,6 +35,8 @@ LOOK = 2.0
 SERVER_WAIT = 900.0
 #: seconds by which a site is later than the latest one, after which it counts as lost: sites tell every few seconds
 SILENT = 60.0
+#: seconds within which a site that is there tells something, several times: NVFlare's heartbeat comes every ten
+TELLS = 25.0
 #: times in a row that a run is submitted again without having finished another round
 ATTEMPTS = 3
 
@@ -84,16 +86,29 @@ class Administration:
         """Names of the sites that are connected now."""
         return sorted(site for site, silence in self.silences().items() if silence < SILENT)
 
-    def silences(self) -> dict[str, float]:
+    def silences(self, *, patient: bool = False) -> dict[str, float]:
         """Seconds since each site that the server knows was last heard of.
 
         NVFlare lists a site for ten minutes after it was lost. The server alone has noted the times, so that clocks
-        that differ from its own do not matter; the latest site stands for the present.
+        that differ from its own do not matter; the latest site stands for the present. `patient`: looks a second time
+        where this machine's clock says that nobody was heard of lately: all sites may be lost.
         """
+        heard = self._heard()
+        latest = present = max(heard.values(), default=0.0)
+        if patient and heard and not 0 <= time.time() - latest < SILENT:
+            time.sleep(TELLS)
+            heard = self._heard()
+            present = max(heard.values(), default=0.0)
+            if present == latest:  # the clocks do not differ, or not only: no site has told anything
+                present += max(SILENT, time.time() - latest)
+        return {site: present - moment for site, moment in heard.items()}
+
+    def _heard(self) -> dict[str, float]:
+        """When the server last heard of each site, by its clock; one that has just come was heard of now."""
         known = self._ask(lambda server: server.get_system_info()).client_info
-        heard = {client.name: client.last_connect_time for client in known}
-        latest = max((moment for moment in heard.values() if moment is not None), default=None)
-        return {site: 0.0 if moment is None or latest is None else latest - moment for site, moment in heard.items()}
+        moments = {client.name: client.last_connect_time for client in known}
+        latest = max((moment for moment in moments.values() if moment is not None), default=0.0)
+        return {site: latest if moment is None else moment for site, moment in moments.items()}
 
     def jobs(self) -> list[JsonObject]:
         """All jobs, the latest first."""

@@ -314,9 +314,8 @@ class SiteHost:
         if policy.deployed and parcels:
             TestedModel(site, declared, self._splits(turn, declared)).note(call)
         if self.spec.archive:
-            self.spec.archive.released(
-                site, call, parcels, turn.used, declared.address, self._left_as(declared, outgoing)
-            )
+            kept = outgoing if self.spec.wire in ROUNDING else parcels  # an attacker gets the rounded numbers
+            self.spec.archive.released(site, call, kept, turn.used, declared.address, self._left_as(declared, outgoing))
         return leaving
 
     def _left_as(self, declared: Operation, outgoing: tuple[Parcel, ...]) -> tuple[Parcel, ...] | None:

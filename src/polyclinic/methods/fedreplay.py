@@ -91,9 +91,7 @@ class FedReplay(Method):
             if reply:
                 federation.report("encoder", {"site": site})
                 return reply.weights
-        raise WorkFailed(
-            f"site '{site}' could not train the encoder: {reply.reason}; name another method.encoder_site"
-        )
+        raise WorkFailed(f"site '{site}' could not train the encoder: {reply.reason}; name another method.encoder_site")
 
     def choose(self, federation: Federation) -> list[str]:
         """Who trains the encoder, and who does in its place if it fails; nobody in the place of a site with a name."""

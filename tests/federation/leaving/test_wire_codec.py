@@ -1,7 +1,9 @@
 """`engine.wire`: what arrives is what was sent, rounded no more than said; and nobody is made to unpack a bomb."""
 
+import hashlib
 import json
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.leaving import wire_codec
 from polyclinic.federation.leaving.budget import size_tells_something
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, decode_all, shortened
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, decode_all, digest_of, shortened
 from polyclinic.federation.leaving.wire_codec import SMALLEST
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -38,6 +41,29 @@ def test_a_receiver_finds_what_the_sender_says_it_will(values, encoding):
     assert torch.equal(came.tensors["b"], torch.ones(3))
     assert sent.digest == came.digest
     assert sent.size == len(sent.encoded) == came.size
+
+
+@pytest.mark.parametrize("encoding", ["fp16", "int8", "delta"])
+def test_the_digest_does_not_depend_on_how_well_zlib_compresses(encoding, monkeypatch):
+    exact = torch.sin(torch.arange(32 * 40.0)).reshape(32, 40)
+    parcel, base = Parcel("weights", {"w": exact, "n": torch.arange(3)}, {"samples": 4}), {"w": exact.floor()}
+    one, came = travelled(parcel, encoding, base)
+    monkeypatch.setattr(wire_codec, "LEVEL", 9)
+    other, came_too = travelled(parcel, encoding, base)
+    assert one.encoded != other.encoded
+    assert one.digest_of_bytes != other.digest_of_bytes
+    assert len({one.digest, other.digest, came.digest, came_too.digest}) == 1
+    changed = exact.clone()
+    changed[3, 7] *= 2
+    assert shortened(Parcel("weights", {"w": changed}, {"samples": 4}), encoding, base).digest != one.digest
+    assert shortened(replace(parcel, metadata={"samples": 5}), encoding, base).digest != one.digest
+    assert parcel.digest != one.digest
+
+
+def test_bytes_that_are_no_parcel_have_a_digest_too():
+    exact = Parcel("weights", {"w": torch.ones(3)})
+    assert digest_of(exact.encoded) == exact.digest == exact.digest_of_bytes
+    assert digest_of(b"junk") == hashlib.sha256(b"junk").hexdigest()
 
 
 @settings(max_examples=60, deadline=None)

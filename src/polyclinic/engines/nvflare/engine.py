@@ -121,7 +121,8 @@ class NVFlare:
     def _send_call(self, name: str, call: Call) -> tuple[JsonObject, list[bytes]]:
         """Send a call without the parcels that the site has of its last one, such as the weights that it trained and
         now scores; whole where it has them no more, as after a restart."""
-        digests = {place: parcel.digest for place, parcel in enumerate(call.parcels.values()) if _is_kept(parcel)}
+        kept = {place: parcel for place, parcel in enumerate(call.parcels.values()) if _is_kept(parcel)}
+        digests = {place: parcel.digest_of_bytes for place, parcel in kept.items()}
         held = {place: digest for place, digest in digests.items() if digest in self._held.get(call.site, ())}
         said, blobs = self._send(name, call, held)
         if said["state"] == "missing" and held:

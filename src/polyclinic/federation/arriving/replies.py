@@ -134,9 +134,7 @@ class ReplyCheck:
         """A site has images of a split or none: it cannot send scores once and nothing another time."""
         before = self.said.setdefault(f"{about}/any", float(came))
         if came != bool(before):
-            raise ParcelRejected(
-                "scores came, and none did before" if came else "no scores came, and they did before"
-            )
+            raise ParcelRejected("scores came, and none did before" if came else "no scores came, and they did before")
 
 
 def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:

@@ -10,7 +10,6 @@ and the parcels' digests alone, so a run that was interrupted and resumed keeps 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.parcel import Parcel, decode
+from polyclinic.federation.leaving.parcel import Parcel, decode, digest_of
 from polyclinic.files import atomic_folder, write_tensors
 from polyclinic.json_types import JsonMapping, parse_json
 from polyclinic.randomness import seed_of
@@ -151,8 +150,8 @@ class Release:
 
     @cached_property
     def digests(self) -> list[str]:
-        """sha256 of the files as they lie there."""
-        return [hashlib.sha256(file.read_bytes()).hexdigest() for file in self.files]
+        """Those of the parcels as they lie there, to hold against a ledger."""
+        return [digest_of(file.read_bytes()) for file in self.files]
 
     def parcel(self, kind: str) -> Parcel | None:
         return next((parcel for parcel in self.parcels if parcel.kind == kind), None)

@@ -151,7 +151,11 @@ class Parcel:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of `encoded`, which is not made for it where that can be avoided."""
+        """SHA-256 of `encoded`, which is not made for it where that can be avoided.
+
+        Of a shortened parcel it is that of the numbers which its receiver finds, and of how they travelled: another
+        build of zlib makes other bytes of the same numbers, and a run may be resumed on another machine.
+        """
         return self._future.result() if "_future" in vars(self) else self._digest_now()
 
     def digest_soon(self) -> Future[str]:
@@ -179,8 +183,16 @@ class Parcel:
                 )
         return found
 
+    @cached_property
+    def digest_of_bytes(self) -> str:
+        """SHA-256 of `encoded` in any case."""
+        return hashlib.sha256(self.encoded).hexdigest() if "_on_wire" in vars(self) else self.digest
+
     def _digest_now(self) -> str:
-        if self._is_encoded:
+        if "_on_wire" in vars(self) and not layout.is_known(self.tensors):
+            content = save(contiguous_cpu_copies(self.tensors), {_METADATA_KEY: self._description})
+            return hashlib.sha256(content).hexdigest()
+        if self._is_encoded and "_on_wire" not in vars(self):
             return hashlib.sha256(self.encoded).hexdigest()
         return layout.digest(self._header, layout.in_order(self.tensors))
 
@@ -233,6 +245,14 @@ def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | N
     return found
 
 
+def digest_of(data: bytes) -> str:
+    """The digest, as ledgers have it, of the parcel that these bytes are; of bytes that are none, their SHA-256."""
+    try:
+        return decode(data).digest
+    except ParcelRejected:
+        return hashlib.sha256(data).hexdigest()
+
+
 def decode_all(blobs: Iterable[bytes], base: Mapping[str, Tensor] | None = None) -> list[Parcel]:
     """The parcels of one message. What a message may hold once it is read is bounded for all of them together."""
     found: list[Parcel] = []
@@ -277,6 +297,8 @@ def decode(
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
     if expected is not None:
         expected.check(parcel)
+    if on_wire is not None:
+        vars(parcel)["_on_wire"] = (on_wire["encoding"], {}, on_wire["tensors"])
     vars(parcel)["encoded"] = data  # what came is what counts, and need not be encoded again to be counted
     return parcel
 
