@@ -18,6 +18,7 @@ TABLES = {
     "model": {"backbone": "lenet5"},
     "optimizer": {"batch_size": 8, "lr": 0.05},
     "method": {"name": "fedavg", "rounds": 2},
+    "audit": {},
 }
 
 
