@@ -187,7 +187,6 @@ GRADIENTS = (
         "Is it the learning rate? With 1 instead of 0.1, the adaptive Gaussian fails less often than Euclid.",
         Lower("AG", "Eucl", "failed"),
         {"Eucl": attack("euclidean", "TG", 1.0), "AG": attack("adaptive-gaussian", "TG", 1.0)},
-        quick=("method.rounds=20",),
     ),
     _why(
         "adaptive-kernel",
@@ -198,7 +197,6 @@ GRADIENTS = (
             "per layer": attack("adaptive-gaussian", "TG"),
             "whole gradient": attack("adaptive-gaussian", "TG", kernel="whole-gradient"),
         },
-        quick=("method.rounds=20",),
     ),
     _why(
         "adaptive-factor",
@@ -209,7 +207,6 @@ GRADIENTS = (
             "n Var": attack("adaptive-gaussian", "TG"),
             "2 n Var": attack("adaptive-gaussian", "TG", variance_factor=2),
         },
-        quick=("method.rounds=20",),
     ),
     _why(
         "lambda-kernel",
@@ -217,6 +214,7 @@ GRADIENTS = (
         "Is it the kernel? With one exponential for each layer, lambda² = 50 gives worse images than 200.",
         higher("200", "50", "ssim"),
         {str(value): gaussian(value, "TG", kernel="per-layer") for value in (50, 200)},
+        quick=("method.rounds=3",),
     ),
     _why(
         "lambda-smaller",
@@ -224,6 +222,7 @@ GRADIENTS = (
         "Is it the size of the gradients? A lambda² of 5 gives worse images than 200.",
         higher("200", "5", "ssim"),
         {str(value): gaussian(value, "TG") for value in (5, 200)},
+        quick=("method.rounds=3",),
     ),
     _why(
         "lambda-scaled",
@@ -234,6 +233,7 @@ GRADIENTS = (
             str(value): attack("gaussian", "TG", variance=value, kernel="whole-gradient", scaled="true")
             for value in (50, 200)
         },
+        quick=("method.rounds=3",),
     ),
 )
 

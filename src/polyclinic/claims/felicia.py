@@ -79,7 +79,7 @@ def _digits(name: str, place: str, sentence: str, arms: Mapping[str, tuple[str, 
     )
 
 
-def _bias(name: str, study: str, group: str, data: str, sentence: str) -> Claim:
+def _bias(name: str, study: str, group: str, data: str, sentence: str, quick: tuple[str, ...] = ()) -> Claim:
     rare = f"accuracy of {group}, augmented"
     return Claim(
         name=f"felicia-figure6-{name}",
@@ -95,7 +95,7 @@ def _bias(name: str, study: str, group: str, data: str, sentence: str) -> Claim:
         rule=AllOf((higher("FELICIA", "local GAN", rare),)),
         minutes={"quick": Minutes(12, 4), "full": Minutes(None, 40)},
         scales={
-            "quick": (*QUICK_GAN, "method.learner_steps=200"),
+            "quick": (*QUICK_GAN, "method.learner_steps=200", *quick),
             "full": ("method.rounds=2", "method.steps=2500"),
         },
         phantom=("data.source=skin-phantom", "data.samples=1500"),
@@ -174,6 +174,7 @@ CLAIMS = (
         "horse",
         "CIFAR-10: cats and dogs against deer and horses; horses are rare at one site",
         "With FELICIA's images the rare sub-group is found more often than with a local GAN's.",
+        quick=("data.per_class=1200", "sites.per_class=400"),
     ),
     _skin(
         "figure8-synthetic",

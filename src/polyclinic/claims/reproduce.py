@@ -177,9 +177,10 @@ def commit() -> dict[str, object]:
 
 
 def audit_seconds(run: Path) -> float:
-    """How long the audit of a run took; 0 where there is none."""
+    """How long the attacks of a run's audit took; 0 where there is none."""
     kept = run / "audit.json"
-    return float(read_json(kept).get("seconds", 0)) if kept.is_file() else 0.0
+    parcels = read_json(kept).get("parcels", []) if kept.is_file() else []
+    return sum(float(one.get("seconds") or 0) for parcel in parcels for one in parcel["findings"])
 
 
 def machine() -> str:
