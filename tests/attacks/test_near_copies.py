@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.copies import find_copies
-from polyclinic.attacks.near_copies import CopyIndex, correlations, smooth
+from polyclinic.attacks.near_copies import CopyIndex, best_orientations, correlations, smooth
 from polyclinic.attacks.planted_copies import (
     LADDERS,
     WEAKEST,
@@ -143,10 +143,10 @@ def test_the_weakest_copies_are_no_exact_ones(sets):
 def test_a_correlation_is_the_best_over_shifts_by_hand():
     image = torch.rand(1, 1, 16, 16, generator=torch_rng("near copies", "by hand"))
     moved = image.roll((2, -1), (-2, -1))
-    best, turn = correlations(moved, image)
-    assert float(best) == pytest.approx(1, abs=1e-4)
-    assert int(turn) == 0
-    assert float(correlations(moved, 1 - image)[0]) < 0.9
+    assert float(correlations(moved, image)) == pytest.approx(1, abs=1e-4)
+    assert int(best_orientations(moved, image)) == 0
+    assert int(best_orientations(turned(moved, 3), image)) == 1  # a quarter turn more undoes it
+    assert float(correlations(moved, 1 - image)) < 0.9
 
 
 def test_smoothing_keeps_the_mean_of_a_flat_image():

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from polyclinic.audits.recovery import (
     best_guess,
     best_median_worst,
-    chance_of_exchange,
     identify_unordered,
     recovery,
 )
@@ -118,13 +117,6 @@ def test_fewer_true_images_than_were_searched_for():
     found = recovery(torch.cat([noise("more", 2), TRUTH[:3]]), TRUTH[:3], HELD_OUT, in_order=False)
     assert len(found.truth) == 3
     assert bool(found.recovered.all())
-
-
-def test_the_chance_of_an_exchange_is_that_of_an_urn():
-    """Three reconstructions that point to three images, two of them among 2 candidates of 10 images: by hand."""
-    assert chance_of_exchange([1, 1, 1], 2, 2, 10) == pytest.approx(3 / 45)
-    assert chance_of_exchange([3], 3, 2, 10) == pytest.approx(2 / 10)
-    assert chance_of_exchange([1, 1], 0, 2, 10) == 1
 
 
 def test_one_image_is_told_only_with_enough_held_out_ones():

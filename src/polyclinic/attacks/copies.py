@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
+from polyclinic.metrics.exchange import chance_of_sum
 from polyclinic.metrics.image_sets import ORIENTATIONS, Images, as_unit, same_shape
 from polyclinic.metrics.neighbours import Nearest, nearest_of, table
 from polyclinic.metrics.perceptual import Distance, Pixels
@@ -23,7 +25,6 @@ from polyclinic.randomness import torch_rng
 CLOSE_SHARE = 0.01  # of the held-out images are closer to a training image than "close" means
 COPY_FACTOR = 0.25  # a copy is closer than a quarter of that
 BLIND = 1e-6  # distances below this are rounding
-SHUFFLES = 999
 SIGNIFICANT = 0.01
 FEWEST = 20
 
@@ -89,7 +90,7 @@ class Copies:
             "median_ratio": float(self.training.ratio.median()),
             "median_ratio_held_out": float(self.baseline.ratio.median()),
             "closer_share": self.closer_share,
-            "chance": self.chance,
+            "closer_by_chance": self.chance,
             "authenticity": self.authenticity,
             "compared": self.compared,
             "orientations": "flips and quarter turns",
@@ -102,6 +103,7 @@ def find_copies(
     held_out: Images,
     distance: Distance | None = None,
     *,
+    cases: tuple[np.ndarray, np.ndarray] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Copies:
@@ -109,7 +111,8 @@ def find_copies(
     a perceptual distance also sees what is shifted or differs in contrast.
 
     A copy is closer to a training image than a quarter of what only 1 % of the held-out images reach. `held_out` must
-    hold other patients than `training`, or the limit is that of one patient's images; 20 or more of each.
+    hold other patients than `training`, or the limit is that of one patient's images; 20 or more of each. `cases`: of
+    training and of held-out images, equal for images of one patient.
     """
     distance = Pixels() if distance is None else distance
     first, second, third = _image_sets(made, training, held_out)
@@ -120,7 +123,7 @@ def find_copies(
     )
     near, baseline = nearest_of(to_training), nearest_of(from_held_out)
     limit = COPY_FACTOR * float(baseline.distance.quantile(CLOSE_SHARE, interpolation="lower"))
-    share, chance, compared = _closer_to_training(to_training.distances, to_held_out.distances, seed)
+    share, chance, compared = _closer_to_training(to_training.distances, to_held_out.distances, seed, cases)
     return Copies(
         training=near,
         held_out=nearest_of(to_held_out),
@@ -146,29 +149,44 @@ def _image_sets(made: Images, training: Images, held_out: Images) -> tuple[Tenso
     return first, second, third
 
 
-def _closer_to_training(to_training: Tensor, to_held_out: Tensor, seed: int) -> tuple[float, float, int]:
+def _closer_to_training(
+    to_training: Tensor, to_held_out: Tensor, seed: int, cases: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[float, float, int]:
     """The share of made images closer to training than to as many held-out images, and how often chance does it.
 
     All made images share the two sets, so they are no independent throws of a coin; but had the generator not seen
-    the training images, these could be exchanged with the held-out ones.
+    the training images, these could be exchanged with the held-out ones. Each made image points to the nearest of all
+    (of several equally near, to one by lot), and patients change places; so the chance is counted exactly.
     """
     rng = torch_rng(seed, "copies", "shuffles")
     count = min(to_training.shape[1], to_held_out.shape[1])
-    together = torch.cat([_columns(to_training, count, rng), _columns(to_held_out, count, rng)], 1)
-    share = _closer_share(together, torch.arange(2 * count))
-    shuffled = [_closer_share(together, torch.randperm(2 * count, generator=rng)) for _ in range(SHUFFLES)]
-    as_large = sum(other >= share for other in shuffled)
-    return share, (1 + as_large) / (1 + SHUFFLES), count
+    chosen = [torch.randperm(there.shape[1], generator=rng)[:count] for there in (to_training, to_held_out)]
+    first, second = to_training[:, chosen[0]], to_held_out[:, chosen[1]]
+    near, far = first.amin(1), second.amin(1)
+    share = float(((near < far).double() + 0.5 * (near == far).double()).mean())
+    pointed = _nearest_by_lot(torch.cat([first, second], 1), rng)
+    groups = _groups(chosen, cases)
+    weights = np.bincount(groups[pointed.numpy()], minlength=int(groups.max()) + 1)
+    trained = np.unique(groups[:count])
+    least = int(weights[trained].sum())
+    pointing = [int(weight) for weight in weights if weight]
+    return share, chance_of_sum(pointing, len(trained), len(np.unique(groups)), least), count
 
 
-def _columns(distances: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    return distances[:, torch.randperm(distances.shape[1], generator=rng)[:count]]
+def _nearest_by_lot(distances: Tensor, rng: torch.Generator) -> Tensor:
+    """The column of the least distance of each row; of several, one by lot: the first would be a training image."""
+    least = distances == distances.amin(1, keepdim=True)
+    return (least * (1 + torch.rand(distances.shape, generator=rng))).argmax(1)
 
 
-def _closer_share(together: Tensor, order: Tensor) -> float:
-    half = len(order) // 2
-    first, second = together[:, order[:half]].amin(1), together[:, order[half:]].amin(1)
-    return float(((first < second).double() + 0.5 * (first == second).double()).mean())
+def _groups(chosen: list[Tensor], cases: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    """A number from 0 on for each chosen training and held-out image, equal for images of one patient of one set."""
+    if cases is None:
+        return np.arange(sum(len(index) for index in chosen))
+    own, other = (
+        np.unique(np.asarray(of)[index.numpy()], return_inverse=True) for of, index in zip(cases, chosen, strict=True)
+    )
+    return np.concatenate([own[1], len(own[0]) + other[1]])
 
 
 def _authenticity(near: Nearest, within: Tensor) -> float:
@@ -198,6 +216,7 @@ class CopySearch(AttackSettings):
         held_out: Images,
         distance: Distance | None = None,
         *,
+        cases: tuple[np.ndarray, np.ndarray] | None = None,
         threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
@@ -205,4 +224,4 @@ class CopySearch(AttackSettings):
         """See `find_copies`."""
         if threat is not None:
             self.check(threat)
-        return find_copies(made, training, held_out, distance, seed=seed, device=device)
+        return find_copies(made, training, held_out, distance, cases=cases, seed=seed, device=device)

@@ -61,11 +61,10 @@ MEDIAN, NINTH_DECILE = math.log(3), math.log(19)
 @dataclass(frozen=True)
 class Match:
     """Of each of Q images, [Q] each: its best correlation with any training image, in Fisher's form (artanh), which one
-    it is and in which orientation; and `gap`: by how much it is above the best one with a held-out image."""
+    it is; and `gap`: by how much it is above the best one with a held-out image."""
 
     best: Tensor
     index: Tensor
-    orientation: Tensor
     gap: Tensor
 
 
@@ -155,21 +154,29 @@ class CopyIndex:
         view = strengths.argmax(0)
         rows = torch.arange(len(images))
         index = torch.stack([match.index for match in found])[view, rows]
-        orientation = torch.stack([match.orientation for match in found])[view, rows]
-        return NearCopies(strengths.amax(0), index, orientation, level, limits)
+        return NearCopies(strengths.amax(0), index, self._orientations(small, view, index), level, limits)
 
     def _match(self, small: Tensor, view: int, *, held_out: bool = False) -> Match:
         """`held_out`: the images are the held-out ones themselves, which may not be matched with themselves."""
         queries = smooth(small.to(self.device), VIEWS[view].before)
-        best, orientation = correlations(queries, self._references[view], VIEWS[view].quarter)
+        best = correlations(queries, self._references[view], VIEWS[view].quarter)
         tell("search for near copies", view + 1, len(VIEWS))
         count = len(self.training)
         if held_out:
             best[:, count:].fill_diagonal_(-1)
         fisher = torch.atanh(best.clamp(-CLOSEST, CLOSEST)).cpu()
         values, index = fisher[:, :count].max(1)
-        turn = orientation.cpu()[torch.arange(len(index)), index].long()
-        return Match(values, index, turn, values - fisher[:, count:].amax(1))
+        return Match(values, index, values - fisher[:, count:].amax(1))
+
+    def _orientations(self, small: Tensor, views: Tensor, index: Tensor) -> Tensor:
+        """How each image lies on its training image `index` [Q] in the view [Q] in which it was found."""
+        found = torch.zeros(len(small), dtype=torch.int64)
+        for view in views.unique().tolist():
+            rows = views == view
+            queries = smooth(small[rows].to(self.device), VIEWS[view].before)
+            partners = self._references[view][index[rows].to(self.device)]
+            found[rows] = best_orientations(queries, partners, VIEWS[view].quarter).cpu()
+        return found
 
 
 def _scale(centred: Tensor) -> float:
@@ -179,21 +186,31 @@ def _scale(centred: Tensor) -> float:
     return max(found, 1e-3)
 
 
-def correlations(queries: Tensor, references: Tensor, quarter: Quarter = None) -> tuple[Tensor, Tensor]:
-    """The best correlation [Q, R] over shifts and orientations of images [Q, C, h, w] with others, and the orientation
-    of the query (int8) in which it is found. `quarter`: only that one of the turned query is looked at."""
-    reach = [max(1, side // REACH) for side in queries.shape[-2:]]
-    best = torch.full((len(queries), len(references)), -1.0, device=queries.device)
-    which = torch.zeros(best.shape, dtype=torch.int8, device=queries.device)
-    middles = {turn: _unit(_window(turned(queries, turn), reach, (0, 0), quarter)) for turn in orientations_of(queries)}
+def correlations(queries: Tensor, references: Tensor, quarter: Quarter = None) -> Tensor:
+    """The best correlation [Q, R] over shifts and orientations of images [Q, C, h, w] with others. `quarter`: only that
+    one of the turned query is looked at. All orientations are compared at once, by one product a shift."""
+    reach = _reach(queries)
+    turns = [turned(queries, turn) for turn in orientations_of(queries)]
+    middles = torch.cat([_unit(_window(images, reach, (0, 0), quarter)) for images in turns])
+    best = torch.full((len(middles), len(references)), -1.0, device=queries.device)
     for shift in _shifts(reach):
-        windows = _unit(_window(references, reach, shift, quarter)).T
-        for turn, middle in middles.items():
-            found = middle @ windows
-            better = found > best
-            best = torch.where(better, found, best)
-            which.masked_fill_(better, turn)
-    return best, which
+        found = middles @ _unit(_window(references, reach, shift, quarter)).T
+        torch.maximum(best, found, out=best)
+    return best.view(len(turns), len(queries), -1).amax(0)
+
+
+def best_orientations(queries: Tensor, partners: Tensor, quarter: Quarter = None) -> Tensor:
+    """Of each query [Q, C, h, w] the orientation [Q] in which it is most like its own partner, over all shifts."""
+    reach = _reach(queries)
+    turns = orientations_of(queries)
+    middles = torch.stack([_unit(_window(turned(queries, turn), reach, (0, 0), quarter)) for turn in turns])
+    windows = torch.stack([_unit(_window(partners, reach, shift, quarter)) for shift in _shifts(reach)])
+    found = torch.einsum("tqd,sqd->tsq", middles, windows).amax(1)
+    return torch.tensor(turns, device=queries.device)[found.argmax(0)]
+
+
+def _reach(images: Tensor) -> list[int]:
+    return [max(1, side // REACH) for side in images.shape[-2:]]
 
 
 def _shifts(reach: list[int]) -> Iterator[tuple[int, int]]:

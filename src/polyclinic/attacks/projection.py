@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from scipy import stats
@@ -21,6 +22,7 @@ from polyclinic.attacks.solvers.search import search
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
 from polyclinic.generators.latent_space import LatentSpace
+from polyclinic.metrics.exchange import by_patient
 from polyclinic.metrics.image_sets import Images, as_unit, same_shape
 from polyclinic.metrics.neighbours import squared_distances
 from polyclinic.metrics.perceptual import Distance, embed_all
@@ -119,9 +121,15 @@ class Projection(AttackSettings):
         if threat is not None:
             self.check(threat)
         run = partial(self.run, space, distance=distance, choices=choices, seed=seed, device=device)
-        near, far = run(members, labels=member_labels), run(held_out, labels=held_out_labels)
-        both = stats.ks_2samp(near.distances, far.distances)
-        closer = stats.ks_2samp(near.distances, far.distances, alternative="greater")
+        return self.judge(run(members, labels=member_labels), run(held_out, labels=held_out_labels))
+
+    def judge(self, near: Projected, far: Projected, cases: tuple[np.ndarray, np.ndarray] | None = None) -> Projections:
+        """Whether members (`near`) came out closer than held-out images. `cases`: of both, equal for images of one
+        patient, who counts once."""
+        own, other = cases or (None, None)
+        closest = by_patient(near.distances, own), by_patient(far.distances, other)
+        both = stats.ks_2samp(*closest)
+        closer = stats.ks_2samp(*closest, alternative="greater")
         separated = separation(-near.distances, -far.distances)
         return Projections(
             near, far, float(both.statistic), float(both.pvalue), float(closer.pvalue), separated, str(self)

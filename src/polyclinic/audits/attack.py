@@ -15,6 +15,7 @@ class Attack(ABC):
     """
 
     kinds: ClassVar[tuple[str, ...]]  #: kinds of parcel that it fits
+    tests: ClassVar[int] = 1  #: how many chances it compares with the audit's level, for each parcel
 
     @abstractmethod
     def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:

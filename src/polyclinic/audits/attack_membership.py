@@ -16,7 +16,6 @@ from torch import Tensor
 
 from polyclinic.attacks.membership.attacks import LossThreshold, Memberships, ShadowModels
 from polyclinic.attacks.membership.scores import Scorer, lira, rmia, score_all, shadow_scores
-from polyclinic.attacks.verdict import Verdict
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
@@ -52,6 +51,7 @@ class ReferenceMembershipAttack(Attack):
     """Compares the model that was sent with reference models (Zarifzadeh et al. 2024; Carlini et al. 2022)."""
 
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
+    tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         return reference_membership(seen, truth)
@@ -72,6 +72,7 @@ class Candidates:
         self.members, self.others = len(inside), len(outside)
         self.images = torch.cat([inside, outside]).float() / 255
         self.answers = torch.cat([answers, others])
+        self.cases = truth.cases(count)
 
     @property
     def enough(self) -> bool:
@@ -115,27 +116,23 @@ def reference_membership(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     population = torch.arange(len(observed)) >= asked.members
     by_name = {"rmia": rmia(observed, shadows, population), "lira": lira(observed, shadows, inside)}
     return [
-        membership_finding(name, str(settings), scores, asked, seen, f"score of {name.upper()}", tests=2)
+        membership_finding(name, str(settings), scores, asked, seen, f"score of {name.upper()}")
         for name, scores in by_name.items()
     ]
 
 
 def membership_finding(
-    name: str, threat_model: str, scores: Tensor, asked: Candidates, seen: Seen, measured: str, tests: int = 1
+    name: str, threat_model: str, scores: Tensor, asked: Candidates, seen: Seen, measured: str
 ) -> Finding:
-    """`tests`: how many scores share the level of one attack."""
+    """Whether members score higher than chance has it, with figures by class."""
     inside, outside = scores[: asked.members], scores[asked.members :]
-    level = seen.tools.level / tests
-    found = separation(inside, outside, confidence=1 - 2 * level)
-    result = Memberships(inside, outside, separation(inside, outside), "", threat_model)
-    said = result.verdict()
-    words = "can" if found.significant else "cannot"
-    because = f"members {words} be told from images that were held out: {result.separation}"
-    evidence = {**said.evidence, **rare_hits(inside, outside), **by_class(scores, asked), "level": level}
+    result = Memberships(inside, outside, separation(inside, outside), "", threat_model, asked.cases)
+    said = result.verdict(seen.tools.level)
+    evidence = {**said.evidence, **rare_hits(inside, outside), **by_class(scores, asked), "level": seen.tools.level}
     return Finding(
         name,
         threat_model,
-        Verdict(found.significant, because, evidence),
+        replace(said, evidence=evidence),
         draw=histograms(
             measured, {"training images": inside, "held-out images": outside}, title=f"{seen.where}, {name}\n{TITLE}"
         ),
@@ -214,7 +211,16 @@ def losses_of(seen: Seen, model: Backbone, *, train: bool = False) -> Scorer:
 
 
 def planted_memory(seen: Seen, truth: Truth) -> list[Planted]:
-    """The sent model, trained further on half of the held-out images until it just remembers them."""
+    """The sent model, trained further on half of the held-out images until it just remembers them; the same one for all
+    attacks on a parcel."""
+    where = ("memory", seen.site, seen.parcel.digest)
+    if where not in seen.tools.planted:
+        seen.tools.planted.clear()  # of the parcel before
+        seen.tools.planted[where] = plant_memory(seen, truth)
+    return seen.tools.planted[where]
+
+
+def plant_memory(seen: Seen, truth: Truth) -> list[Planted]:
     if unsent_names(seen):
         return []
     images, answers = truth.held_out(2 * seen.tools.effort.candidates, seen.tools.what)

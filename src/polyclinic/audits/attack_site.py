@@ -6,9 +6,10 @@ that this is no membership. Where the sites' images are alike, nothing can be to
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.metrics.exchange import chance_of_order
 from polyclinic.metrics.roc import separation
 
 NEEDS = frozenset({Capability.WEIGHTS, Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
@@ -49,9 +51,9 @@ class SiteInferenceAttack(Attack):
         if unsent_names(seen):
             return [NotTried(NAME, "only a part of the network was sent", QUESTION)]
         own = truth.held_out(seen.tools.effort.candidates, seen.tools.what)
-        if min(len(own[0]), len(others[0])) < FEWEST:
+        if min(len(own[0]), len(others.images)) < FEWEST:
             return [NotTried(NAME, f"fewer than {FEWEST} held-out images", QUESTION)]
-        return [site_finding(seen, gains(seen, *own), gains(seen, *others))]
+        return [site_finding(seen, truth, gains(seen, *own), gains(seen, *others.asked), others)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         """The sent model, trained further on half of the site's held-out images, all taken by a darker scanner; asked
@@ -77,15 +79,37 @@ def darker(images: Tensor) -> Tensor:
     return (images.float() * DARKER).round().to(images.dtype)
 
 
-def others_images(seen: Seen) -> tuple[Tensor, Tensor] | None:
-    """Held-out images of all other sites with their answers; None where there are none, as at a deployed site."""
+@dataclass(frozen=True)
+class OtherSites:
+    """Held-out images of all other sites with their answers, whose they are, and their patients where known."""
+
+    images: Tensor
+    answers: Tensor
+    sites: list[str]
+    cases: np.ndarray | None
+
+    @property
+    def asked(self) -> tuple[Tensor, Tensor]:
+        return self.images, self.answers
+
+
+def others_images(seen: Seen) -> OtherSites | None:
+    """What is there of the other sites; None where there is nothing, as at a deployed site."""
     assembly = seen.tools.assembly
     names = [name for name in assembly.prepared.names if name != seen.site]
     if assembly.open_data is not None or not names:
         return None
     each = max(1, seen.tools.effort.candidates // len(names))
-    found = [Truth([], seen.tools.site_data(name), seen.tools.seed).held_out(each, seen.tools.what) for name in names]
-    return torch.cat([images for images, _ in found]), torch.cat([answers for _, answers in found])
+    truths = [Truth([], seen.tools.site_data(name), seen.tools.seed) for name in names]
+    found = [truth.held_out(each, seen.tools.what) for truth in truths]
+    cases = [truth.cases(each) for truth in truths]
+    known = [one[1] for one in cases if one is not None]
+    return OtherSites(
+        torch.cat([images for images, _ in found]),
+        torch.cat([answers for _, answers in found]),
+        [name for name, (images, _) in zip(names, found, strict=True) for _ in images],
+        np.concatenate(known) if len(known) == len(cases) else None,
+    )
 
 
 def gains(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
@@ -97,13 +121,27 @@ def gains(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
     return score_all(losses_of(seen, model), unit, answers) - after
 
 
-def site_finding(seen: Seen, own: Tensor, others: Tensor) -> Finding:
-    """Whether gains of the site's images are larger than those of other sites' images."""
-    found = separation(own, others, confidence=1 - 2 * seen.tools.level)
-    shown = separation(own, others)
-    words = "can" if found.significant else "cannot"
-    because = f"images of this site {words} be told from images of the other sites: {shown}"
+def site_finding(seen: Seen, truth: Truth, own: Tensor, others: Tensor, of_others: OtherSites) -> Finding:
+    """Whether gains of the site's images are larger than those of other sites' images, and whose the update seems."""
+    own_cases = truth.cases(seen.tools.effort.candidates)
+    known = own_cases is not None and of_others.cases is not None
+    cases = (own_cases[1], of_others.cases) if known else (None, None)  # type: ignore[index]
+    chance = chance_of_order(own, others, *cases)
+    leak, shown = chance <= seen.tools.level, separation(own, others)
+    place, sites = place_of_own_site(own, others, of_others.sites)
+    because = (
+        f"images of this site {'can' if leak else 'cannot'} be told from images of the other sites: {shown}; by their "
+        f"mean gain, this site is number {place} of the {sites} sites that the update may come from"
+    )
     title = f"{seen.where}, {NAME}\nSite: the further apart, the better one tells from which site an image comes"
     groups = {"this site": own, "other sites": others}
     draw = histograms("how much the update lowers an image's loss", groups, title=title)
-    return Finding(NAME, THREAT, Verdict(found.significant, because, vars(shown)), draw=draw, question=QUESTION)
+    evidence = {**vars(shown), "order_by_chance": chance, "place_of_site": place, "sites_compared": sites}
+    return Finding(NAME, THREAT, Verdict(leak, because, evidence), draw=draw, question=QUESTION)
+
+
+def place_of_own_site(own: Tensor, others: Tensor, sites: list[str]) -> tuple[int, int]:
+    """Update to site: the place of the true site when sites are ordered by the mean gain of their images, and how many
+    sites there are. Number 1 is where an attacker would look."""
+    means = [float(others[[place for place, of in enumerate(sites) if of == name]].mean()) for name in set(sites)]
+    return 1 + sum(mean >= float(own.mean()) for mean in means), 1 + len(means)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
 from polyclinic.attacks.membership.attacks import NearestSynthetic
-from polyclinic.attacks.projection import Projection
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_coded_latents import NO_IMAGES, invert_codes, shape_of_latents
+from polyclinic.audits.attack_projection import attack_by_projection, search_in_reach
+from polyclinic.audits.planted_generator import planted_leaning, planted_within_reach
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth, not_granted
+from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
-from polyclinic.generators import CodedModel, GeneratorModel
+from polyclinic.generators import CodedModel, Codes, GeneratorModel
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.site_codes import from_groups
 from polyclinic.metrics.image_sets import ORIENTATIONS
@@ -27,49 +30,79 @@ from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
 
 Results = list[Finding | NotTried]
-
-VALUES = 8  # labels to choose from, where they are values and none is known
+#: patients of members and of held-out images, where they are known
+Cases = tuple[np.ndarray, np.ndarray] | None
 
 
 class GeneratorAttack(Attack):
     """Samples the generator that was sent and looks for copies and members, also by search in its latent space."""
 
     kinds: ClassVar[tuple[str, ...]] = ("generator",)
+    tests: ClassVar[int] = 3
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         return attack_generator(seen, truth)
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        model = load_generator(seen, seen.parcel.tensors)
+        if isinstance(model, NotTried) or seen.tools.assembly.study.in_latents:
+            return []
+        made = sample(seen, model)
+        leaning = [] if isinstance(made, NotTried) else planted_leaning(seen, truth, made)
+        search = search_in_reach(seen, model)
+        return leaning if isinstance(search, NotTried) else [*leaning, *planted_within_reach(seen, truth, search.run)]
 
 
 class DecodingAttack(Attack):
     """Decodes codes of real images with the decoder that was sent, and looks for copies and members."""
 
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
+    tests: ClassVar[int] = 3
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         return attack_codes(seen, truth)
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        decoded = decode(seen)
+        return planted_leaning(seen, truth, decoded) if isinstance(decoded, Tensor) else []
 
 
 class CopiesAttack(Attack):
     """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
 
     kinds: ClassVar[tuple[str, ...]] = ("synthetic-images",)
+    tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         return attack_synthetic_images(seen, truth)
 
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        sent = sent_images(seen)
+        return [] if sent is None else planted_leaning(seen, truth, sent)
+
 
 def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
     """Attack synthetic images as they were sent."""
+    images = sent_images(seen)
+    if images is None:
+        return [NotTried("copies", "the parcel holds no images of the study's size", "copies")]
+    return attack_images(seen, truth, images)
+
+
+def sent_images(seen: Seen) -> Tensor | None:
+    """uint8 images of the study's size in a parcel."""
     shape = seen.tools.image_shape
     sent = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == shape]
     if not sent:
-        return [NotTried("copies", "the parcel holds no images of the study's size", "copies")]
+        return None
     images = torch.cat(sent)
-    return attack_images(seen, truth, images if images.dtype == torch.uint8 else to_uint8(images))
+    return images if images.dtype == torch.uint8 else to_uint8(images)
 
 
 def attack_generator(seen: Seen, truth: Truth) -> Results:
     """Attack what the receiver can sample from a generator, and search its latent space for training images."""
+    if seen.kind == "synthetic-images":  # what was planted in place of samples
+        return attack_synthetic_images(seen, truth)
     model = load_generator(seen, seen.parcel.tensors)
     if isinstance(model, NotTried):
         return [model]
@@ -80,20 +113,37 @@ def attack_generator(seen: Seen, truth: Truth) -> Results:
 
 def attack_codes(seen: Seen, truth: Truth) -> Results:
     """Decode codes of real images with the decoder that was sent, and attack the decoded images."""
+    if seen.kind == "synthetic-images":  # what was planted in place of decoded images
+        return attack_synthetic_images(seen, truth)
+    decoded = decode(seen)
+    if isinstance(decoded, NotTried):
+        return [decoded]
+    if isinstance(decoded, Coded):
+        return invert_codes(seen, truth, decoded.model, decoded.codes)
+    return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Codes of latents, which no decoder makes images of."""
+
+    model: CodedModel
+    codes: Codes
+
+
+def decode(seen: Seen) -> Tensor | Coded | NotTried:
+    """The images uint8 that the decoder that was sent makes of codes; codes of latents are returned as they are."""
     sent = seen.companion("generator")
     model = load_generator(seen, sent.tensors if sent else seen.received("generator"))
     labels = seen.companion("labels")
     if isinstance(model, NotTried) or not isinstance(model, CodedModel) or labels is None:
-        return [model if isinstance(model, NotTried) else NotTried("decoding", "no decoder of these codes is known")]
+        return model if isinstance(model, NotTried) else NotTried("decoding", "no decoder of these codes is known")
     if Capability.GENERATOR not in seen.tools.threat.granted:
-        return [NotTried("decoding", "the threat model does not grant generator", excluded=True)]
+        return NotTried("decoding", "the threat model does not grant generator", excluded=True)
     share = from_groups({"codes": seen.parcel.tensors, "labels": labels.tensors}, model).get(seen.site)
     if share is None:
-        return [NotTried("decoding", "the codes are of other sites' images")]
-    if seen.tools.assembly.study.in_latents:
-        return invert_codes(seen, truth, model, share.codes)
-    decoded = model.decode(share.codes)
-    return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
+        return NotTried("decoding", "the codes are of other sites' images")
+    return Coded(model, share.codes) if seen.tools.assembly.study.in_latents else model.decode(share.codes)
 
 
 def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
@@ -113,34 +163,39 @@ def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
 
 def attack_samples(seen: Seen, truth: Truth, model: GeneratorModel) -> Results:
     """Sample from a generator, and attack the samples."""
+    made = sample(seen, model)
+    return [made] if isinstance(made, NotTried) else attack_images(seen, truth, made)
+
+
+def sample(seen: Seen, model: GeneratorModel) -> Tensor | NotTried:
+    """As many uint8 images as the budget asks about, of all labels alike."""
     labels = even_labels(seen.tools.effort.candidates, model.target)
     try:
-        made = model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
+        return model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
     except BadInput:
-        return [NotTried("copies", "the generator was sent without what draws samples", "copies")]
-    return attack_images(seen, truth, made)
+        return NotTried("copies", "the generator was sent without what draws samples", "copies")
 
 
 def attack_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
     """Search synthetic images for copies, and infer membership from the nearest one."""
     count, distance = seen.tools.effort.candidates, seen.tools.distance
-    members, others = truth.members(count)[0], truth.held_out(count)[0]
+    members, others, cases = truth.members(count)[0], truth.held_out(count)[0], truth.cases(count)
     if min(len(members), len(others)) < FEWEST:
         why = f"{len(members)} training and {len(others)} held-out images are fewer than {FEWEST}"
         return [NotTried("copies", why, "copies"), NotTried("nearest-synthetic", why, "membership")]
     made = made[torch.randperm(len(made), generator=torch_rng(seen.tools.seed, "audit", "made"))[:count]]
     return [
-        search_copies(seen, made, members, others, CopySearch(), distance),
-        nearest_membership(seen, made, members, others, NearestSynthetic(), distance),
+        search_copies(seen, made, members, others, CopySearch(), distance, cases),
+        nearest_membership(seen, made, members, others, NearestSynthetic(), distance, cases),
     ]
 
 
 def search_copies(
-    seen: Seen, made: Tensor, members: Tensor, others: Tensor, search: CopySearch, distance: Distance
+    seen: Seen, made: Tensor, members: Tensor, others: Tensor, search: CopySearch, distance: Distance, cases: Cases
 ) -> Finding | NotTried:
     if refused := not_granted(search, seen):
         return refused
-    found = search.run(made, members, others, distance, seed=seen.tools.seed, device=seen.tools.device)
+    found = search.run(made, members, others, distance, cases=cases, seed=seen.tools.seed, device=seen.tools.device)
     distances = {
         "made, to nearest training image": found.training.distance,
         "held-out, to nearest training image": found.baseline.distance,
@@ -164,7 +219,13 @@ def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) 
 
 
 def nearest_membership(
-    seen: Seen, made: Tensor, members: Tensor, others: Tensor, attack: NearestSynthetic, distance: Distance
+    seen: Seen,
+    made: Tensor,
+    members: Tensor,
+    others: Tensor,
+    attack: NearestSynthetic,
+    distance: Distance,
+    cases: Cases,
 ) -> Finding | NotTried:
     if refused := not_granted(attack, seen, "membership"):
         return refused
@@ -174,43 +235,7 @@ def nearest_membership(
         {"training images": -found.members, "held-out images": -found.others},
         title="Membership: are made images nearer to training images than to others?",
     )
-    verdict = found.verdict(seen.tools.level)
-    return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")
-
-
-def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
-    """The closest images that the generator can make to members and to held-out images."""
-    space, effort, tools = model.latent_space(), seen.tools.effort, seen.tools
-    conditional = space is not None and space.labelled
-    known = conditional and Capability.CANDIDATE_LABELS in tools.threat.granted
-    attack = Projection(
-        iterations=effort.projection_steps, conditional=conditional, guessed=not known, at_once=effort.projected
-    )
-    if space is None:
-        return NotTried(attack.name, "this generator names no space to search in", "membership")
-    if refused := not_granted(attack, seen, "membership"):
-        return refused
-    members, labels = truth.members(effort.projected)
-    others, other_labels = truth.held_out(effort.projected)
-    if min(len(members), len(others)) < 2:
-        return NotTried(attack.name, "the site has no held-out images to compare with", "membership")
-    found = attack.compare(
-        space,
-        members,
-        others,
-        tools.distance,
-        member_labels=labels if known else None,
-        held_out_labels=other_labels if known else None,
-        choices=even_labels(len(model.target.classes) or VALUES, model.target),
-        seed=tools.seed,
-        device=tools.device,
-    )
-    draw = histograms(
-        f"{found.members.features} distance after projection",
-        {"training images": found.members.distances, "held-out images": found.held_out.distances},
-        title="Projection: how near the generator comes to training images, and to others",
-    )
-    verdict = found.verdict(tools.level)
+    verdict = replace(found, cases=cases).verdict(seen.tools.level)
     return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")
 
 

@@ -31,6 +31,7 @@ class LearnedDecoderAttack(Attack):
     """Decodes latents or activations with a decoder that was trained on other people's images and the known encoder."""
 
     kinds: ClassVar[tuple[str, ...]] = ("activations", "latents")
+    tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         name = LearnedDecoder().name

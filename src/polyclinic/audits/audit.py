@@ -118,9 +118,10 @@ class Clock:
 
 
 def count_tests(wanted: Sequence[AuditedParcel]) -> int:
-    """Attacks on parcels that the audit is about to make: among so many, one may alarm by chance."""
-    kinds = [kind for attack in ATTACKS.working().values() for kind in attack.kinds]
-    return max(1, sum(kinds.count(audited.parcel.kind) for audited in wanted))
+    """Tests of parcels that the audit is about to make: among so many, one may alarm by chance."""
+    working = list(ATTACKS.working().values())
+    kinds = [audited.parcel.kind for audited in wanted]
+    return max(1, sum(attack.tests * kinds.count(kind) for attack in working for kind in attack.kinds))
 
 
 def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Clock | None = None) -> dict[str, Any]:

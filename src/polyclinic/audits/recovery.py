@@ -10,18 +10,17 @@ Two kinds of evidence, either is a leak:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from scipy import stats
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.data.pixels import to_uint8
+from polyclinic.metrics.exchange import chance_of_firsts, chance_of_sum
 from polyclinic.metrics.image_sets import turned
 from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim
 from polyclinic.metrics.neighbours import squared_distances
@@ -241,9 +240,8 @@ def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identif
     own = _correlations(found - mean, truth - mean).diagonal()
     others = _correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
-    share = 1 / (len(held_out) + 1)
-    chance = float(stats.binom.sf(count - 1, len(found), share))
-    return Identification(count, len(found), chance, len(held_out), share ** len(found))
+    chance, reach = (chance_of_firsts(told, len(found), len(held_out)) for told in (count, len(found)))
+    return Identification(count, len(found), chance, len(held_out), reach)
 
 
 def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> Identification:
@@ -261,9 +259,9 @@ def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> I
     nearest = closest.indices[closest.values > 0]  # what is like no image points to none
     pointed, times = nearest.unique(return_counts=True)
     count = int(times[pointed < kept].sum())
-    chance = chance_of_exchange(times.tolist(), count, kept, kept + len(held_out))
+    chance = chance_of_sum(times.tolist(), kept, kept + len(held_out), count)
     best = min(len(found), kept)
-    reach = chance_of_exchange([1] * best, best, kept, kept + len(held_out))
+    reach = chance_of_sum([1] * best, kept, kept + len(held_out), best)
     return Identification(count, len(found), chance, len(held_out), reach)
 
 
@@ -271,26 +269,6 @@ def _without_grey(found: Tensor, mean: Tensor) -> Tensor:
     """Images without any contrast are taken for the mean image, so that they point to nothing."""
     flat = found.flatten(1).std(1) < 1e-6
     return torch.where(flat.view(-1, 1, 1, 1), mean, found)
-
-
-def chance_of_exchange(times: list[int], count: int, candidates: int, images: int) -> float:
-    """How likely `count` or more reconstructions point to candidates, where any of the images may be the candidates.
-
-    `times`: how many reconstructions point to each of the images that any points to. Exact: subsets of these are
-    counted by their size and by how many reconstructions they have.
-    """
-    subsets = {(0, 0): 1}
-    for weight in times:
-        for (size, told), number in list(subsets.items()):
-            key = (size + 1, told + weight)
-            subsets[key] = subsets.get(key, 0) + number
-    rest = images - len(times)
-    ways = sum(
-        number * math.comb(rest, candidates - size)
-        for (size, told), number in subsets.items()
-        if told >= count and size <= candidates
-    )
-    return ways / math.comb(images, candidates)
 
 
 def _correlations(first: Tensor, second: Tensor) -> Tensor:

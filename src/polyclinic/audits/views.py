@@ -39,6 +39,8 @@ class Tools:
     device: str
     trajectory: tuple[int, ...] = ()  #: steps of a search at which images and losses are kept
     level: float = 0.001  #: p at or below which a test counts: the audit's 1 %, divided by its number of tests
+    planted: dict[tuple[str, ...], list[Planted]] = field(default_factory=dict, compare=False, repr=False)
+    #: leaks that several attacks look for, by name, site and digest of the parcel: planted once
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -149,6 +151,21 @@ class Truth:
         chosen = self._subset(len(images), count, "held out")
         return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
 
+    @cached_property
+    def has_cases(self) -> bool:
+        """Whether it is known which images are of one patient."""
+        parts = (self.data.train, self.data.validation, self.data.test)
+        return all(part.cases is not None for part in parts if len(part))
+
+    def cases(self, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The patients of up to `count` members, and of held-out images, as `members` and `held_out` draw them."""
+        if not self.has_cases:
+            return None
+        outside = [part.cases for part in (self.data.validation, self.data.test) if part.cases is not None]
+        inside, others = np.asarray(self.data.train.cases), np.concatenate([*outside, np.zeros(0, np.int64)])
+        chosen = (self._subset(len(of), count, who) for of, who in ((inside, "members"), (others, "held out")))
+        return tuple(of[index] for of, index in zip((inside, others), chosen, strict=True))  # type: ignore[return-value]
+
     def _subset(self, available: int, count: int, what: str) -> np.ndarray:
         return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
 
@@ -209,10 +226,12 @@ def not_granted(
 class Planted:
     """A weak leak in the setting of a parcel: what its receiver would have (`seen`), and what is then true (`truth`).
 
-    `leak` is its name, the same for all attacks that look for the same leak; `words` say what was planted.
+    `leak` is its name, the same for all attacks that look for the same leak; `words` say what was planted. `question`:
+    the only one that it is a leak of, where an attack asks several.
     """
 
     leak: str
     words: str
     seen: Seen
     truth: Truth
+    question: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -25,6 +26,7 @@ from polyclinic.attacks.membership.scores import (
     shadow_scores,
 )
 from polyclinic.attacks.verdict import Verdict
+from polyclinic.metrics.exchange import chance_of_order
 from polyclinic.metrics.image_sets import Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.metrics.roc import Separation, separation
@@ -40,15 +42,23 @@ class Memberships:
     separation: Separation
     features: str
     threat_model: str
+    cases: tuple[np.ndarray, np.ndarray] | None = None  #: of members and of others, equal for images of one patient
 
     def verdict(self, level: float | None = None) -> Verdict:
-        """In words, with the figures. `level`: the chance of a false alarm; without one, that of a 95 % interval."""
-        found = self.separation
-        told = found if level is None else separation(self.members, self.others, confidence=1 - 2 * level)
-        words = "can" if told.significant else "cannot"
+        """In words, with the figures. `level`: the chance of a false alarm, which the exact test of the order has;
+        without one, that of a 95 % interval."""
+        found, chance = self.separation, self.chance
+        told = found.significant if level is None else chance <= level
+        words = "can" if told else "cannot"
         with_what = f" (by {self.features})" if self.features else ""
         because = f"members {words} be told from images that were held out{with_what}: {found}"
-        return Verdict(told.significant, because, {**vars(found), "features": self.features})
+        return Verdict(told, because, {**vars(found), "features": self.features, "order_by_chance": chance})
+
+    @property
+    def chance(self) -> float:
+        """How often a lot puts members as far above the others; patients count once."""
+        own, other = self.cases or (None, None)
+        return chance_of_order(self.members, self.others, own, other)
 
 
 class MembershipAttack(AttackSettings):
