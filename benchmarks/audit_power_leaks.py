@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from polyclinic.attacks.planted_copies import add_noise, brighten, shift
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.pixels import to_uint8
+from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.generators import GENERATORS, Generator, GeneratorModel
 from polyclinic.generators.base import as_tensor
 from polyclinic.models import BACKBONES
@@ -46,6 +47,8 @@ REPLAY = {
     "replay": {"codes": "prior", "probe": False, "samples": 60},
 }
 
+SUMMED = {"model": {"backbone": "sketch"}, "optimizer": {"augment": []}}
+
 
 # --- things that leak on purpose ------------------------------------------------------------------------
 
@@ -61,6 +64,16 @@ class Perceptron(Backbone):
         super().__init__(channels, outputs, size, norm)
         self.flatten, self.relu = nn.Flatten(), nn.ReLU()
         self.first, self.last = nn.Linear(channels * size * size, 64), nn.Linear(64, outputs)
+
+
+class Sketch(Encoder):
+    """Numbers of an image by a fixed draw, as many as `audit_power.py` asks for; what is summed are these."""
+
+    width: ClassVar[int] = 144
+
+    def encode(self, images: Tensor) -> Tensor:
+        rows = images.flatten(1)
+        return rows @ torch.randn(rows.shape[1], self.width, generator=torch_rng("sketch")) / 10
 
 
 class PowerGenerator(Generator):
@@ -128,6 +141,7 @@ def write_noisy_labels(folder: Path, share: float, count: int, seed: int) -> dic
 def register() -> None:
     GENERATORS["planted-for-power"] = PowerGenerator
     BACKBONES["perceptron"] = Perceptron
+    ENCODERS["sketch"] = Sketch
 
 
 # --- the list -------------------------------------------------------------------------------------------
@@ -152,6 +166,8 @@ def leaks() -> list[Leak]:
     copies = tuple({"generator": _planted(leak="near-copies", copies=count)} for count in (20, 6, 2))
     fitted = tuple({"generator": _planted(leak="overfitted", steps=steps)} for steps in (600, 200, 60))
     shared = tuple({"method": {"name": "fedavg-share", "rounds": 1, "share": part}} for part in (0.2, 0.1, 0.05))
+    sums = tuple({"method": {"numbers": count}} for count in (144, 72, 48))  # of about 65 images
+    scored = tuple({"data": {"samples": count}} for count in (160, 480, 1440))
     return [
         Leak("gradient, few images", "gradients", (one, two, four), sgd),
         Leak("gradient, small CNN", "gradients", (one, two, four), {**sgd, **cnn}),
@@ -169,6 +185,8 @@ def leaks() -> list[Leak]:
         Leak("codes", "codes", coded, {"method": {"name": "cwt-replay", "rounds": 1}}),  # type: ignore[arg-type]
         Leak("near copies", "generator", copies, REPLAY),  # type: ignore[arg-type]
         Leak("overfitted generator", "generator", fitted, REPLAY),  # type: ignore[arg-type]
+        Leak("sums of features", "statistics", sums, {"method": {"name": "analytic"}, **SUMMED}),  # type: ignore
+        Leak("histograms of scores", "metrics", scored, _fedavg(3, 4)),  # type: ignore[arg-type]
         Leak("real images", "real-images", shared, {}),  # type: ignore[arg-type]
     ]  # fmt: skip
 

@@ -210,11 +210,13 @@ def test_a_site_that_fails_was_not_stopped_by_its_check():
 PUBLIC = {**STUDY, "model.backbone": "efficientnet-lite0-1024", "model.input_size": 32, "data.size": 32}
 
 
-def test_a_run_whose_parcels_no_attack_fits_is_not_told_to_add_a_table(tiny, undisturbed):
-    folder = undisturbed(tiny("analytic", PUBLIC)).folder
+def test_a_run_whose_parcels_no_attack_fits_is_not_told_to_add_a_table(tiny, undisturbed, tmp_path):
+    folder = undisturbed(tiny("fedavg", {**PUBLIC, "audit.keep_parcels": 0}, rounds=1, local_steps=1)).folder
     assembly, lines = open_run(folder)
-    with pytest.raises(BadInput, match=r"\(metrics, statistics\) is of no kind that an audit attacks"):
-        parcels_to_audit(folder, assembly.study, lines, "quick", (), ())
+    bare = tmp_path / "bare"
+    (bare / "sites").mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"\(metrics, weights\) is of no kind that an audit attacks"):
+        parcels_to_audit(bare, assembly.study, lines, "quick", (), ())
 
 
 def test_images_are_not_searched_behind_an_encoder_without_gradients(tiny, undisturbed):

@@ -54,7 +54,8 @@ def opened(tiny, undisturbed):
         folder = undisturbed(study).folder
         assembly = Assembly(study, prepare(study.data, study.sites), folder)
         tools = Tools(assembly, study.audit.threat, FEW, Pixels(), 0, "cpu")
-        return tools, [releases(folder / "sites" / site / "kept") for site in ("site-1", "site-2")]
+        kept = [releases(folder / "sites" / site / "kept") for site in ("site-1", "site-2")]
+        return tools, [[one for one in of_site if one.operation != "evaluate"] for of_site in kept]
 
     return open_run
 

@@ -68,7 +68,7 @@ class _DecoderSettings(AttackSettings):
         return DecodedLatents(found, images.float().mean(0, keepdim=True), str(self))
 
     def _trained(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
-        """The decoder of `_train`; the last one is kept: an audit asks it about a parcel, then about planted latents."""
+        """As `_train`; the last decoder is kept: an audit asks it about a parcel, then about planted latents."""
         sizes = [f"{tuple(one.shape)}" for one in (*sets, images)]
         made_of = " ".join([*sizes, *(digest(one) for one in (*sets, images)), str(seed), device, repr(self)])
         if made_of not in _LAST:

@@ -10,6 +10,7 @@ from polyclinic.audits.attack_latents import LatentInversionAttack
 from polyclinic.audits.attack_membership import LossMembershipAttack, ReferenceMembershipAttack
 from polyclinic.audits.attack_near_copies import NearCopiesAttack
 from polyclinic.audits.attack_site import SiteInferenceAttack
+from polyclinic.audits.attack_sums import HistogramsAttack, SecondMomentsAttack
 from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
 from polyclinic.audits.attack_updates import GradientInversionAttack
 from polyclinic.audits.attack_with_decoder import LearnedDecoderAttack
@@ -31,6 +32,8 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "decoding": DecodingAttack,
         "copies": CopiesAttack,
         "near-copies": NearCopiesAttack,
+        "second-moments": SecondMomentsAttack,
+        "score-histograms": HistogramsAttack,
     },
     base=Attack,
 )

@@ -234,8 +234,9 @@ def plant_memory(seen: Seen, truth: Truth) -> list[Planted]:
     return [Planted("memory", words, replace(seen, parcel=parcel, together=()), Truth([], data, truth.seed))]
 
 
-def unsent_names(seen: Seen) -> set[str]:
-    return set(dict(seen.network.named_parameters())) - set(seen.parcel.tensors)
+def unsent_names(seen: Seen, sent: Mapping[str, Tensor] | None = None) -> set[str]:
+    """Parameters of the network that are not in the parcel, or in what was `sent` instead."""
+    return set(dict(seen.network.named_parameters())) - set(seen.parcel.tensors if sent is None else sent)
 
 
 def remembering(seen: Seen, images: Tensor, answers: Tensor, half: int) -> tuple[Mapping[str, Tensor], float]:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 
 from polyclinic.audits.open_run import LedgerLines
+from polyclinic.audits.planted_truth import rows_of
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, Release, is_attackable, releases
+from polyclinic.federation.leaving.archive import (
+    ATTACKABLE_KINDS,
+    SUM_KINDS,
+    Release,
+    is_attackable,
+    is_worth_keeping,
+    releases,
+)
 from polyclinic.federation.leaving.defences import secure_sum
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel
@@ -36,6 +44,7 @@ class AuditedParcel:
 
     parts: Mapping[str, Release]
     number: int
+    others: tuple[Release, ...] = ()  #: further kept releases of the same operation by the same site
 
     @property
     def site(self) -> str:
@@ -65,12 +74,20 @@ class AuditedParcel:
 
     def seen(self, tools: Tools) -> Seen:
         if len(self.parts) == 1:
-            return Seen.of(self.site, self.release, self.number, tools)
+            seen = Seen.of(self.site, self.release, self.number, tools)
+            return replace(seen, more=lambda: self._more(tools))
         mean = mean_parcel([release.parcels[self.number] for release in self.parts.values()])
         release = self.release
         return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
 
+    def _more(self, tools: Tools) -> tuple[Seen, ...]:
+        """The same parcel of the other releases."""
+        alike = [other for other in self.others if other.kinds[self.number : self.number + 1] == [self.parcel.kind]]
+        return tuple(Seen.of(self.site, other, self.number, tools) for other in alike)
+
     def truth(self, tools: Tools) -> Truth:
+        if self.parcel.kind == "metrics":
+            return truth_of_scores(tools.site_data(self.site), self.release.split, tools.seed)
         opened = [tools.site_data(site) for site in self.parts]
         used, start = [], 0
         for release, data in zip(self.parts.values(), opened, strict=True):
@@ -79,6 +96,13 @@ class AuditedParcel:
             start += len(data.train)
         data = opened[0] if len(opened) == 1 else join_sites(opened)
         return Truth(used, data, tools.seed, own=len(opened[0].train))
+
+
+def truth_of_scores(data: SiteData, split: str, seed: int) -> Truth:
+    """The images that were scored take the place of training images; those of the other split were held out of it."""
+    scored, other = (data.test, data.validation) if split == "test" else (data.validation, data.test)
+    none = rows_of(other, np.arange(0))
+    return Truth([], SiteData(data.name, data.train if split == "train" else scored, other, none), seed)
 
 
 def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:
@@ -116,7 +140,7 @@ def _nothing_kept(folder: Path, study: Study, lines: LedgerLines) -> str:
     left = sorted({str(line["kind"]) for of_site in lines.values() for line in of_site})
     return (
         f"{folder}: what left its sites ({', '.join(left) or 'nothing'}) is of no kind that an audit attacks, so "
-        f"nothing was tested; it attacks {', '.join(ATTACKABLE_KINDS)}"
+        f"nothing was tested; it attacks {', '.join((*ATTACKABLE_KINDS, *SUM_KINDS))}"
     )
 
 
@@ -128,7 +152,8 @@ def parcels_to_audit(
     if not any(kept.values()):
         raise BadInput(_nothing_kept(folder, study, lines))
     _check_names("--sites", sites, list(kept))
-    _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *(kind for kind in KINDS if kind not in KINDS.builtin)])
+    of_plugins = [kind for kind in KINDS if kind not in KINDS.builtin]
+    _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *SUM_KINDS, *of_plugins])
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
     summed = (study.audit is not None and study.audit.secure_sum) or study.federation.sum == "secure"
     groups = group_for_sums(wanted, budget) if summed else choose_releases(wanted, budget, every_site=bool(sites))
@@ -137,15 +162,25 @@ def parcels_to_audit(
         for site, release in group.items():
             check_against_ledger(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
-        found += [AuditedParcel(group, n) for n, p in enumerate(parcels) if _is_wanted(p.kind, kinds, summed)]
+        others = () if summed else other_releases(wanted, group, lines)
+        found += [AuditedParcel(group, n, others) for n, p in enumerate(parcels) if _is_wanted(p, kinds, summed)]
     if not found:
         raise BadInput(_no_parcels(wanted, kinds))
-    return found
+    return sorted(found, key=lambda audited: audited.parcel.kind in SUM_KINDS)  # what may show images comes first
 
 
-def _is_wanted(kind: str, kinds: tuple[str, ...], summed: bool) -> bool:
-    asked = kind in kinds if kinds else is_attackable(kind)
-    return asked and (kind in SUMMED or not summed)
+def other_releases(kept: Kept, group: Mapping[str, Release], lines: LedgerLines) -> tuple[Release, ...]:
+    """What else the site kept of the same operation, held against its ledger as well."""
+    ((site, release),) = group.items()
+    found = [one for one in kept[site] if one.operation == release.operation and one.name != release.name]
+    for one in found:
+        check_against_ledger(site, one, lines.get(site, []))
+    return tuple(found)
+
+
+def _is_wanted(parcel: Parcel, kinds: tuple[str, ...], summed: bool) -> bool:
+    asked = parcel.kind in kinds if kinds else is_worth_keeping(parcel)
+    return asked and (parcel.kind in SUMMED or not summed)
 
 
 def read_archive(folder: Path) -> list[Release]:
@@ -162,9 +197,8 @@ def read_archive(folder: Path) -> list[Release]:
 
 
 def _no_parcels(kept: Kept, kinds: tuple[str, ...]) -> str:
-    there = sorted(
-        {kind for found in kept.values() for release in found for kind in release.kinds if is_attackable(kind)}
-    )
+    kinds_kept = {kind for found in kept.values() for release in found for kind in release.kinds}
+    there = sorted(kind for kind in kinds_kept if is_attackable(kind) or kind in SUM_KINDS)
     if kinds:
         asked = " or ".join(kinds)
         return f"--kinds: no parcel of kind {asked} is to be attacked; sites kept {', '.join(there)}"

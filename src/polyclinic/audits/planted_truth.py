@@ -22,8 +22,8 @@ def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
         return None
     order = numpy_rng(truth.seed, truth.data.name, "audit", "planted").permutation(len(together))
     count = min(count, len(together) // 2)
-    planted, rest = _rows(together, order[:count]), _rows(together, order[count:])
-    data = SiteData(truth.data.name, planted, rest, _rows(together, order[:0]))
+    planted, rest = rows_of(together, order[:count]), rows_of(together, order[count:])
+    data = SiteData(truth.data.name, planted, rest, rows_of(together, order[:0]))
     return Truth([torch.arange(count)], data, truth.seed)
 
 
@@ -32,6 +32,7 @@ def _join(first: ImageSet, second: ImageSet) -> ImageSet:
     return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})
 
 
-def _rows(part: ImageSet, index: np.ndarray) -> ImageSet:
+def rows_of(part: ImageSet, index: np.ndarray) -> ImageSet:
+    """Some of the images of a part, with all that it has of each."""
     names = [one.name for one in fields(ImageSet) if getattr(part, one.name) is not None]
     return ImageSet(**{name: getattr(part, name)[index] for name in names})

@@ -73,12 +73,14 @@ class Seen:
     step: int
     tools: Tools
     sites: int = 1
+    split: str = ""  #: the images that were scored, where scores are told
+    more: Callable[[], tuple[Seen, ...]] = tuple  #: what else the site released by this operation, and the audit has
 
     @classmethod
     def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:
         """A parcel of a kept release, without what only the site knows."""
-        together = tuple(release.parcels)
-        return cls(site, together[number], together, release.received, release.round, release.step, tools)
+        together, split = tuple(release.parcels), release.split
+        return cls(site, together[number], together, release.received, release.round, release.step, tools, split=split)
 
     @property
     def kind(self) -> str:

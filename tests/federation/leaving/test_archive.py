@@ -22,7 +22,8 @@ KEEP = {"audit.keep_parcels": 1, "sites.count": 2}
 
 
 def kept(folder: Path, site: str = "site-1") -> list:
-    return releases(folder / "sites" / site / "kept")
+    """Releases of training; those of scores are kept as well."""
+    return [one for one in releases(folder / "sites" / site / "kept") if one.operation != "evaluate"]
 
 
 def files(folder: Path) -> dict[str, str]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: kinds of parcel that are made of images and can be attacked
 ATTACKABLE_KINDS = ("weights", "gradients", "activations", "latents", "codes", "generator", "synthetic-images")
+#: sums over images, which are attacked where they hold many numbers
+SUM_KINDS = ("statistics", "metrics")
 #: kinds that are kept where they leave together with one of these
 COMPANION_KINDS = ("labels", "masks", "statistics")
 
@@ -41,6 +43,13 @@ COMPANION_KINDS = ("labels", "masks", "statistics")
 def is_attackable(kind: str) -> bool:
     """Whether parcels of a kind are kept for an audit; of a plug-in's kind they are, since nobody knows better."""
     return kind in ATTACKABLE_KINDS or (kind in KINDS and kind not in KINDS.builtin)
+
+
+def is_worth_keeping(parcel: Parcel) -> bool:
+    """Whether a parcel is kept for an audit: of sums, only tables and long rows of counts; a few means tell nobody."""
+    if parcel.kind not in SUM_KINDS:
+        return is_attackable(parcel.kind)
+    return any(t.dim() >= 2 or (t.dtype == torch.int64 and t.numel() > 1) for t in parcel.tensors.values())
 
 
 class ParcelArchive:
@@ -69,9 +78,9 @@ class ParcelArchive:
         took; `address`: what the operation's draws are addressed by; `left`: what they left as, in a sum of whole
         numbers."""
         self._left = [[parcel.kind, parcel.digest] for parcel in left] if left else []
-        if any(is_attackable(parcel.kind) for parcel in parcels):
+        if any(is_worth_keeping(parcel) for parcel in parcels):
             step = self._step(call)
-            wanted = [p for p in parcels if is_attackable(p.kind) or p.kind in COMPANION_KINDS]
+            wanted = [p for p in parcels if is_worth_keeping(p) or p.kind in COMPANION_KINDS]
             self._keep(site, call, step, wanted, used, address)
         if not site.memory:  # in the middle of a turn, what came at its beginning still counts
             self._received.pop(site.name, None)
@@ -91,6 +100,7 @@ class ParcelArchive:
         name = f"{call.round:05d}-{step:05d}-{call.operation}-{parcels[0].digest[:12]}"
         note = {"operation": call.operation, "round": call.round, "step": step, "to": call.to, "priority": priority}
         note |= {"left": self._left} if self._left else {}
+        note |= {"split": call.arguments["split"]} if "split" in call.arguments else {}
         kept = {old.name: old for old in releases(folder) if old.operation == call.operation}
         chosen = self._chosen([*((old.name, old.note) for old in kept.values() if old.name != name), (name, note)])
         if name in chosen and name not in kept:
@@ -134,6 +144,11 @@ class Release:
     def left(self) -> list[list[str]]:
         """Kind and digest of what the parcels left as, in a sum of whole numbers; empty where they left as they are."""
         return list(self.note.get("left", []))
+
+    @property
+    def split(self) -> str:
+        """The site's images that were scored, where the operation was told; empty where it was not."""
+        return str(self.note.get("split", ""))
 
     @property
     def files(self) -> list[Path]:
