@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.labels import last_linear
+from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
@@ -20,6 +21,7 @@ from polyclinic.audits.planting import Steps, planted_update
 from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.models.encoded import Encoded
 from polyclinic.study.audit_settings import EFFORTS
 
@@ -27,6 +29,9 @@ from polyclinic.study.audit_settings import EFFORTS
 FEW, FEW_TIMES = 1, 5
 #: learning rate of a search that starts from images; Geiping et al.'s 0.1 is for one that starts from noise
 FROM_IMAGES = 0.01
+#: weights of the priors beside a cosine distance: public images, and batch-norm statistics of the very batch
+IMAGE_PRIOR = 1e-4
+BATCH_NORM_PRIOR = 0.1
 
 
 class GradientInversionAttack(Attack):
@@ -57,7 +62,8 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = AttackPlan(seen)
-    settings, knowledge, assumed = with_start(plan, truth)
+    settings, knowledge, assumed = with_priors(plan, *with_start(plan, truth))
+    settings, knowledge, parcels, assumed = with_rounds(plan, settings, knowledge, assumed)
     return invert_and_score(
         seen,
         truth,
@@ -65,6 +71,7 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
         knowledge,
         assumed,
         has={Capability.PRIOR} if settings.start == "given" else (),
+        parcels=parcels,
         doubt=plan.doubt,
         labels=plan.true_labels(truth) if plan.exact else None,
     )
@@ -78,9 +85,45 @@ def with_start(plan: AttackPlan, truth: Truth) -> tuple[GradientInversion, Knowl
     start = None if chosen else images_to_start_from(seen.tools, seen.site, truth, plan.batch_size)
     if start is None:
         return settings, knowledge, plan.assumed
-    near = settings.model_copy(update={"start": "given", "lr": FROM_IMAGES})
-    words = f"the search starts at the mean of the attacker's own images: {start[1]}"
-    return near, replace(knowledge, start_images=start[0][None]), [*plan.assumed, words]
+    near = settings.model_copy(update={"start": "given", "lr": FROM_IMAGES, "image_prior": IMAGE_PRIOR})
+    words = f"the search starts at the mean of the attacker's own images, which are its prior as well: {start.words}"
+    known = replace(knowledge, start_images=start.images[None], image_prior=GaussianPrior.of(start.own))
+    return near, known, [*plan.assumed, words]
+
+
+def with_priors(
+    plan: AttackPlan, settings: GradientInversion, knowledge: Knowledge, assumed: list[str]
+) -> tuple[GradientInversion, Knowledge, list[str]]:
+    """With the batch-norm statistics of the very batch, where they were sent after a single step."""
+    seen = plan.seen
+    audit = seen.tools.assembly.study.audit
+    if not plan.exact or plan.steps != 1 or seen.sites > 1 or (audit is not None and audit.gradient_inversion):
+        return settings, knowledge, assumed
+    company = seen.companion("statistics") if seen.kind == "gradients" else seen.parcel
+    blank = torch.zeros(plan.batch_size, *seen.tools.image_shape)
+    found = None if company is None else batch_statistics(seen.network.cpu(), company.tensors, blank)
+    if found is None or Capability.BATCH_NORM_STATISTICS not in seen.tools.threat.granted:
+        return settings, knowledge, assumed
+    known = replace(knowledge, batch_norm_prior=BatchNormPrior(seen.network, found))
+    words = "the batch-norm statistics that left with the update are those of its images"
+    return settings.model_copy(update={"batch_norm_prior": BATCH_NORM_PRIOR}), known, [*assumed, words]
+
+
+def with_rounds(
+    plan: AttackPlan, settings: GradientInversion, knowledge: Knowledge, assumed: list[str]
+) -> tuple[GradientInversion, Knowledge, list[Parcel], list[str]]:
+    """Together with the other kept rounds, where every round was made of the same images by one step."""
+    seen = plan.seen
+    rounds = seen.more() if plan.same_images and settings.label != "known" else ()
+    alike = [one for one in rounds if one.parcel.tensors.keys() == seen.parcel.tensors.keys()]
+    if not alike or settings.batch_norm_prior:
+        return settings, knowledge, [seen.parcel], assumed
+    known = replace(knowledge, model=[seen.network, *(one.network for one in alike)])
+    if knowledge.start_images is not None:
+        known = replace(known, start_images=knowledge.start_images.expand(1 + len(alike), -1, -1, -1, -1))
+    words = f"{1 + len(alike)} rounds of the same images are searched together"
+    parcels = [seen.parcel, *(one.parcel for one in alike)]
+    return settings.model_copy(update={"joined": True}), known, parcels, [*assumed, words]
 
 
 class AttackPlan:
@@ -108,6 +151,12 @@ class AttackPlan:
         mini = getattr(study.method, "batch", "full") == "mini"
         size = study.optimizer.at_site(self.seen.site).batch_size
         return self.seen.sites * min(size, self.samples) if mini else self.samples
+
+    @property
+    def same_images(self) -> bool:
+        """Whether every round's update is one step on all of the site's images."""
+        whole = self.seen.kind == "gradients" and getattr(self.seen.tools.assembly.study.method, "batch", "") == "full"
+        return whole and self.exact and self.seen.sites == 1
 
     @property
     def steps_to_plant(self) -> Steps:

@@ -54,9 +54,18 @@ def attacker_images(tools: Tools, site: str, truth: Truth) -> AttackerImages:
     return AttackerImages(_of_sources(tools, names, most), f"images of {', '.join(names)}", held_out)
 
 
-def images_to_start_from(tools: Tools, site: str, truth: Truth, count: int) -> tuple[Tensor, str] | None:
-    """Where a search for `count` images begins: at the mean of the attacker's own, [count, C, H, W], and whose these
-    are; None where the threat model grants none, or there are too few.
+@dataclass(frozen=True)
+class Start:
+    """Images [count, C, H, W] to start a search from; the attacker's own [M, C, H, W], and whose these are."""
+
+    images: Tensor
+    own: Tensor
+    words: str
+
+
+def images_to_start_from(tools: Tools, site: str, truth: Truth, count: int) -> Start | None:
+    """Where a search for `count` images begins: at the mean of the attacker's own; None where the threat model grants
+    none, or there are too few.
 
     A start that looks like an image is worth more than a longer search: 500 steps from here gave 32 dB where 1,000 from
     noise gave 25 (LeNet-5, one image of 28 px).
@@ -67,7 +76,7 @@ def images_to_start_from(tools: Tools, site: str, truth: Truth, count: int) -> t
     if len(own.images) < FEWEST:
         return None
     noise = torch.randn(count, *tools.image_shape, generator=torch_rng(tools.seed, "audit", "images to start from"))
-    return (own.images.mean(0) + APART * noise).clamp(0, 1), own.words
+    return Start((own.images.mean(0) + APART * noise).clamp(0, 1), own.images, own.words)
 
 
 def _other_sites(tools: Tools, site: str, most: int) -> Tensor:

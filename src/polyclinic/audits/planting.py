@@ -49,7 +49,7 @@ def planted_update(seen: Seen, truth: Truth, steps: Steps) -> list[Planted]:
     images, labels = truth.held_out(seen.tools.effort.candidates, seen.tools.what)
     if len(images) < 2 * steps.images:
         return []
-    sent = planted_tensors(seen, images.float() / 255, labels, steps)
+    sent, buffers = planted_tensors(seen, images.float() / 255, labels, steps)
     data = site_of(truth.data, images, labels, members=steps.images, what=seen.tools.what)
     share = "it is the only one" if steps.batch == 1 else f"half of each step is by one, half by {steps.batch - 1}"
     made = "one step" if steps.number == 1 else f"{steps.number} steps"
@@ -58,18 +58,29 @@ def planted_update(seen: Seen, truth: Truth, steps: Steps) -> list[Planted]:
         Planted(
             "dominant image",
             f"an update of {made} on held-out images, without noise: {share}",
-            replace(seen, parcel=parcel, together=()),
+            replace(seen, parcel=parcel, together=companions(seen, parcel, buffers), more=tuple),
             Truth([steps.rows(step) for step in range(steps.number)], data, truth.seed),
         )
     ]
 
 
-def planted_tensors(seen: Seen, images: Tensor, labels: Tensor, steps: Steps) -> dict[str, Tensor]:
-    """What the site would have sent: gradients, or weights after all steps, under the names of the real parcel."""
+def companions(seen: Seen, parcel: Parcel, buffers: dict[str, Tensor]) -> tuple[Parcel, ...]:
+    """What leaves together with the planted update: batch-norm statistics, where the real one had such company."""
+    real = seen.companion("statistics")
+    if real is None or not set(real.tensors) <= set(buffers):
+        return (parcel,)
+    return parcel, Parcel("statistics", {name: buffers[name] for name in real.tensors}, real.metadata)
+
+
+def planted_tensors(
+    seen: Seen, images: Tensor, labels: Tensor, steps: Steps
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the site would have sent: gradients, or weights after all steps, under the names of the real parcel; and the
+    network's buffers after it."""
     model = copy.deepcopy(seen.network).to(seen.tools.device).train()
     if seen.kind == "gradients":
         gradients = mixed_gradients(seen, model, images[steps.rows(0)], labels[steps.rows(0)])
-        return {name: gradients[name] for name in seen.parcel.tensors if name in gradients}
+        return {name: gradients[name] for name in seen.parcel.tensors if name in gradients}, _buffers(model)
     weights = dict(model.named_parameters())
     start, velocity = {name: one.detach().clone() for name, one in weights.items()}, dict[str, Tensor]()
     for step in range(steps.number):
@@ -81,9 +92,13 @@ def planted_tensors(seen: Seen, images: Tensor, labels: Tensor, steps: Steps) ->
                 moved = steps.momentum * velocity[name] if name in velocity else 0.0
                 velocity[name] = moved + gradient.to(one.device) + pull
                 one.sub_(velocity[name], alpha=steps.lr)
+    after = {**{name: one.detach().cpu() for name, one in weights.items()}, **_buffers(model)}
     before = seen.received("weights")
-    trained = {name: weights[name].detach().cpu() for name in seen.parcel.tensors if name in weights}
-    return trained | {name: before.get(name, one) for name, one in seen.parcel.tensors.items() if name not in trained}
+    return {name: after.get(name, before.get(name, one)) for name, one in seen.parcel.tensors.items()}, _buffers(model)
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: one.detach().cpu().clone() for name, one in model.named_buffers()}
 
 
 def mixed_gradients(seen: Seen, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from polyclinic.attacks.trajectory_plots import draw_images
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.images import mean_squared_error
 
 #: share by which a search may stay above the loss of the true images and still count as ended
@@ -31,10 +32,12 @@ def invert_and_score(
     assumed: list[str],
     *,
     has: Iterable[Capability] = (),
+    parcels: Sequence[Parcel] = (),
     doubt: str = "",
     labels: Tensor | None = None,
 ) -> Finding | NotTried:
-    """Run the attack if the threat model grants what it needs; `has`: what the attacker has made itself.
+    """Run the attack if the threat model grants what it needs; `has`: what the attacker has made itself; `parcels`:
+    rounds of the same images, where several are searched together.
 
     `labels` of the true images [B], where the search simulates the update as it was made: then its loss is compared
     with that of the true images. `doubt`: why a longer attack may win whatever the loss.
@@ -46,7 +49,7 @@ def invert_and_score(
         steps = steps_within(tools.trajectory, settings.iterations)
         settings = settings.model_copy(update={"trajectory": steps})
     try:
-        back = settings.run([seen.parcel], knowledge, seed=tools.seed, device=tools.device)
+        back = settings.run(parcels or [seen.parcel], knowledge, seed=tools.seed, device=tools.device)
     except (BadInput, ValueError) as error:  # ValueError: batch norm of a single value
         return NotTried(settings.name, str(error))
     result = recovery(
@@ -64,7 +67,8 @@ def invert_and_score(
     verdict = result.verdict(tools.level)
     verdict.evidence.update(of_search(back, result))
     if not doubt and labels is not None and not verdict.leak:
-        doubt = unfinished(seen, truth, settings, replace(knowledge, labels=labels[None]), float(back.loss[0]))
+        known = replace(knowledge, labels=labels[None].expand(max(1, len(parcels)), *labels.shape))
+        doubt = unfinished(seen, truth, settings, known, float(back.loss[0]), parcels)
     return Finding(settings.name, back.threat_model, verdict, assumed, result.draw, search, doubt=doubt)
 
 
@@ -75,18 +79,35 @@ def of_search(back: Reconstruction, result: Recovery) -> dict[str, float | int]:
     return {"mse_of_start": float(start.mean()), "non_converging": int(non_converging(error, start).sum())}
 
 
-def unfinished(seen: Seen, truth: Truth, settings: GradientInversion, knowledge: Knowledge, loss: float) -> str:
+def unfinished(
+    seen: Seen,
+    truth: Truth,
+    settings: GradientInversion,
+    knowledge: Knowledge,
+    loss: float,
+    parcels: Sequence[Parcel] = (),
+) -> str:
     """Why a longer search may win: its loss is above that of the true images, so it did not find the best images.
 
     Where it is not, the update itself does not tell more (noise, a defence), however long one searches.
     """
     if seen.tools.assembly.study.optimizer.augment:
         return "images were augmented at random, so that the loss of the true ones is not known"
-    start = truth.images(torch.cat(truth.batches))[None]
+    start = truth.images(torch.cat(truth.batches))[None].expand(max(1, len(parcels)), -1, -1, -1, -1)
     where = replace(knowledge, start_images=start)
-    still = {"start": "given", "label": "known", "iterations": 1, "lr": 1e-9, "restarts": 1, "trajectory": ()}
+    still = {
+        "start": "given",
+        "label": "known",
+        "iterations": 1,
+        "lr": 1e-9,
+        "restarts": 1,
+        "trajectory": (),
+        "scales": (),
+    }
     try:
-        at_truth = settings.model_copy(update=still).run([seen.parcel], where, seed=0, device=seen.tools.device)
+        at_truth = settings.model_copy(update=still).run(
+            parcels or [seen.parcel], where, seed=0, device=seen.tools.device
+        )
     except (BadInput, ValueError) as error:
         return f"the loss of the true images is not known ({error})"
     best = float(at_truth.loss[0])

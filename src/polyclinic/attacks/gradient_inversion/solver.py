@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from polyclinic.attacks.gradient_inversion import initialisation, labels
 from polyclinic.attacks.gradient_inversion.distances import total_variation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
-from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
+from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, JoinedObjective, Objective
+from polyclinic.attacks.gradient_inversion.priors import Prior
 from polyclinic.attacks.gradient_inversion.simulation import (
     LocalTraining,
     Loss,
@@ -30,6 +31,9 @@ from polyclinic.randomness import torch_rng
 if TYPE_CHECKING:
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion
     from polyclinic.federation.leaving.parcel import Parcel
+
+#: a search for smaller images has so many times fewer steps
+COARSE = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Knowledge:
     training: LocalTraining | None = None
     labels: Tensor | None = None  #: [N, B]: classes; or [N, B, *label_shape] for another loss
     start_images: Tensor | None = None  #: [N, B, C, H, W]: images to start from
+    image_prior: Prior | None = None  #: what images of this kind look like
+    batch_norm_prior: Prior | None = None  #: statistics that were sent of the very batch
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Inversion:
     def run(self, parcels: Sequence[Parcel]) -> Reconstruction:
         """The reconstruction of all parcels, `at_once` of them in a batch."""
         self._check_counts(len(parcels))
-        size = self.settings.at_once
+        size = len(parcels) if self.settings.joined else self.settings.at_once
         groups = [range(i, min(i + size, len(parcels))) for i in range(0, len(parcels), size)]
         with allow_tf32(self.settings.precision == "tf32"):
             parts = [self._attack_group([parcels[row] for row in rows], rows) for rows in groups]
@@ -130,18 +136,41 @@ class Inversion:
             image_shape=self.shape,
             distance=self.settings.distance_from(),
             smoothness=self.settings.total_variation,
+            priors=self._priors(),
         )
+        if self.settings.joined:
+            return self._search(JoinedObjective(objective), parcels[:1], rows[:1])
+        return self._search(objective, parcels, rows)
+
+    def _priors(self) -> list[tuple[float, Prior]]:
+        settings, known = self.settings, self.knowledge
+        pairs = ((settings.image_prior, known.image_prior), (settings.batch_norm_prior, known.batch_norm_prior))
+        return [(weight, prior) for weight, prior in pairs if weight and prior is not None]
+
+    def _search(
+        self, objective: Objective | JoinedObjective, parcels: Sequence[Parcel], rows: range
+    ) -> dict[str, Tensor]:
+        """The best of all restarts; each begins with small images where the settings name scales."""
         best: dict[str, Tensor] = {}
         for restart in range(self.settings.restarts):
             start = torch.stack([self._start(p, row, objective, restart) for p, row in zip(parcels, rows, strict=True)])
             start = start.to(self.device, self.settings.dtype)
+            for scale in self.settings.scales:
+                start = self._coarse(objective, start, scale)
             optimizer = self.settings.optimizer_at(start, math.prod(self.shape))
             steps = self.settings.trajectory
             found = search(objective, optimizer, returns=self.settings.returns, trajectory=steps)
             best = _better(best, self._fields(objective, start, found))
         return best
 
-    def _fields(self, objective: Objective, start: Tensor, found: SearchResult) -> dict[str, Tensor]:
+    def _coarse(self, objective: Objective | JoinedObjective, start: Tensor, scale: int) -> Tensor:
+        """A better start [N, D]: the result of a shorter search for images that are `scale` times smaller."""
+        coarse = objective.at_scale(scale)
+        settings = self.settings.model_copy(update={"iterations": max(1, self.settings.iterations // COARSE)})
+        optimizer = settings.optimizer_at(objective.point_at(start, scale), math.prod(coarse.point_shape))
+        return coarse.point_at(search(coarse, optimizer).point, 1).detach()
+
+    def _fields(self, objective: Objective | JoinedObjective, start: Tensor, found: SearchResult) -> dict[str, Tensor]:
         images, label = objective.unpack(found.point)
         classification = self.knowledge.loss is None
         return {
@@ -155,7 +184,7 @@ class Inversion:
             **self._trajectory_fields(objective, found.trajectory),
         }
 
-    def _trajectory_fields(self, objective: Objective, kept: Trajectory) -> dict[str, Tensor]:
+    def _trajectory_fields(self, objective: Objective | JoinedObjective, kept: Trajectory) -> dict[str, Tensor]:
         size = math.prod(self.shape)
         images = kept.points[..., :size].unflatten(2, self.shape)
         rough = total_variation(images.flatten(0, 1)).view_as(kept.loss)
@@ -200,6 +229,9 @@ class Inversion:
             raise BadInput("attack.start: 'given' needs Knowledge.start_images, the images to start from")
         if settings.kind == "weights" and known.training is None:
             raise BadInput("attack.kind: 'weights' needs Knowledge.training, the site's learning rate and steps")
+        for name in ("image_prior", "batch_norm_prior"):
+            if getattr(settings, name) and getattr(known, name) is None:
+                raise BadInput(f"attack.{name}: has a weight, and needs Knowledge.{name}; set it to 0")
         if settings.label == "sign" and known.batch_size > 1:
             raise BadInput("attack.label: the sign rule is for one image; use 'counts' for a batch")
         if settings.label in ("sign", "counts") and known.loss is not None:
@@ -251,7 +283,7 @@ class Inversion:
         counts = [labels.counts(single, self.networks[row], layer, size) for single, row in pairs]
         return labels.as_labels(torch.cat(counts))
 
-    def _start(self, parcel: Parcel, row: int, objective: Objective, restart: int) -> Tensor:
+    def _start(self, parcel: Parcel, row: int, objective: Objective | JoinedObjective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""
         rng = torch_rng(self.seed, "gradient inversion", parcel.digest, restart)
         given, scheme = self.knowledge.start_images, self.settings.start

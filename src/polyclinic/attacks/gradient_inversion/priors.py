@@ -1,0 +1,158 @@
+"""Priors of gradient inversion: what images of this kind look like, and the batch-norm statistics that were sent.
+
+- `GaussianPrior`: the mean and the principal components of public images, as a linear generator with noise. Its penalty
+  pulls an image as far as the Wiener denoiser of these images does; nothing is trained. (Geiping et al. 2020 and others
+  have total variation in its place; generators and denoisers as priors: Jeon et al. 2021.)
+- `BatchNormPrior`: the mean and variance of every batch-norm layer's input must be those that the site computed. Yin et
+  al. 2021 (GradInversion) take running statistics; where a site sends them after one step, those of its very batch
+  follow from them.
+
+A prior takes images [N, B, C, H, W] to a penalty [N].
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+COMPONENTS = 48  #: of public images, at most
+LEAST = 1e-6  #: variance that counts as none
+UNEXPLAINED = 0.05  #: share of a pixel's variance that the axes never explain: the attacked image is another one
+
+
+class Prior(Protocol):
+    """A penalty for images that are unlikely."""
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+    def select_rows(self, rows: Tensor) -> Prior:
+        """The same for some of the targets only."""
+        ...
+
+
+@dataclass(frozen=True)
+class GaussianPrior:
+    """Mean [D], axes [K, D], variances [K] along them, and `rest`: the variance of a pixel that they do not explain."""
+
+    mean: Tensor
+    axes: Tensor
+    variances: Tensor
+    rest: float
+
+    @classmethod
+    def of(cls, images: Tensor) -> GaussianPrior:
+        """From public images [M, C, H, W] in [0, 1]: axes from one half; how much they explain, from the other."""
+        rows = images.flatten(1).float()
+        mean = rows.mean(0)
+        first, second = rows[::2] - mean, rows[1::2] - mean
+        _, sizes, axes = torch.linalg.svd(first, full_matrices=False)
+        count = max(1, min(COMPONENTS, len(first) // 2))
+        axes = axes[:count]
+        rest = (second - second @ axes.T @ axes).square().mean()
+        least = max(LEAST, UNEXPLAINED * float(second.square().mean()))
+        return cls(mean, axes, sizes[:count].square() / len(first), max(float(rest), least))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Near 1 for images like the public ones, larger for others: the mean of squares in units of deviations."""
+        mean, axes, variances = (part.to(images) for part in (self.mean, self.axes, self.variances))
+        rows = images.flatten(2) - mean
+        along = rows @ axes.T
+        inside = (along.square() / (variances + self.rest)).sum(-1)
+        outside = (rows.square().sum(-1) - along.square().sum(-1)).clamp(min=0) / self.rest
+        return ((inside + outside) / rows.shape[-1]).mean(1)
+
+    def select_rows(self, rows: Tensor) -> GaussianPrior:
+        return self
+
+
+class BatchNormPrior:
+    """Statistics of the inputs of batch-norm layers, by layer: means [N, C] and variances [N, C] of N targets."""
+
+    def __init__(self, model: nn.Module, statistics: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        self.model, self.statistics = _by_batches(model), dict(statistics)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """How far the images' own statistics are from those, in units of the layer's variance."""
+        self.model.to(images)
+        return torch.stack([self._of_target(some, row) for row, some in enumerate(images)])
+
+    def _of_target(self, images: Tensor, row: int) -> Tensor:
+        inputs: dict[str, Tensor] = {}
+        layers = dict(self.model.named_modules())
+        hooks = [
+            layers[name].register_forward_pre_hook(lambda _, given, name=name: inputs.__setitem__(name, given[0]))
+            for name in self.statistics
+        ]
+        try:
+            self.model(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        parts = [self._distance(inputs[name], *self.statistics[name], row) for name in self.statistics]
+        return torch.stack(parts).mean()
+
+    @staticmethod
+    def _distance(values: Tensor, means: Tensor, variances: Tensor, row: int) -> Tensor:
+        over = [dim for dim in range(values.dim()) if dim != 1]
+        mean, variance = means[row].to(values), variances[row].to(values).clamp(min=LEAST)
+        apart = (values.mean(over) - mean).square() / variance
+        return (apart + (values.var(over, correction=0) / variance - 1).square()).mean()
+
+    def select_rows(self, rows: Tensor) -> BatchNormPrior:
+        chosen = {name: (means[rows.cpu()], spread[rows.cpu()]) for name, (means, spread) in self.statistics.items()}
+        return BatchNormPrior(self.model, chosen)
+
+
+def _by_batches(model: nn.Module) -> nn.Module:
+    """A copy that normalises by its batch and remembers nothing."""
+    network = copy.deepcopy(model).train().requires_grad_(False)
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    return network
+
+
+def batch_statistics(
+    model: nn.Module, after: Mapping[str, Tensor], images: Tensor
+) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """Mean and variance [1, C] of every batch-norm layer's input in the one batch between the model's running
+    statistics and those that were sent after it; None where a layer's were not sent.
+
+    `images` [B, C, H, W] of the batch's shape say how many values each mean is over.
+    """
+    before, found, sizes = model.state_dict(), {}, _values_in_a_mean(model, images)
+    for name, layer in model.named_modules():
+        if not isinstance(layer, _BatchNorm):
+            continue
+        names = f"{name}.running_mean", f"{name}.running_var"
+        if layer.momentum is None or not set(names) <= after.keys():
+            return None
+        share, count = layer.momentum, sizes[name]
+        mean, unbiased = (
+            (after[key].double().cpu() - (1 - share) * before[key].double().cpu()) / share for key in names
+        )
+        found[name] = (mean[None].float(), (unbiased * (count - 1) / max(count, 1))[None].clamp(min=0).float())
+    return found or None
+
+
+@torch.no_grad()
+def _values_in_a_mean(model: nn.Module, images: Tensor) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    network = _by_batches(model)
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, given, name=name: sizes.__setitem__(name, given[0].numel() // given[0].shape[1])
+        )
+        for name, layer in network.named_modules()
+        if isinstance(layer, _BatchNorm)
+    ]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return sizes
