@@ -72,12 +72,16 @@ class Objective:
         images, labels = self.unpack(point)
         sent = self.simulation.of_targets(images, labels)
         loss = self._distance([sent[name].flatten(1) for name in self.observed])
-        if self.smoothness:
-            loss = loss + self.smoothness * total_variation(images)
-        for weight, prior in self.priors:
-            loss = loss + weight * prior(images)
+        loss = loss + self.penalty(images)
         (gradient,) = torch.autograd.grad(loss.sum(), point)  # no target's loss depends on another's row
         return loss.detach(), gradient
+
+    def penalty(self, images: Tensor) -> Tensor:
+        """What is added to the distance [N], whatever was sent: roughness, and priors, of images [N, B, C, H, W]."""
+        found = self.smoothness * total_variation(images) if self.smoothness else images.new_zeros(len(images))
+        for weight, prior in self.priors:
+            found = found + weight * prior(images)
+        return found
 
     def unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Images [N, B, C, H, W] and labels [N, B, ...] of a point [N, D]."""
@@ -154,9 +158,8 @@ class JoinedObjective:
     def labels(self) -> FreeLabels | FixedLabels:
         return self.rounds.labels
 
-    @property
-    def smoothness(self) -> float:
-        return self.rounds.smoothness
+    def penalty(self, images: Tensor) -> Tensor:
+        return self.rounds.penalty(images)
 
     def unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.rounds.unpack(point.expand(self._count, -1))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import initialisation, labels
-from polyclinic.attacks.gradient_inversion.distances import total_variation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, JoinedObjective, Objective
 from polyclinic.attacks.gradient_inversion.priors import Prior
@@ -187,8 +186,8 @@ class Inversion:
     def _trajectory_fields(self, objective: Objective | JoinedObjective, kept: Trajectory) -> dict[str, Tensor]:
         size = math.prod(self.shape)
         images = kept.points[..., :size].unflatten(2, self.shape)
-        rough = total_variation(images.flatten(0, 1)).view_as(kept.loss)
-        distance = kept.loss - objective.smoothness * rough
+        at_steps = [objective.penalty(some) for some in images.unbind(1)]
+        distance = kept.loss - (torch.stack(at_steps, 1) if at_steps else 0.0)
         return {"trajectory_images": images, "trajectory_loss": kept.loss, "trajectory_distance": distance}
 
     # --- what is seen -----------------------------------------------------------------------------
