@@ -59,7 +59,7 @@ class GaussianPrior:
         return cls(mean, axes, sizes[:count].square() / len(first), max(float(rest), least))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Near 1 for images like the public ones, larger for others: the mean of squares in units of deviations."""
+        """About 1 or less for images like the public ones, larger for others: the mean square in deviations."""
         mean, axes, variances = (part.to(images) for part in (self.mean, self.axes, self.variances))
         rows = images.flatten(2) - mean
         along = rows @ axes.T
