@@ -59,7 +59,8 @@ def leak_case(what: str, strength: str, budget: str, folder: Path) -> dict[str, 
     changed = leak.strengths[STRENGTHS.index(strength)]
     run(parse_study(study_tables(SEED, folder, leak.always, changed)), folder / "run")
     begin = time.perf_counter()
-    report = audit(folder / "run", budget=budget, kinds=[] if leak.kind == "real-images" else [leak.kind])
+    kinds = [] if leak.kind == "real-images" else [leak.kind]
+    report = audit(folder / "run", budget=budget, kinds=kinds, device="cpu")
     found = report["verdicts"][leak.kind]
     asked = {name: one["verdict"] for name, one in found.get("questions", {}).items()}
     minutes = (time.perf_counter() - begin) / 60

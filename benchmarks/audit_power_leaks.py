@@ -73,7 +73,8 @@ class Sketch(Encoder):
 
     def encode(self, images: Tensor) -> Tensor:
         rows = images.flatten(1)
-        return rows @ torch.randn(rows.shape[1], self.width, generator=torch_rng("sketch")) / 10
+        drawn = torch.randn(rows.shape[1], self.width, generator=torch_rng("sketch"))
+        return rows @ drawn.to(rows) / 10
 
 
 class PowerGenerator(Generator):

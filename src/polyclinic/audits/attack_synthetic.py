@@ -62,10 +62,6 @@ class DecodingAttack(Attack):
     def attack(self, seen: Seen, truth: Truth) -> Results:
         return attack_codes(seen, truth)
 
-    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        decoded = decode(seen)
-        return planted_leaning(seen, truth, decoded) if isinstance(decoded, Tensor) else []
-
 
 class CopiesAttack(Attack):
     """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
@@ -113,8 +109,6 @@ def attack_generator(seen: Seen, truth: Truth) -> Results:
 
 def attack_codes(seen: Seen, truth: Truth) -> Results:
     """Decode codes of real images with the decoder that was sent, and attack the decoded images."""
-    if seen.kind == "synthetic-images":  # what was planted in place of decoded images
-        return attack_synthetic_images(seen, truth)
     decoded = decode(seen)
     if isinstance(decoded, NotTried):
         return [decoded]
