@@ -59,7 +59,7 @@ def test_an_audit_prints_verdicts_and_where_pictures_lie(here, capsys):
     pictures = [line.split(": ")[1] for line in captured.out.splitlines() if line.endswith(".png")]
     assert len(pictures) == 5
     assert all((here / picture).is_file() for picture in pictures)
-    assert "audit: 1 of 1 done" in captured.err
+    assert "audit: 2 of 2 done" in captured.err  # weights, and the scores of the first evaluation
 
     assert run_app(["audit", "out", "--json"]) == 0
     captured = capsys.readouterr()
