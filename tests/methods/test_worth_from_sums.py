@@ -17,10 +17,12 @@ def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):
     assert "exact" in found["how"]
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "loss"])
-def test_other_metrics_come_from_the_sites_validation_scores(study_of, tiny_run, cache, metric):
+@pytest.mark.parametrize(
+    ("name", "metric"), [("analytic", "accuracy"), ("analytic", "loss"), ("gaussian-heads", "auc")]
+)
+def test_other_metrics_come_from_the_sites_validation_scores(study_of, tiny_run, cache, name, metric):
     """All sites together are worth what a run of the study scores on validation images."""
-    method = {"name": "analytic", "numbers": 6}
+    method = {"name": name, "numbers": 6}
     found = worth(study_of(method), metric=metric, cache=cache)
     assert metric in found["value"]
     assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])

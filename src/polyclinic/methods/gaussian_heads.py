@@ -52,13 +52,16 @@ class GaussianHeads(OneRound):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             if self.head == "linear":
-                head = discriminant(*class_moments(self.collect(federation)), priors=self.rule == "lda")
-                state.weights = self.linear_head(federation, head)
+                state.weights = self.linear_head(federation, self.head_of(self.collect(federation)))
             else:
                 fit = naive_bayes if self.rule == "naive-bayes" else quadratic
                 state.weights = fit(*self.collect_by_class(federation))
             federation.evaluate(state.weights)
         return state.weights
+
+    def head_of(self, sums: moments.Moments) -> Tensor:
+        """The linear head float64 [k + 1, C] that sums give: offset, then slopes."""
+        return discriminant(*class_moments(sums), priors=self.rule == "lda")
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         super().check_reply(federation, call, reply)

@@ -2,8 +2,8 @@
 intensities, and how they differ.
 
 Nothing is trained. A site tells counts, in steps; those of fewer patients than its policy's `min_cohort` are left out,
-and so is the next larger count of the same table, from which the missing one would follow. With `federation.sum =
-"secure"` the coordinator learns the totals over all sites only.
+and so are others of the same table from which these would follow. With `federation.sum = "secure"` the coordinator
+learns the totals over all sites only.
 """
 
 from __future__ import annotations

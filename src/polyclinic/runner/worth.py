@@ -1,8 +1,9 @@
 """Worth of a site: what each site adds to the common model, by leave-one-out and by Shapley values.
 
 The value of a coalition of sites is how good a model trained by them alone is on the validation images of all sites.
-For `analytic` it follows from the sites' open sums, exactly (minus the mean squared error); for any other method the
-study is run again for each coalition of simulated sites. At deployed sites `method.worth` asks for the sums.
+For `analytic` it follows from the sites' open sums, exactly (minus the mean squared error, or another score of the head
+that they give), and so it does for linear `gaussian-heads`; for any other method the study is run again for each
+coalition of simulated sites. At deployed sites `method.worth` asks for the sums.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from polyclinic.data.parts import PreparedSites, SiteData, open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.analytic import Analytic
+from polyclinic.methods.gaussian_heads import GaussianHeads
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import Moments
 from polyclinic.methods.shared.one_round import scaled_targets
@@ -52,6 +54,8 @@ def worth(
         study = study.with_settings({"evaluation.metric": metric})
     if isinstance(study.method, Analytic):
         return _from_sums(study, parts, names, metric)
+    if isinstance(study.method, GaussianHeads) and study.method.head == "linear":
+        return _from_sums(study, parts, names, study.evaluation.metric or study.task.metric)
     return _by_retraining(study, parts, names, retrainings, cache)
 
 
@@ -59,12 +63,12 @@ def worth(
 
 
 def _from_sums(study: Study, parts: PreparedSites, names: list[str], metric: str | None) -> JsonObject:
-    assert isinstance(study.method, Analytic)
+    method: Any = study.method
     with tempfile.TemporaryDirectory() as folder:
         assembly = Assembly(study, parts, Path(folder))
         train = _sums_of(assembly, names, "train")
         if metric is None:
-            return worth_from_sums(train, _sums_of(assembly, names, "validation"), study.method.head_of)
+            return worth_from_sums(train, _sums_of(assembly, names, "validation"), method.head_of)
         game = functools.cache(functools.partial(_scored_value, study, train, _validation_of(assembly, names)))
         value = f"validation {metric} over the images of all sites (better is higher)"
     return shares_of(
@@ -101,11 +105,11 @@ def _validation_of(assembly: Assembly, names: list[str]) -> list[HeldOut]:
 
 def _scored_value(study: Study, train: dict[str, Moments], held_out: list[HeldOut], some: frozenset[str]) -> float:
     """The validation score of the head that these sites' sums give, added up over all sites' own scores."""
-    assert isinstance(study.method, Analytic)
+    method: Any = study.method
     sums, outputs = [], next(iter(train.values())).in_units()[1].shape[1]
     head = torch.zeros(held_out[0].features.shape[1] + 1, outputs, dtype=torch.float64)
     if some:
-        head = study.method.head_of(reduce(add, (train[name] for name in sorted(some))))
+        head = method.head_of(reduce(add, (train[name] for name in sorted(some))))
     for one in held_out:
         said = (head[0] + one.features @ head[1:]).float()
         seen = one.trainer.task.observe(said, one.targets, one.trainer.target)
