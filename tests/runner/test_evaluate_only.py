@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from polyclinic.cli import run_app
+from polyclinic.cli.evaluate import show
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
 from polyclinic.methods.inspect_sites import Counted, histogram_ks, suppressed
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
+from polyclinic.models import read_weights
 from polyclinic.runner.evaluate import evaluate
 from polyclinic.runner.export.export import export
 from polyclinic.runner.inspect_federated import as_question, draw_inspection, inspect_federated
@@ -125,6 +127,20 @@ def test_sites_asked_to_evaluate_tell_intervals_and_train_nothing(study, trained
     told = found["safe_statistics"]
     assert set(told["per_site"]) == {"site-1", "site-2", "site-3"}  # of fewer than ten patients each: no interval
     assert all(sum(one["bins"]) > 0 for one in told["calibration"].values())
+
+
+def test_two_models_are_compared_on_the_same_cases(study, trained, tmp_path, capsys):
+    other = tmp_path / "other.safetensors"
+    tensors = read_weights(trained.folder / "model.safetensors").tensors
+    write_tensors(other, {name: -one if name.startswith("fc3") else one for name, one in tensors.items()})
+    found = evaluate(trained.folder / "model.safetensors", study, against=other)
+    worse = evaluate(other, study)["metrics"]["pooled"]["accuracy"]
+    change = found["changes"]["accuracy"]
+    assert change["value"] == pytest.approx(found["metrics"]["pooled"]["accuracy"] - worse)
+    assert change["low"] <= change["value"] <= change["high"]
+    assert found["changes"]["auc by DeLong"]["value"] == pytest.approx(found["changes"]["auc"]["value"])
+    show(found)
+    assert "accuracy: +" in capsys.readouterr().out
 
 
 def test_two_models_are_compared_at_simulated_sites(study, trained, tmp_path):

@@ -28,6 +28,7 @@ def evaluate(
         help="A class that the model calls otherwise: ill=sick, north:ill=sick; ill=- leaves it out.",
     ),
     by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of data.columns; may be repeated."),
+    against: Path = typer.Option(None, help="A second model: paired tests of the two on the same cases."),
     site: str = typer.Option(None, help="Whose model, where each site has one of its own."),
     ensemble: bool = typer.Option(False, "--ensemble", help="All sites' models together."),
     out: Path = typer.Option(None, help="Write all figures into this JSON file."),
@@ -56,6 +57,7 @@ def evaluate(
         ensemble=ensemble,
         plugins=plugins,
         allow_import=allow_import,
+        against=against,
     )
     if out is not None:
         atomic_write(out, json.dumps(found, indent=1) + "\n")
@@ -90,6 +92,10 @@ def show(found: JsonObject) -> None:
             table.add_row(f"{column} = {value}", f"{one['images']:,}", *_cells(one["metrics"], one["intervals"], names))
     console = Console()
     console.print(table)
+    for name, one in found.get("changes", {}).items():
+        chance = f", p = {one['p']:.3g}" if "p" in one else ""
+        text = f"{name}: {one['value']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f}{chance})"
+        console.print(f"{text} beside {found['against']}", soft_wrap=True)
     for note in found["notes"]:
         console.print(note, soft_wrap=True)
 

@@ -2,7 +2,7 @@
 
 Besides the sums that every method's scores are made of, a site tells intervals, DeLong's interval, a coarse calibration
 and sub-groups, which it computes from its own cases (`shared/safe_statistics.py`). Where a second model is brought, it
-also tells paired tests of the two: how much better the first one is, on the same patients.
+also tells paired tests of the two: how their metrics differ on the same patients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EvaluateOnly(Method):
     against: str | None = Field(
         None,
         description="a second model of the same network (model.safetensors of a run): the sites test, in pairs, how "
-        "much better the first one is",
+        "far the metrics of the two differ",
     )
     against_digest: str | None = Field(
         None,

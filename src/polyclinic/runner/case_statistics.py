@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import torch
 
@@ -15,6 +17,7 @@ from polyclinic.metrics.statistics import (
     regression_metrics,
     weighted_bootstrap,
 )
+from polyclinic.metrics.statistics.delong import delong_test
 from polyclinic.metrics.statistics.intervals import WeightedMetrics
 from polyclinic.runner.cases import Cases
 from polyclinic.tasks.classification import margins
@@ -69,6 +72,29 @@ def intervals_of(cases: Cases, address: tuple[str | int, ...], draws: int = DRAW
         draws=draws,
         kind="bca" if patients <= MOST_CORRECTED else "percentile",
     )
+
+
+def changes_of(cases: Cases, before: Cases, address: tuple[str | int, ...], draws: int = DRAWS) -> JsonObject:
+    """How much larger each metric of one model is than that of another one on the same cases: paired, by patient, and
+    DeLong's test of two binary AUCs. Nothing where there are fewer than ten patients."""
+    if len(cases) != len(before) or not np.array_equal(cases.labels, before.labels):
+        raise BadInput("statistics: two models are compared on the same cases, with the same classes")
+    now, then = weighted_metrics(cases), weighted_metrics(before)
+
+    def differences(weights: np.ndarray) -> dict[str, np.ndarray]:
+        first, second = now(weights), then(weights)
+        return {name: first[name] - second[name] for name in first if name in second}
+
+    patients = len(cases) if cases.patients is None else len(np.unique(cases.patients))
+    if patients < FEWEST:
+        return {}
+    where = ("cases", "changes", *address)
+    found = _plain(weighted_bootstrap(differences, len(cases), patients=cases.patients, address=where, draws=draws))
+    if cases.like == "classification" and cases.predictions is not None and cases.predictions.shape[1] == 2:
+        with contextlib.suppress(BadInput):  # too few of a class
+            test = delong_test(scores_of(cases)[:, 1], scores_of(before)[:, 1], cases.labels)
+            found["auc by DeLong"] = {"value": test.difference, "low": test.low, "high": test.high, "p": test.p}
+    return found
 
 
 def metrics_of(cases: Cases) -> dict[str, float]:

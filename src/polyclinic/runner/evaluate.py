@@ -13,7 +13,7 @@ from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.case_statistics import intervals_of, metrics_of, statistics_of_cases
+from polyclinic.runner.case_statistics import changes_of, intervals_of, metrics_of, statistics_of_cases
 from polyclinic.runner.cases import Cases, joined_cases
 from polyclinic.runner.label_map import LabelMap
 from polyclinic.runner.models_of_others import GivenModel, Outputs, load_model
@@ -36,26 +36,51 @@ def evaluate(
     ensemble: bool = False,
     plugins: Sequence[str] = (),
     allow_import: Sequence[str] = (),
+    against: str | Path | None = None,
     cache: Path | None = None,
 ) -> JsonObject:
     """Metrics of a model on the sites of a study: pooled, per site and of sub-groups, with intervals and calibration.
 
     `label_map`: classes of the study, or of one site, that the model calls otherwise: `ill=sick`, `north:ill=sick`.
     `by`: columns (`data.columns`) whose values are sub-groups. `outputs`: what a foreign model's numbers are.
+    `against`: a second model, which the first one is compared with on the same cases.
     """
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, Path())
-    given = load_model(
-        Path(model), assembly, outputs=outputs, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import
-    )
+    names = LabelMap.parse(label_map, parts.names, parts.info["classes"])
+
+    def scored(file: str | Path) -> tuple[GivenModel, Cases]:
+        given = load_model(
+            Path(file),
+            assembly,
+            outputs=outputs,
+            site=site,
+            ensemble=ensemble,
+            plugins=plugins,
+            allow_import=allow_import,
+        )
+        return given, _all_cases(given, assembly, split, names)
+
+    given, cases = scored(model)
+    found = _report(given, assembly, cases, split, by)
+    if against is None:
+        return found
+    other, before = scored(against)
+    if given.classes != other.classes:
+        raise BadInput(f"--against {against}: has other classes than {model}; name a model of the same classes")
+    return {**found, "against": other.what, "changes": changes_of(cases, before, (split,))}
+
+
+def _all_cases(given: GivenModel, assembly: Assembly, split: Split, names: LabelMap) -> Cases:
+    """What the model says about all sites' images."""
+    parts = assembly.prepared
     if given.size not in (None, parts.info["size"]):
         raise BadInput(f"data.size: the model takes images of {given.size} px; add --set data.size={given.size}")
-    names = LabelMap.parse(label_map, parts.names, parts.info["classes"])
     cases = [_cases_of(given, assembly, one, split, names) for one in parts.names]
     found = [one for one in cases if one is not None and len(one)]
     if not found:
         raise BadInput(f"--split {split}: no site has images to score; choose another split")
-    return _report(given, assembly, joined_cases(found), split, by)
+    return joined_cases(found)
 
 
 def _cases_of(given: GivenModel, assembly: Assembly, site: str, split: Split, names: LabelMap) -> Cases | None:

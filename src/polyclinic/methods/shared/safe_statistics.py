@@ -135,7 +135,7 @@ def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "")
 
 
 def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weights) -> dict[str, Tensor]:
-    """How much better each metric is than that of the model before, on the same cases (paired, by patient), and
+    """How much larger each metric is than that of the model before, on the same cases (paired, by patient), and
     DeLong's paired test of two binary AUCs."""
     least, now, then = site.min_cohort, score(site, part, weights), score(site, part, before)
 
