@@ -167,10 +167,13 @@ def test_a_run_is_not_put_back_for_other_calls_without_end(kit):
 def test_a_run_that_ends_early_scores_its_finished_model_and_is_over(kit):
     """method.patience: the last round is not known before."""
     kit.policy(scores="coarse")
-    host = kit.host(method={"name": "fedavg", "rounds": 9, "patience": 1})
+    host = kit.host(method={"name": "fedavg", "rounds": 9, "patience": 1}, evaluation={"statistics": True})
     weights = first_weights(host)
     ask(host, "train", 1, weights=weights)
     ask(host, "evaluate", 1, weights=weights)
+    with pytest.raises(ParcelRejected, match="of the finished model, after its test scores"):
+        ask(host, "give_statistics", 1, weights=weights)
     assert ask(host, "evaluate", 1, weights=weights, split="test").parcels
+    assert ask(host, "give_statistics", 1, weights=weights).parcels
     with pytest.raises(GateRefused, match="the run was over before round 2"):
         ask(host, "train", 2, weights=weights)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,7 +47,9 @@ class EvaluateOnly(Method):
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            against = {} if self.against is None else {"against": second_model(self.against, state.weights)}
+            against: dict[str, Any] = {}
+            if self.against is not None:
+                against["against"] = second_model(self.against, state.weights)
             replies = federation.ask_all("give_intervals", weights=state.weights, by=list(self.by), **against)
             federation.report("safe_statistics", joined(replies, federation.trainer.target.classes))
             federation.evaluate(state.weights)

@@ -57,5 +57,10 @@ class TestedModel:
         return f"{digest} {call.arguments.get('own', 'current') if self._local else 'none'}"
 
 
+def was_scored(site: Site) -> bool:
+    """Whether scores of the site's test images were told in this run, as they are when it is over."""
+    return bool(_known(site.folder / TESTED).get(SCORES))
+
+
 def _known(path: Path) -> dict[str, list[str]]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -36,7 +36,7 @@ def note_masked(site: Site, found: OpenSum, question: str, numbers: np.ndarray) 
     if not site.secret:  # a digest of millions of numbers takes a while
         return
     key = f"masked {hashlib.sha256(bytes.fromhex(found.own_seed)).hexdigest()}"
-    now = _digest(found.context().sum_id, question, hashlib.sha256(numbers).hexdigest())
+    now = _digest(found.context().sum_id, question, hashlib.sha256(numbers.data).hexdigest())
     _note(site, found, key, now, "was answered before, in other company or with other numbers")
 
 

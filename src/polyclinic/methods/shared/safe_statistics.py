@@ -18,6 +18,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.leaving.tested_model import was_scored
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.files import atomic_write
@@ -83,6 +84,8 @@ class SafeStatistics:
         image."""
         if site.secret and site.round != self.rounds and not self.ends_early:
             raise ParcelRejected(f"statistics are told after the last round, and round {site.round} came")
+        if site.secret and self.ends_early and not was_scored(site):  # whose last round is not known before
+            raise ParcelRejected("statistics are told of the finished model, after its test scores")
         tell_once(site, weights, own)
         part = site.data.test
         if not len(part):
