@@ -1,0 +1,183 @@
+"""A rehearsal of three hospitals that differ, with real processes and images of their own: one knows only some of the
+classes, one calls them otherwise. They train, score two models by sub-groups, and learn what each of them adds."""
+
+import json
+import shutil
+
+import numpy as np
+import psutil
+import pytest
+from processes import free_port
+
+from polyclinic.cli import run_app
+from polyclinic.data.own_images import own_data
+from polyclinic.deployment.approval import TRUSTED_WEIGHTS
+from polyclinic.deployment.processes import Rehearsal
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.files import write_tensors
+from polyclinic.models import read_weights
+from polyclinic.runner.predict import load_predictor
+from polyclinic.study import load_study
+
+pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+CLASSES = ("clear", "mild", "severe")
+#: what the people of each site call the classes, and one that no study knows
+NAMES = {"north": CLASSES, "east": CLASSES, "south": ("healthy", "mild", "bad", "unclear")}
+SOUTH = 'label_map = { healthy = "clear", bad = "severe", unclear = "-" }\n'
+STUDY = """seed = 0
+[data]
+source = "at-sites"
+dataset = "scans"
+size = 16
+classes = ["clear", "mild", "severe"]
+[sites]
+partition = "column"
+names = ["north", "east", "south"]
+[model]
+backbone = "lenet5"
+[optimizer]
+lr = 0.05
+batch_size = 8
+[method]
+name = "fedavg"
+rounds = 2
+local_steps = 30
+[federation]
+label_sets = { east = ["clear", "mild"] }
+[evaluation]
+every = 0
+select = "last"
+[engine]
+silence = 600.0
+"""
+ANALYTIC = {
+    '[method]\nname = "fedavg"\nrounds = 2\nlocal_steps = 30\n': '[method]\nname = "analytic"\nnumbers = 6\n',
+    'backbone = "lenet5"': 'backbone = "efficientnet-lite0-1024"\ninput_size = 32',
+    "[optimizer]\nlr = 0.05\nbatch_size = 8\n": "",
+}
+
+
+def draw_images(site, file, count=240):
+    """Grey images, brighter in a higher class, of women and men."""
+    rng = np.random.default_rng([len(site), *site.encode()])
+    names = NAMES[site]
+    labels = np.arange(count) % len(names)
+    images = np.clip(50 + 50 * labels[:, None, None] + 12 * rng.standard_normal((count, 16, 16)), 0, 255)
+    sexes = rng.choice(["f", "m"], count)
+    np.savez(file, images=images.astype(np.uint8), labels=np.array(names)[labels], sex=sexes)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    file = tmp_path_factory.mktemp("study") / "study.toml"
+    file.write_text(STUDY)
+    return file
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory, study):
+    out = tmp_path_factory.mktemp("differences") / "deployment"
+    assert run_app(["deploy", "init", str(study), "--out", str(out), "--port", str(free_port())]) == 0
+    for kit in (out / "sites").iterdir():
+        draw_images(kit.name, kit / "scans.npz")
+        table = '[datasets.scans]\nsource = "npz"\npath = "../scans.npz"\ncolumns = ["sex"]\n'
+        (kit / "local" / "site.toml").write_text(table + (SOUTH if kit.name == "south" else ""))
+        kinds = ["weights", "statistics", "metrics", "keys"]
+        policy = f'kinds = {json.dumps(kinds)}\nmin_cohort = 5\nscores = "fine"\n[incoming]\non = false\n'
+        (kit / "local" / "policy.toml").write_text(policy + "[approve]\nevery = true\n")
+    started = run_app(["deploy", "up", "--here", "-d", str(out), "--within", "900"])
+    running = list(Rehearsal(out).running().values())
+    tree = [one for pid in running for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
+    try:
+        assert started == 0
+        yield out
+    finally:
+        run_app(["deploy", "down", "-d", str(out)])
+        for process in tree:
+            if process.is_running():
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def trained(deployment, study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "run"
+    asked = ["deploy", "submit", str(study), "-d", str(deployment), "--name", "sets", "--within", "900"]
+    assert run_app([*asked, "--out", str(out)]) == 0
+    return out
+
+
+def images_of(deployment, study, site, cache):
+    """The site's test images, labels as the study numbers them, and the sex of each."""
+    kit = deployment / "sites" / site
+    data = own_data(kit / "local" / "site.toml", load_study(study).data, site, cache)
+    known = np.asarray(data.test.labels) != 2 if site == "east" else np.ones(len(data.test), bool)
+    columns = np.asarray(data.test.columns)[known, 0]
+    return np.asarray(data.test.images)[known], np.asarray(data.test.labels)[known], columns
+
+
+def test_sites_with_different_label_sets_and_names_train_one_model(deployment, study, trained, tmp_path):
+    result, predictor = json.loads((trained / "result.json").read_text()), load_predictor(trained)
+    for site in NAMES:
+        images, labels, _ = images_of(deployment, study, site, tmp_path)
+        assert set(labels.tolist()) == ({0, 1} if site == "east" else {0, 1, 2})
+        right = (predictor.outputs(images).argmax(1).numpy() == labels).mean()
+        assert result["metrics"]["per_site"][site]["accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+def test_a_method_that_would_unlearn_classes_is_refused(deployment, study, capsys):
+    asked = ["deploy", "submit", str(study), "-d", str(deployment), "--set", 'method.name="scaffold"']
+    assert run_app(asked) == 2
+    assert "makes the common model unlearn it; choose fedavg" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_models_are_compared_by_sub_groups(deployment, study, trained, tmp_path):
+    model, other = trained / "model.safetensors", tmp_path / "other.safetensors"
+    tensors = dict(read_weights(model).tensors)
+    write_tensors(other, {name: -tensor if name == "fc3.weight" else tensor for name, tensor in tensors.items()})
+    for kit in (deployment / "sites").iterdir():
+        (kit / TRUSTED_WEIGHTS).mkdir(exist_ok=True)
+        for file in (model, other):
+            shutil.copy(file, kit / TRUSTED_WEIGHTS)
+    asked = ["deploy", "evaluate", str(model), "--study", str(study), "-d", str(deployment), "--within", "900"]
+    asked += ["--by", "sex", "--against", str(other), "--out", str(tmp_path / "run")]
+    assert run_app(asked) == 0
+    told = json.loads((tmp_path / "run" / "result.json").read_text())["safe_statistics"]
+    predictor = load_predictor(trained)
+    assert told["notes"] == ["site 'east' has no test image of severe, or too few"]
+    for site, figures in told["per_site"].items():
+        images, labels, sexes = images_of(deployment, study, site, tmp_path)
+        right = predictor.outputs(images).argmax(1).numpy() == labels
+        for sex in ("f", "m"):
+            mine = sexes == sex
+            if f"sex = {sex}: accuracy" in figures:  # nothing of fewer than ten patients, nor of those who follow
+                assert figures[f"sex = {sex}: accuracy"][0] == pytest.approx(right[mine].mean(), abs=1 / mine.sum())
+        assert figures["accuracy"][0] == pytest.approx(right.mean(), abs=1 / len(right))
+        assert figures["change of auc"][0] > 0.3  # the other one ranks images the other way round
+        assert set(figures) & {"sex = f: accuracy", "sex = m: accuracy"}
+    assert told["p_of_change"]["change of auc"] < 0.05
+    for ledger in deployment.glob("sites/*/runs/evaluate/ledger/*.jsonl"):
+        assert {line["kind"] for line in verify(ledger)} <= {"statistics", "metrics"}
+
+
+def test_what_each_site_adds_follows_from_open_sums(deployment, study, tmp_path, capsys):
+    text = study.read_text()
+    for before, after in ANALYTIC.items():
+        assert before in text
+        text = text.replace(before, after)
+    file = tmp_path / "analytic.toml"
+    file.write_text(text)
+    asked = ["deploy", "worth", str(file), "-d", str(deployment), "--within", "900"]
+    assert run_app([*asked, "--set", 'federation.sum="secure"']) == 2
+    assert "federation.sum: the worth of a site" in capsys.readouterr().err
+    assert run_app([*asked, "--out", str(tmp_path / "run")]) == 0
+    assert "what each site adds" in capsys.readouterr().out
+    told = json.loads((tmp_path / "run" / "result.json").read_text())["worth"]
+    assert set(told["sites"]) == set(NAMES)
+    added = sum(one["shapley"] for one in told["sites"].values())
+    assert added == pytest.approx(told["all"] - told["none"])
+    assert told["all"] > told["none"]
+    for ledger in deployment.glob("sites/*/runs/worth/ledger/*.jsonl"):
+        asked_for = [line["operation"] for line in verify(ledger) if line["kind"] == "statistics"]
+        assert asked_for == ["give_sums", "give_held_out_sums"]
