@@ -47,3 +47,36 @@ def test_the_command_of_the_container_exists(capsys):
     text = (FOLDER / "Dockerfile").read_text()
     words = json.loads(re.search(r"^CMD (\[.*\])$", text, re.M)[1])
     assert run_app([*words[:2], "--help"]) == 0
+
+
+def services_of(name: str) -> dict[str, dict[str, object]]:
+    yaml = pytest.importorskip("yaml", reason="the extra [nvflare] is not installed")
+    return yaml.safe_load((FOLDER / f"compose.{name}.yml").read_text())["services"]
+
+
+@pytest.mark.parametrize("name", ["server", "site", "rehearsal"])
+def test_containers_have_no_more_rights_than_they_need(name):
+    for service in services_of(name).values():
+        assert service["image"] == "polyclinic"
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+        assert not {"privileged", "network_mode", "cap_add", "user"} & service.keys()
+
+
+def test_only_the_server_opens_a_port_and_images_are_read_only():
+    (server,), (site,) = services_of("server").values(), services_of("site").values()
+    assert server["ports"] == ["8002:8002"]
+    assert "ports" not in site
+    assert [volume for volume in site["volumes"] if volume.endswith(":/images:ro")]
+    assert all("ports" not in service for service in services_of("rehearsal").values())
+
+
+def test_the_rehearsal_has_the_sites_of_the_tutorial_and_a_command_that_exists(capsys):
+    services = services_of("rehearsal")
+    study = (FOLDER.parent / "docs" / "tutorials" / "three_hospitals.md").read_text()
+    sites = json.loads(re.search(r"^names = (\[.*\])$", study, re.M)[1])
+    assert sorted(services) == sorted([*sites, "server", "admin"])
+    assert all(services[site]["volumes"] == [f"./deployment/sites/{site}:/kit"] for site in sites)
+    assert run_app([*services["admin"]["command"][:2], "--help"]) == 0
