@@ -65,9 +65,9 @@ $(VENV)/.ready-docs $(VENV)/.ready-release: $(VENV)/.ready-%: $(VENV)/.ready
 	$(INSTALL) ".[$*]"
 	touch $@
 
-# the environment of both commands, where every file is checked against its hash. torch's own wheels for Linux, those
-# with CUDA, need more packages: make locked LOCKS="requirements.lock requirements-cuda.lock"
-LOCKS ?= requirements.lock
+# the environment of both commands, where every file is checked against its hash, with a torch for CPUs; with that of
+# the package index, which has CUDA on Linux: make locked LOCKS="requirements.lock requirements-cuda.lock"
+LOCKS ?= requirements.lock requirements-cpu.lock
 locked: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes $(LOCKS:%=--requirement %)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

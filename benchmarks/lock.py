@@ -4,8 +4,9 @@
 
 `--index` is a package index (PEP 503). Versions are those of constraints.txt; what is needed is read from the installed
 packages, so run it in the environment of `make test`. All files of a version are named, for every system, from Python
-3.11 on. `--links` are folders with further wheels, such as torch for CPUs. `requirements-cuda.lock` has what torch's
-own wheel for Linux needs beside that. `--quick` only says which packages there are.
+3.11 on. torch is in a file of its own: `requirements-cpu.lock` has its wheels for CPUs, which lie in the folders
+`--links`, `requirements-cuda.lock` those of the index and what they need on Linux. `--quick` only says which packages
+there are.
 """
 
 from __future__ import annotations
@@ -97,17 +98,18 @@ def files_of(index: str, name: str) -> list[tuple[str, str, str]]:
     return [(urljoin(address, html.unescape(link)), digest, html.unescape(file)) for link, digest, file in found]
 
 
-def hashes(index: str, name: str, version: str, links: list[Path]) -> list[str]:
-    """The sha256 of all files of a version, in the index and in folders."""
+def hashes(index: str, name: str, version: str) -> list[str]:
+    """The sha256 of all files of a version."""
     found = {digest for _, digest, file in files_of(index, name) if _version(file) == Version(version)}
-    for folder in links:
-        for path in folder.glob("*.whl"):
-            built = _version(path.name)
-            if canonicalize_name(path.name.split("-")[0]) == name and built and built.public == version:
-                found.add(hashlib.sha256(path.read_bytes()).hexdigest())
     if not found:
         raise SystemExit(f"{name}: the index has no file of version {version}")
     return sorted(found)
+
+
+def wheels_in(folders: list[Path], name: str, version: str) -> set[str]:
+    """The sha256 of the wheels for CPUs in folders."""
+    wheels = [path for folder in folders for path in folder.glob(f"{name}-{version}+cpu-*.whl")]
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in wheels}
 
 
 def _version(file: str) -> Version | None:
@@ -152,16 +154,32 @@ def _chosen(index: str, name: str, allowed: SpecifierSet) -> tuple[str, list[Req
     raise SystemExit(f"{name}: no file {allowed} in the index says what it needs")
 
 
-def lock(index: str, versions: dict[str, str], markers: Markers, links: list[Path]) -> str:
+def lock(index: str, versions: dict[str, str], markers: Markers) -> str:
     """The lines of a lock file."""
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda one: hashes(index, *one, links), versions.items())
+        found = pool.map(lambda one: hashes(index, *one), versions.items())
     lines = []
     for (name, version), digests in zip(versions.items(), found, strict=True):
         conditions = markers.get(name, {""})
         marker = "" if "" in conditions else f" ; {' or '.join(f'({one})' for one in sorted(conditions))}"
-        lines.append(" \\\n".join([f"{name}=={version}{marker}", *(f"    --hash=sha256:{one}" for one in digests)]))
-    return "\n".join(lines) + "\n"
+        lines.append(entry(name, version, marker, digests))
+    return "".join(lines)
+
+
+def entry(name: str, version: str, marker: str, digests: list[str]) -> str:
+    return " \\\n".join([f"{name}=={version}{marker}", *(f"    --hash=sha256:{one}" for one in digests)]) + "\n"
+
+
+def write_locks(index: str, wanted: dict[str, str], markers: Markers, links: list[Path]) -> dict[str, int]:
+    """The three lock files; how many packages and files of torch there are."""
+    torch = wanted.pop("torch")
+    (ROOT / "requirements.lock").write_text(lock(index, wanted, markers))
+    built = wheels_in(links, "torch", torch)
+    (ROOT / "requirements-cpu.lock").write_text(entry("torch", f"{torch}+cpu", "", sorted(built)))
+    cuda = {name: version for name, version in cuda_packages(index, torch).items() if name not in wanted}
+    linux = {name: {'platform_system == "Linux"'} for name in cuda}
+    (ROOT / "requirements-cuda.lock").write_text(lock(index, {"torch": torch, **dict(sorted(cuda.items()))}, linux))
+    return {"cuda_packages": len(cuda), "cpu_wheels": len(built)}
 
 
 def main() -> None:
@@ -179,11 +197,7 @@ def main() -> None:
     if not chosen.quick:
         if not chosen.index:
             raise SystemExit("--index: give the address of a package index")
-        (ROOT / "requirements.lock").write_text(lock(chosen.index, wanted, markers, chosen.links))
-        cuda = cuda_packages(chosen.index, versions["torch"])
-        cuda = {name: version for name, version in sorted(cuda.items()) if name not in wanted}
-        (ROOT / "requirements-cuda.lock").write_text(lock(chosen.index, cuda, {}, []))
-        found["cuda_packages"] = len(cuda)
+        found |= write_locks(chosen.index, wanted, markers, chosen.links)
     if chosen.json:
         chosen.json.write_text(json.dumps(found) + "\n")
     print(json.dumps(found))

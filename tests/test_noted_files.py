@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
+from polyclinic import noted_files
 from polyclinic.errors import Damaged
-from polyclinic.noted_files import FILE, FINISHED, check_noted, read_result
+from polyclinic.noted_files import FILE, FINISHED, check_finished, check_noted, read_result
 from polyclinic.runner.run import run
 
 
@@ -37,6 +38,33 @@ def test_a_file_that_is_gone_is_noticed(folder, name):
     (folder / name).unlink()
     with pytest.raises(Damaged, match=name):
         check_noted(folder, name)
+
+
+@pytest.mark.parametrize("site", ["site-1", "site-3"])
+def test_a_damaged_ledger_of_a_finished_run_is_noticed(folder, site):
+    assert run(None, folder, resume=True)["rounds"] == 1
+    flip(folder / "ledger" / f"{site}.jsonl", 40)
+    with pytest.raises(Damaged, match=rf"ledger/{site}.jsonl: is damaged"):
+        run(None, folder, resume=True)
+
+
+def test_a_run_killed_just_before_its_result_was_written_ends_the_same(folder, monkeypatch):
+    """The digests are written first: a result without them would vouch for files that nobody checks."""
+    values = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").unlink()
+    (folder / FILE).write_text('{"files": {"history.jsonl": "another"}, "sha256": "another"}')  # of what is done again
+    seen = []
+
+    def write(path, content, **options):
+        seen.append((path.name, (folder / "result.json").exists()))
+        return honest(path, content, **options)
+
+    honest = noted_files.atomic_write
+    monkeypatch.setattr(noted_files, "atomic_write", write)
+    again = run(None, folder, resume=True)
+    assert again["weights_sha256"] == values["weights_sha256"]
+    assert seen == [(FILE, False), ("result.json", False)]
+    check_finished(folder)
 
 
 def test_a_damaged_result_is_not_read(folder, tiny):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 from polyclinic.errors import Damaged
 from polyclinic.files import atomic_write, digest_of, read_json
-from polyclinic.json_types import JsonObject
+from polyclinic.json_types import JsonMapping, JsonObject
 
 FILE = "digests.json"
 #: the files of a run that is over, which nothing changes from then on
@@ -27,11 +26,21 @@ FINISHED = (
 OWN_DIGEST = "# sha256 of the lines below: "
 
 
-def note_files(folder: Path, names: Iterable[str] = FINISHED, *, durable: bool = False) -> None:
-    """Write down the SHA-256 of those of a folder's files that are there."""
-    found = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
+def note_files(folder: Path, *, durable: bool = False, result: bytes | None = None) -> None:
+    """Write down the SHA-256 of those of a finished run's files that are there; `result`: a result to come."""
+    ledgers = sorted(f"ledger/{path.name}" for path in folder.glob("ledger/*.jsonl"))
+    found = {name: sha256_of(folder / name) for name in (*FINISHED, *ledgers) if (folder / name).is_file()}
+    if result is not None:
+        found["result.json"] = hashlib.sha256(result).hexdigest()
     content = json.dumps({"files": found, "sha256": digest_of(found)}, indent=1) + "\n"
     atomic_write(folder / FILE, content, durable=durable)
+
+
+def write_result(folder: Path, values: JsonMapping, *, durable: bool = False) -> None:
+    """Write `result.json`, which makes a run a finished one; the digests come first, lest it be one without them."""
+    content = (json.dumps(values, indent=2) + "\n").encode()
+    note_files(folder, durable=durable, result=content)
+    atomic_write(folder / "result.json", content, durable=durable)
 
 
 def with_own_digest(text: str) -> str:
@@ -63,6 +72,12 @@ def check_noted(folder: Path, *names: str) -> None:
                 f"{folder / name}: is damaged (its SHA-256 is not the one that was noted when the run ended); "
                 "bring it back from a copy, or run the study again"
             )
+
+
+def check_finished(folder: Path) -> None:
+    """Damaged if any file of a finished run, its ledgers too, is not what it was when the run ended."""
+    noted = read_json(folder / FILE).get("files") if (folder / FILE).is_file() else None
+    check_noted(folder, *(noted if isinstance(noted, dict) else FINISHED))
 
 
 def read_result(folder: Path) -> JsonObject:

@@ -31,7 +31,7 @@ from polyclinic.federation.leaving.key_ring import KeyRing, KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import note_files
+from polyclinic.noted_files import write_result
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.recorder import Display
@@ -148,8 +148,7 @@ class Coordination:
             atomic_write(begun, study.to_toml())
             self._await_approval(names)
             values = run_with(assembly, self.engine, Display())
-            atomic_write(self.folder / "result.json", json.dumps(values, indent=2) + "\n")
-            note_files(self.folder)
+            write_result(self.folder, values)
         return values
 
     def _await_approval(self, names: Sequence[str]) -> None:

@@ -55,6 +55,7 @@ class FedSGD(Method):
             model, private = federation.trainer.model, federation.trainer.privacy is not None
             learned = {name: one for name, one in model.named_parameters() if one.requires_grad}
             reply_checks.check_like(reply, "gradients", learned)
+            reply_checks.check_step(call, reply, federation.trainer.optimizer.lr)
             reply_checks.check_like(reply, "statistics", {} if private else dict(model.named_buffers()))
             if self.weighting == "samples":
                 reply_checks.check_samples(reply)

@@ -85,6 +85,8 @@ class Scaffold(FedAvg):
         super().check_reply(federation, call, reply)
         if call.operation == "train":
             reply_checks.check_like(reply, "gradients", dict(federation.trainer.model.named_parameters()))
+            # the control is added to the gradients of all steps; after several of them, others have turned back
+            reply_checks.check_step(call, reply, federation.trainer.optimizer.lr * min(self.local_steps or 10, 10))
 
     @operation("weights", "gradients", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights, gradients: Weights) -> tuple[Parcel, Parcel]:

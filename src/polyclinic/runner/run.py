@@ -19,7 +19,8 @@ from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import FINISHED, check_noted, note_files, read_result, with_own_digest
+from polyclinic.noted_files import FILE as NOTED
+from polyclinic.noted_files import check_finished, read_result, with_own_digest, write_result
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner import advice
@@ -59,13 +60,14 @@ def run(
     study, folder = _study_and_folder(study, out, resume)
     finished = folder / "result.json"
     if resume and finished.exists():
-        check_noted(folder, *FINISHED)  # who is told that a run is finished may rely on its other files, too
+        check_finished(folder)  # who is told that a run is finished may rely on its other files, too
         return Result(folder, read_result(folder))
     check_place(folder)
     assembly = assemble(study, folder, display=display, cache=cache)
     with run_lock(folder), threads(study.engine.threads), listening(display.working):
         durable = study.engine.durable
         write_run_format(folder)
+        (folder / NOTED).unlink(missing_ok=True)  # of a run that was killed just before its result was written
         check_same_images(folder, assembly.prepared.info["digests"], durable=durable)
         note_plugins(folder, study)
         if words := assembly.note_weights():
@@ -74,8 +76,7 @@ def run(
         values = _carry_out(assembly, display)
         if durable:  # what the result counts is on disk before the result is
             sync_files([*folder.glob("ledger/*.jsonl"), *folder.glob("cases/*.npz"), folder / "history.jsonl"])
-        atomic_write(finished, json.dumps(values, indent=2) + "\n", durable=durable)
-        note_files(folder, durable=durable)
+        write_result(folder, values, durable=durable)
     display.finished(values)
     return Result(folder, values)
 

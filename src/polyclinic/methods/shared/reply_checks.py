@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from polyclinic.federation.arriving.replies import SMALL
 from polyclinic.federation.leaving.parcel import Expected, ParcelRejected
 
 if TYPE_CHECKING:
-    from polyclinic.federation.call import Reply
+    from polyclinic.federation.call import Call, Reply
     from polyclinic.federation.federation import Federation
+
+#: times its own size that a step may move a tensor: honest steps are far below, whatever the learning rate
+LARGEST_STEP = 100.0
 
 
 def check_shared_weights(federation: Federation, reply: Reply) -> None:
@@ -37,6 +42,19 @@ def check_samples(reply: Reply) -> None:
 def check_like(reply: Reply, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:
     """The parcel of a kind has these names, dtypes and shapes."""
     Expected.like(kind, tensors, partial=partial).check(reply.parcel(kind))
+
+
+def check_step(call: Call, reply: Reply, rate: float) -> None:
+    """A step of this rate along the gradients does not move a tensor by many times its size: that was not computed."""
+    weights = call.parcels["weights"].tensors
+    for name, gradient in reply.parcel("gradients").tensors.items():
+        moved = rate * float(torch.linalg.vector_norm(gradient.double()))
+        size = float(torch.linalg.vector_norm(weights[name].double())) + SMALL * math.sqrt(gradient.numel())
+        if not moved <= LARGEST_STEP * size:
+            raise ParcelRejected(
+                f"gradients: a step would move tensor '{name}' by {moved:.3g}, more than {LARGEST_STEP:g} times its "
+                f"size ({size:.3g})"
+            )
 
 
 def check_rows(federation: Federation, reply: Reply, kind: str, *names: str) -> None:
