@@ -113,7 +113,7 @@ def check_drawn_patients(policy: Policy, turn: Turn) -> None:
         raise GateRefusedData(f"'{turn.call.operation}': {images} images were drawn, of fewer than min_cohort patients")
 
 
-def check_classes(site: Site) -> None:
+def check_classes(site: Site, which: str = "training") -> None:
     """GateRefusedData if a deployed site has training images of a class, and of fewer than min_cohort patients: called
     by operations that release something about each class by itself."""
     train = site.data.train
@@ -123,7 +123,7 @@ def check_classes(site: Site) -> None:
     for label in labels.unique():
         if patients_in(train, [(labels == label).nonzero()]) < site.min_cohort:
             raise GateRefusedData(
-                f"class {int(label)} has training images of fewer than min_cohort patients; leave the class out of the "
+                f"class {int(label)} has {which} images of fewer than min_cohort patients; leave the class out of the "
                 "study, or add images"
             )
 

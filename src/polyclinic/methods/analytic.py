@@ -86,7 +86,7 @@ class Analytic(OneRound):
             raise ParcelRejected("the site has no validation images, of which method.worth wants sums")
         site.data = replace(whole, train=whole.validation)
         try:
-            return self.give_sums(site)
+            return self.sums_at(site, "validation")
         finally:
             site.data = whole
 

@@ -98,7 +98,11 @@ class OneRound(Method):
 
     @operation("statistics", summed="sum")
     def give_sums(self, site: Site) -> Parcel:
-        check_classes(site)
+        return self.sums_at(site)
+
+    def sums_at(self, site: Site, which: str = "training") -> Parcel:
+        """The sums over the images that lie as the site's training images; `which` they are is said in a refusal."""
+        check_classes(site, which)
         features = self.features(site)
         check_more_images_than(features.shape[1], site, len(features))
         sums = moments.moments(features, scaled_targets(site), site.trainer.device)
