@@ -174,7 +174,7 @@ CLAIMS = (
         "horse",
         "CIFAR-10: cats and dogs against deer and horses; horses are rare at one site",
         "With FELICIA's images the rare sub-group is found more often than with a local GAN's.",
-        quick=("data.per_class=1200", "sites.per_class=400"),
+        quick=("data.per_class=1200", "sites.per_class=270"),
     ),
     _skin(
         "figure8-synthetic",
