@@ -36,7 +36,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: the extras of the README's two commands
 EXTRAS = ("figures", "segmentation", "dev", "nvflare", "ray")
 #: what builds the package itself
-BUILD = {"hatchling": "1.32.4", "editables": "0.6", "pathspec": "1.1.1", "trove-classifiers": "2026.9.21.13"}
+BUILD = {
+    **{"hatchling": "1.32.4", "editables": "0.6", "pathspec": "1.1.1", "tomlkit": "0.15.2"},
+    "trove-classifiers": "2026.9.21.13",
+}
 #: the interpreters of wheels that are named
 PYTHONS = ("py3", "py2.py3", "py311", "cp311", "cp312", "cp313", "cp314")
 #: wheels for Linux, and the packages of CUDA that they need

@@ -157,8 +157,9 @@ class Task(Settings):
     def check_sums(self, sums: Sums, target: Target) -> None:
         """ValueError for sums that no site can have, whatever its images are. Whoever sent them may lie."""
         for name, value in sums.items():
-            negative = not value.is_floating_point() and bool((value < 0).any())
-            if value.is_complex() or value.dtype == torch.bool or negative or not bool(torch.isfinite(value).all()):
+            no_number = value.is_complex() or value.dtype == torch.bool
+            negative = not no_number and not value.is_floating_point() and bool((value < 0).any())
+            if no_number or negative or not bool(torch.isfinite(value).all()):
                 raise ValueError(f"the sum '{name}' is negative, not finite or no number")
         images = int(sums["count"]) if "count" in sums and sums["count"].numel() == 1 else 1
         for name, value in sums.items():
