@@ -98,6 +98,18 @@ def test_sites_tell_counts(rehearsal, tmp_path, capsys):
     assert picture.stat().st_size > 5000
 
 
+def test_only_totals_come_out_of_a_secure_sum(rehearsal, capsys):
+    settings = {"engine.silence": 600.0, "federation.sum": "secure"}
+    asked = ["deploy", "inspect", str(EXAMPLE), "-d", str(rehearsal), "--name", "totals", "--within", "900"]
+    assert run_app([*asked, *flags(settings)]) == 0
+    said = capsys.readouterr().out
+    assert "How the sites differ is not known from totals" in " ".join(said.split())
+    for ledger in rehearsal.glob("sites/*/runs/totals/ledger/*.jsonl"):
+        kinds = {line["kind"] for line in verify(ledger)}
+        assert "masked" in kinds
+        assert "statistics" not in kinds
+
+
 def test_sites_score_a_model(rehearsal, simulated, tmp_path):
     model = simulated.folder / "model.safetensors"
     for kit in (rehearsal / "sites").iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from polyclinic.cli.evaluate import show
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
 from polyclinic.methods.inspect_sites import Counted, histogram_ks, suppressed
+from polyclinic.methods.shared.site_worth import shares_of
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.models import read_weights
 from polyclinic.runner.evaluate import evaluate
@@ -74,6 +76,37 @@ def test_logits_of_a_foreign_network_are_read_as_such(study, trained, figures, t
     traced.save(tmp_path / "theirs.pt")
     found = evaluate(tmp_path / "theirs.pt", study, outputs="logits")
     assert found["metrics"]["pooled"]["auc"] == pytest.approx(figures["metrics"]["pooled"]["auc"], abs=1e-6)
+
+
+PLUGIN = """
+import torch
+from torch import nn
+
+class Brightness(nn.Module):
+    \"\"\"Two classes by the mean of an image, with one number to learn.\"\"\"
+
+    def __init__(self, outputs=2):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(outputs))
+
+    def forward(self, images):
+        mean = images.mean((1, 2, 3))
+        return torch.stack([-mean, mean], 1) * self.scale
+"""
+
+
+def test_weights_of_a_network_out_of_a_plug_in_are_scored(study, tmp_path, monkeypatch):
+    """A network of somebody else's package, and a file that torch wrote."""
+    (tmp_path / "somebody_nets.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.save({"scale": torch.full((2,), 30.0)}, tmp_path / "theirs.pt")
+    theirs = study.with_settings({"model.backbone": "somebody_nets:Brightness"})
+    found = evaluate(tmp_path / "theirs.pt", theirs)
+    torch.save({"scale": torch.full((2,), -30.0)}, tmp_path / "turned.pt")
+    turned = evaluate(tmp_path / "turned.pt", theirs)
+    total = found["metrics"]["pooled"]["auc"] + turned["metrics"]["pooled"]["auc"]
+    assert total == pytest.approx(1)  # the file's weights are what is scored
+    assert found["metrics"]["pooled"]["auc"] != pytest.approx(0.5, abs=0.02)
 
 
 def test_classes_of_other_names_are_mapped_for_all_sites_or_for_one(study, trained):
@@ -235,6 +268,23 @@ def test_sampled_values_have_intervals_around_the_exact_ones():
         assert found[name].value == pytest.approx(exact, abs=0.1)
         assert found[name].low < found[name].value < found[name].high
     assert sum(one.value for one in found.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("sites", "sampled"), [(10, False), (11, True)])
+def test_values_are_exact_up_to_ten_sites_and_sampled_above(sites, sampled):
+    """A site adds its number, and the first two more together."""
+    names = [f"site-{number}" for number in range(sites)]
+
+    def game(some):
+        return sum(names.index(name) for name in some) + 5 * ({names[0], names[1]} <= some)
+
+    found = shares_of(names, functools.cache(game), "points", "a game")
+    for number, name in enumerate(names):
+        one, exact = found["sites"][name], number + 2.5 * (number < 2)
+        assert ("low" in one) == sampled
+        assert one["shapley"] == pytest.approx(exact, abs=0.6 if sampled else 1e-9)
+        if sampled:
+            assert one["low"] - 0.3 <= exact <= one["high"] + 0.3
 
 
 def test_the_worth_of_sites_by_training_again(study):

@@ -60,6 +60,11 @@ class Imported(Backbone):
         with torch.random.fork_rng(devices=[]), torch.device(device):
             return cls(channels, outputs, size, norm)
 
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """A file of the network's own `state_dict` does not say that the network is a part of ours."""
+        return name if cls.is_sequence or name.startswith("network.") else f"network.{name}"
+
     def run_stage(self, stage: str, x: Tensor) -> Tensor:
         return first(super().run_stage(stage, x))
 
