@@ -96,7 +96,7 @@ def test_a_planted_leak_of_one_question_does_not_judge_another(seen, truth):
 
 def test_every_test_of_an_attack_has_its_part_of_the_level():
     """A generator is asked four times (copies, nearest, projection, near copies), so each counts a quarter of 1 %."""
-    generators = [SimpleNamespace(parcel=SimpleNamespace(kind="generator"))]
+    generators = [SimpleNamespace(parcel=SimpleNamespace(kind="generator"), attacks=())]
     assert count_tests(generators) == 4
     assert count_tests(2 * generators) == 8
     assert sum(attack.tests for attack in ATTACKS.working().values() if "weights" in attack.kinds) == 6

@@ -147,17 +147,20 @@ def rare_hits(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def by_class(scores: Tensor, asked: Candidates) -> dict[str, float]:
-    """The area under the curve of each class that has enough images, where answers are classes."""
+    """Area under the curve, and members found at 1 % of false alarms with an interval, of each class that has enough
+    images, where answers are classes. A class's own false alarms set its threshold."""
     answers = asked.answers
     if answers.dim() != 1 or answers.is_floating_point():
         return {}
     member = torch.arange(len(scores)) < asked.members
     groups = {int(label): answers == label for label in answers.unique()}
-    return {
-        f"auc_class_{label}": auc(scores[rows & member], scores[rows & ~member])
-        for label, rows in groups.items()
-        if min(int((rows & member).sum()), int((rows & ~member).sum())) >= FEWEST
-    }
+    figures: dict[str, float] = {}
+    for label, rows in groups.items():
+        if min(int((rows & member).sum()), int((rows & ~member).sum())) >= FEWEST:
+            found = separation(scores[rows & member], scores[rows & ~member])
+            figures |= {f"auc_class_{label}": found.auc, f"hits_class_{label}": found.hits}
+            figures |= {f"hits_class_{label}_low": found.hits_low, f"hits_class_{label}_high": found.hits_high}
+    return figures
 
 
 # --- models ---------------------------------------------------------------------------------------------

@@ -58,11 +58,11 @@ class SecondMomentsAttack(Attack):
             MOMENTS, threat("sums of features", "encoder"), sums.scores(features, asked.answers), asked, seen,
             "how well an image fits the sums",
         )  # fmt: skip
-        figures = {"images_behind": sums.images, "features": features.shape[1]}
-        figures |= {"images_per_feature": sums.images / features.shape[1]}
+        figures: dict[str, float | int] = {"images_behind": sums.images, "features": features.shape[1]}
+        figures["images_per_feature"] = sums.images / features.shape[1]
         if isinstance(sums, MomentMatrices):
             alone = sums.leverages(features, asked.answers)[: asked.members] > OUTLIER
-            figures |= {"outliers": int(alone.sum())}
+            figures["outliers"] = int(alone.sum())
         return [replace(found, verdict=replace(found.verdict, evidence={**found.verdict.evidence, **figures}))]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:

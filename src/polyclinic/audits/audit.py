@@ -18,6 +18,7 @@ from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.power import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power
+from polyclinic.audits.released_model import released_models
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools, Truth
 from polyclinic.data.own_images import only_site_plugins
@@ -64,7 +65,8 @@ def audit(
     folder = Path(folder)
     with only_site_plugins(folder):
         assembly, lines = open_run(folder, study=study, plugins=plugins, cache=cache)
-        wanted = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
+        chosen = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
+        wanted = [*chosen, *released_models(folder, assembly, chosen)]
         tools = replace(
             build_tools(assembly, budget, features, device, trajectory), level=FALSE_ALARMS / count_tests(wanted)
         )
@@ -119,16 +121,21 @@ class Clock:
 
 def count_tests(wanted: Sequence[AuditedParcel]) -> int:
     """Tests of parcels that the audit is about to make: among so many, one may alarm by chance."""
-    working = list(ATTACKS.working().values())
-    kinds = [audited.parcel.kind for audited in wanted]
-    return max(1, sum(attack.tests * kinds.count(kind) for attack in working for kind in attack.kinds))
+    return max(1, sum(attack.tests for audited in wanted for attack in fitting_attacks(audited).values()))
+
+
+def fitting_attacks(audited: AuditedParcel) -> dict[str, type[Attack]]:
+    """All attacks on a parcel of this kind, or those that make sense; those of plug-ins come last."""
+    kind, only = audited.parcel.kind, audited.attacks
+    working = ATTACKS.working().items()
+    return {name: attack for name, attack in working if kind in attack.kinds and (not only or name in only)}
 
 
 def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Clock | None = None) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release, parcel = audited.release, audited.parcel
-    results = _attack(parcel.kind, audited.seen(tools), audited.truth(tools), clock or Clock())
+    results = _attack(fitting_attacks(audited), audited.seen(tools), audited.truth(tools), clock or Clock())
     findings = []
     for tested in (result for result in results if isinstance(result, CheckedFinding)):
         found = tested.finding
@@ -146,16 +153,17 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
         "round": release.round,
         "operation": release.operation,
         "kind": audited.kind_that_left,
-        "digests": [part.parcels[audited.number].digest for part in audited.parts.values()],
+        "digests": audited.digests,
         "findings": findings,
         "not_tried": [asdict(result) for result in results if isinstance(result, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
-def _attack(kind: str, seen: Seen, truth: Truth, clock: Clock) -> list[CheckedFinding | NotTried]:
-    """What all attacks that fit the kind found, with their power checks; those of plug-ins come last."""
-    fitting = {name: attack for name, attack in ATTACKS.working().items() if kind in attack.kinds}
+def _attack(
+    fitting: Mapping[str, type[Attack]], seen: Seen, truth: Truth, clock: Clock
+) -> list[CheckedFinding | NotTried]:
+    """What all these attacks found, with their power checks."""
     if not fitting:
         return [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
     return [found for name, attack in fitting.items() for found in _in_time(name, attack(), seen, truth, clock)]

@@ -80,6 +80,15 @@ class AuditedParcel:
         release = self.release
         return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
 
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Names of the attacks to run, where not all that fit the kind make sense; empty: all."""
+        return ()
+
+    @property
+    def digests(self) -> list[str]:
+        return [part.parcels[self.number].digest for part in self.parts.values()]
+
     def _more(self, tools: Tools) -> tuple[Seen, ...]:
         """The same parcel of the other releases."""
         alike = [other for other in self.others if other.kinds[self.number : self.number + 1] == [self.parcel.kind]]

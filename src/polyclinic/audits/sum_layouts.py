@@ -6,7 +6,7 @@ images, so that a leak can be planted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ class MomentMatrices:
         """Leverage [M]: near 1 for an image that has a direction of its own."""
         return self._each(features, labels, lambda matrix, rows: leverage(matrix, rows)[0])
 
-    def _each(self, features, labels, score) -> Tensor:  # type: ignore[no-untyped-def]
+    def _each(self, features: Tensor, labels: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         rows = torch.cat([torch.ones(len(features), 1, dtype=torch.float64), features.double()], 1)
         found = torch.full((len(rows),), -1e9, dtype=torch.float64)
         for label, matrix in self.by_class.items():

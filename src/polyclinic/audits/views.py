@@ -166,7 +166,8 @@ class Truth:
         outside = [part.cases for part in (self.data.validation, self.data.test) if part.cases is not None]
         inside, others = np.asarray(self.data.train.cases), np.concatenate([*outside, np.zeros(0, np.int64)])
         chosen = (self._subset(len(of), count, who) for of, who in ((inside, "members"), (others, "held out")))
-        return tuple(of[index] for of, index in zip((inside, others), chosen, strict=True))  # type: ignore[return-value]
+        own, other = (of[index] for of, index in zip((inside, others), chosen, strict=True))
+        return own, other
 
     def _subset(self, available: int, count: int, what: str) -> np.ndarray:
         return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
