@@ -215,7 +215,7 @@ def test_a_run_whose_parcels_no_attack_fits_is_not_told_to_add_a_table(tiny, und
     assembly, lines = open_run(folder)
     bare = tmp_path / "bare"
     (bare / "sites").mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"\(metrics, weights\) is of no kind that an audit attacks"):
+    with pytest.raises(BadInput, match=r"kept none of the parcels that left \(metrics, weights\); run the study again"):
         parcels_to_audit(bare, assembly.study, lines, "quick", (), ())
 
 

@@ -67,7 +67,7 @@ def ages(tmp_path):
 def test_a_folder_per_class(folders, tmp_path, capsys):
     (folders / "normal").mkdir()
     study, said = write_study(folders, tmp_path, capsys)
-    assert "50 images of 40 x 40 pixels, 2 classes (benign 30, malignant 20), 15 patients" in said
+    assert "50 images of 40 x 40 pixels, 2 classes (benign: 30, malignant: 20), 15 patients" in said
     assert "no image lies in normal, which makes no class" in said
     assert 0 < said.index("polyclinic study check") < said.index("polyclinic run")
     assert (study.data.source, study.data.path, study.task.name) == ("folder", folders, "classification")
@@ -134,7 +134,7 @@ def test_a_table_that_can_be_used_as_it_is(folders, tmp_path, capsys):
     rows = [f"{file.relative_to(folders)},{'AB'[i % 2]},{file.parent.name}" for i, file in enumerate(files)]
     (folders / "cases.csv").write_text("file;hospital;diagnosis\n".replace(";", ",") + "\n".join(rows) + "\n")
     study, said = write_study(folders, tmp_path, capsys)
-    assert "2 sites (A 25, B 25)" in said
+    assert "2 sites (A: 25, B: 25)" in said
     assert (study.data.source, study.data.path) == ("csv", folders / "cases.csv")
     assert (study.data.image, study.data.label, study.data.site) == ("file", "diagnosis", "hospital")
     assert study.sites.partition == "column"
@@ -155,7 +155,7 @@ def test_an_archive(tmp_path, capsys):
     images = rng.integers(0, 255, (60, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(60) % 3, site=np.array(["a", "b"] * 30))
     study, said = write_study(tmp_path / "a.npz", tmp_path, capsys)
-    assert "60 images of 28 x 28 pixels, 3 classes (0 20, 1 20, 2 20), 2 sites (a 30, b 30)" in said
+    assert "60 images of 28 x 28 pixels, 3 classes (0: 20, 1: 20, 2: 20), 2 sites (a: 30, b: 30)" in said
     assert (study.data.source, study.data.size, study.sites.partition) == ("npz", 28, "column")
 
 

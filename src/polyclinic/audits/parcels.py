@@ -147,6 +147,8 @@ def _nothing_kept(folder: Path, study: Study, lines: LedgerLines) -> str:
         cure = "run the study with a table [audit], for example --set audit.keep_parcels=1"
         return f"{folder}: its sites kept no parcels to attack; {cure}"
     left = sorted({str(line["kind"]) for of_site in lines.values() for line in of_site})
+    if {*left} & {*ATTACKABLE_KINDS, *SUM_KINDS}:
+        return f"{folder}: its sites kept none of the parcels that left ({', '.join(left)}); run the study again"
     return (
         f"{folder}: what left its sites ({', '.join(left) or 'nothing'}) is of no kind that an audit attacks, so "
         f"nothing was tested; it attacks {', '.join((*ATTACKABLE_KINDS, *SUM_KINDS))}"

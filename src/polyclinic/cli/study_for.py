@@ -58,7 +58,7 @@ def _what(found: Survey) -> str:
 
 
 def _counts(counts: dict[str, int], most: int = 6) -> str:
-    named = [f"{name} {count}" for name, count in list(counts.items())[:most]]
+    named = [f"{name}: {count}" for name, count in list(counts.items())[:most]]
     return ", ".join([*named, *(["..."] if len(counts) > most else [])])
 
 
