@@ -34,7 +34,8 @@ def draw(found: JsonObject, file: Path) -> None:
         _panel(axes, found, metric, labels)
     if curves:
         _curves(panels[0], found, labels)
-    figure.suptitle(f"{found['paper']}, {found['place']}. Holds: {found['holds']}", fontsize=10)
+    stop = "" if found["place"].endswith("?") else "."
+    figure.suptitle(f"{found['paper']}, {found['place']}{stop} Holds: {found['holds']}", fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
@@ -43,10 +44,10 @@ def draw(found: JsonObject, file: Path) -> None:
 
 
 def shown_metrics(found: JsonObject) -> list[str]:
-    """The metrics that get a panel: first those that the paper has."""
+    """The metrics that get a panel: first those of the rule, then those that the paper has."""
     told = {row["metric"] for row in found["paper_numbers"]}
     metrics = dict.fromkeys(row["metric"] for row in found["ours"])
-    return sorted(metrics, key=lambda metric: metric not in told)[:MOST_PANELS]
+    return sorted(metrics, key=lambda metric: (f"{metric} of " not in found["rule"], metric not in told))[:MOST_PANELS]
 
 
 def _curves(axes: Axes, found: JsonObject, labels: list[str]) -> None:
