@@ -113,7 +113,7 @@ def _skin(
         sentence=sentence,
         numbers=(),
         paper_data="HAM10000, 64 px, 300 + 300 images at the first hospital",
-        our_data="HAM10000 of Fed-ISIC2019, 64 px, 300 + 300 images at the first hospital",
+        our_data="HAM10000 of Fed-ISIC2019, 64 px, 300 + 300 images at the first hospital; quick: 32 px, 200 + 200",
         study="skin_bias.toml",
         arms=arms,
         measure=of_runs(utility(*sets), *(curve(one) for one in sets if one != "real")),
@@ -121,7 +121,10 @@ def _skin(
         minutes={"quick": Minutes(14, 4), "full": Minutes(None, 45)},
         common=("method.weigh_every=1",),
         scales={
-            "quick": (*QUICK_GAN, "data.size=32", "data.per_class=1500", "method.learner_steps=150"),
+            "quick": (
+                *(*QUICK_GAN, "data.size=32", "method.learner_steps=150"),
+                *("data.per_class=800", "data.test_total_per_class=100", "sites.per_class=200"),
+            ),
             "full": ("method.rounds=4", "method.steps=1000"),
         },
         phantom=("data.source=skin-phantom", "data.samples=1500"),
