@@ -1,8 +1,10 @@
 """Attack: have a deployed site tell sums over its validation images more often, or of fewer patients, than allowed."""
 
 import pytest
-from attacked_site import ask
+from attacked_site import SITE, ask, study
 
+from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import ParcelRejected
@@ -36,6 +38,11 @@ def test_validation_images_are_more_than_their_numbers(kit):
     kit.policy(few_images="refuse")
     with pytest.raises(DataDependentRefusal, match="sums of products of 9 features of 9 images"):
         ask(kit.host("numbers", model=ENCODER, method={**METHOD, "numbers": 9}), "give_held_out_sums", 1)
+
+
+def test_the_person_who_approves_reads_of_it(kit):
+    told = Asked(study(model=ENCODER, method=METHOD), SITE, kit.folder, policy_of(kit.folder / "local" / "policy.toml"))
+    assert any("sums of products over your validation images" in sentence for sentence in told.sentences(None))
 
 
 @pytest.mark.parametrize("how", ["integer", "secure"])

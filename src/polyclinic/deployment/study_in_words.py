@@ -20,6 +20,7 @@ from polyclinic.federation.operation import Operation
 from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.json_types import JsonObject
+from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.models import PUBLIC, RANDOM
@@ -78,6 +79,7 @@ class Asked:
             *([self._split(data)] if isinstance(data, AtSites) else []),
             *self.first_weights(),
             *self.second_model(),
+            *self.worth(),
         ]
 
     def first_weights(self) -> list[str]:
@@ -110,6 +112,13 @@ class Asked:
         return [
             f"{name}, which your site does not have. Ask where it is from, and put it into {TRUSTED_WEIGHTS} of your "
             "kit if you trust it."
+        ]
+
+    def worth(self) -> list[str]:
+        if not isinstance(self.study.method, Analytic) or not self.study.method.worth:
+            return []
+        return [
+            "It also wants sums of products over your validation images, and tells what each site adds to the model."
         ]
 
     def _split(self, data: AtSites) -> str:
