@@ -110,13 +110,14 @@ def test_only_totals_come_out_of_a_secure_sum(rehearsal, capsys):
         assert "statistics" not in kinds
 
 
-def test_sites_score_a_model(rehearsal, simulated, tmp_path):
+def test_sites_score_a_model(rehearsal, simulated, tmp_path, capsys):
     model = simulated.folder / "model.safetensors"
     for kit in (rehearsal / "sites").iterdir():
         (kit / TRUSTED_WEIGHTS).mkdir(exist_ok=True)
         shutil.copy(model, kit / TRUSTED_WEIGHTS)
     asked = ["deploy", "evaluate", str(model), "--study", str(EXAMPLE), "-d", str(rehearsal), "--within", "900"]
     assert run_app([*asked, *flags({"engine.silence": 600.0}), "--out", str(tmp_path / "run")]) == 0
+    assert "warning" not in capsys.readouterr().err
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found["metrics"]["test"]["accuracy"] == pytest.approx(simulated.metrics["test"]["accuracy"], abs=1e-6)
     assert set(found["safe_statistics"]["per_site"]) == {"north", "east", "south"}

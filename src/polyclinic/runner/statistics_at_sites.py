@@ -7,6 +7,7 @@ from collections.abc import Callable
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.safe_statistics import SafeStatistics, check_told, joined
 from polyclinic.study import Study
 
@@ -16,6 +17,8 @@ def more_operations(study: Study, first_weights: Callable[[str], Weights | None]
     noised = study.privacy is not None and study.privacy.score_noise is not None
     if noised or not study.evaluation.statistics or study.evaluation.final != "test":
         return ()  # beside scores with noise no exact figure may stand
+    if isinstance(study.method, EvaluateOnly):  # which asks for statistics itself, and a site tells them once
+        return ()
     ends_early = study.method.patience is not None
     return (SafeStatistics(first_weights, study.method.rounds, ends_early=ends_early),)
 
