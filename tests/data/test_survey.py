@@ -90,6 +90,23 @@ def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
     assert "batch_size = 4  # a site takes about 1 step in a pass with it" in written(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["masked", "ages"])
+def test_images_elsewhere_than_the_study_can_be_prepared(kind, request, tmp_path, capsys):
+    """A table that is written beside the study lists images of another folder, which a run refuses if nobody allows."""
+    scans = request.getfixturevalue(kind)
+    study, _ = write_study(scans, tmp_path, capsys)
+    assert study.data.allow_outside
+    assert len(study.data.prepared(tmp_path / "cache")) == len(study.data.listing())
+    file = tmp_path / "out" / "study.toml"
+    file.write_text(file.read_text().replace("allow_outside = true", "allow_outside = false"))
+    capsys.readouterr()
+    assert run_app(["study", "check", str(file)]) == 2  # what a run would say
+    assert "or set data.allow_outside = true" in capsys.readouterr().err
+    beside = scans.parent / "beside.toml"
+    assert run_app(["study", "new", str(beside), "--for", str(scans)]) == 0
+    assert "allow_outside" not in beside.read_text()
+
+
 def test_masks_with_an_ending_of_their_own(tmp_path):
     for number in range(4):
         draw(tmp_path / f"{number}.png")

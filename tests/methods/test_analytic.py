@@ -94,12 +94,12 @@ def test_only_upper_triangles_leave_as_statistics_and_small_sites_are_told(tiny_
     sent = result["communication"]["by_kind"]["statistics"]
     numbers = 3 * (31 * 32 // 2 + 31 + 1)
     assert 8 * numbers < sent < 8 * numbers + 3 * 1024
-    [warning] = [one for one in result["warnings"] if "numbers" in one]
+    [warning] = [one for one in result["warnings"] if "features" in one]
     assert "'site-1', 'site-2', 'site-3'" in warning
-    assert "30 numbers" in warning
-    assert "secure sum" in warning
+    assert "30 features over at most 30 images" in warning
+    assert "federation.sum = 'secure'" in warning
     few = tiny_run({"name": "analytic", "numbers": 4}, **AGES).values
-    assert not any("numbers" in one for one in few.get("warnings", []))
+    assert not any("features" in one for one in few.get("warnings", []))
 
 
 def test_rounds_are_one_and_a_trained_backbone_is_refused(study_of):

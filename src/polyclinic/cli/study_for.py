@@ -7,7 +7,9 @@ import os
 import re
 from pathlib import Path
 
+from polyclinic.data.outside import first_outside
 from polyclinic.data.survey import Survey, survey
+from polyclinic.data.survey_tables import Cases
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
@@ -26,6 +28,8 @@ RANGE_TELLS = (
 #: what holds for a site that has no more training images than an image has numbers
 SUMS_TELL = "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
 
+OUTSIDE = "allow_outside = true  # the table lies beside this file, and the images that it lists lie elsewhere"
+
 
 def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
     """The text of a study for these images, and sentences about what was found. A table of cases, where one is
@@ -38,10 +42,16 @@ def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
             raise BadInput(f"{table}: exists already; name another study, or move it")
         atomic_write(table, found.cases.as_csv(table.parent.resolve()))
         said.append(f"wrote {table}, which lists them")
-        text = _text(found, table.name, said)
+        text = _text(found, table.name, said, outside=_lie_outside(found.cases, table.parent))
     else:
         text = _text(found, os.path.relpath(found.path, path.parent.resolve()), said)
     return text, [*said, *([f"label_range: {RANGE_TELLS}"] if found.labels.bounds else [])]
+
+
+def _lie_outside(cases: Cases, folder: Path) -> bool:
+    """Whether an image or a mask that a table in this folder lists lies elsewhere."""
+    names = [name for name in ("path", "mask") if name in cases.fields]
+    return first_outside((cases.folder / row[name] for row in cases.rows for name in names), folder) is not None
 
 
 def _what(found: Survey) -> str:
@@ -69,11 +79,12 @@ def _bounds(found: Survey) -> tuple[float, float]:
 # --- the study ------------------------------------------------------------------------------------------
 
 
-def _text(found: Survey, path: str, said: list[str]) -> str:
+def _text(found: Survey, path: str, said: list[str], *, outside: bool = False) -> str:
     head = ["# Written by `polyclinic study new --for`, which looked at the images and found:"]
     head += [f"#   {sentence}" for sentence in said]
     head += ["# Run it with `polyclinic run`. `polyclinic study new` without --for shows every setting there is."]
-    blocks = [head, ["format = 1", "seed = 0"], _data(found, path), _sites(found), _task(found), _model(found)]
+    data = [*_data(found, path), *([OUTSIDE] if outside else [])]
+    blocks = [head, ["format = 1", "seed = 0"], data, _sites(found), _task(found), _model(found)]
     blocks += [_optimizer(found), _method(found), _evaluation(found), AUDIT]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 

@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -117,10 +117,14 @@ class FileSource(Source):
         """Names the content of the source's files."""
         self.refuse_missing_path()
         files = list(self.files())
+        self.refuse_files_outside(files)
+        return files_digest(files, self.location)
+
+    def refuse_files_outside(self, files: Sequence[str | Path]) -> None:
+        """One sentence where a file of the source lies elsewhere than its folder, and the study does not allow it."""
         if self.outside_files and not self.allow_outside:
             top = self.location if self.location.is_dir() else self.location.parent
             refuse_outside(files if len(files) > 1 or self.location.is_dir() else [], top)
-        return files_digest(files, self.location)
 
     def refuse_missing_path(self) -> None:
         """One sentence when there is nothing at `path`."""

@@ -63,6 +63,7 @@ def check_images(data: Source) -> list[str]:
         return []
     data.refuse_missing_path()
     listing = data.listing()
+    data.refuse_files_outside(list(data.files()))
     chosen = np.unique(np.linspace(0, len(listing) - 1, min(len(listing), READ_AT_MOST)).astype(int)).tolist()
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         problems = [problem for problem in pool.map(lambda i: problem_of(listing, i), chosen) if problem]

@@ -154,9 +154,9 @@ def warn_of_small_sites(federation: Federation, counts: dict[str, int], width: i
     small = [site for site, count in counts.items() if count <= width]
     if small:
         federation.warn(
-            f"{_names(small)}: no more images than the {width:,} numbers of which sums are sent, so the sums give the "
-            "features of single images away, unless they are added up in secret (secure sum); take a smaller encoder "
-            "or method.numbers, or leave the site out"
+            f"{_names(small)}: sums of {width:,} features over at most {width:,} images are sent, and such sums reveal "
+            "the features of single images; set federation.sum = 'secure', choose an encoder with fewer features (or "
+            "a smaller method.numbers), or leave the site out"
         )
 
 
