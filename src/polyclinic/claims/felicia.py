@@ -113,7 +113,7 @@ def _skin(
         sentence=sentence,
         numbers=(),
         paper_data="HAM10000, 64 px, 300 + 300 images at the first hospital",
-        our_data="HAM10000 of Fed-ISIC2019, 64 px, 300 + 300 images at the first hospital; quick: 32 px, 200 + 200",
+        our_data="HAM10000 of Fed-ISIC2019, 64 px, 300 + 300 images at the first hospital; quick: 32 px, 180 + 180",
         study="skin_bias.toml",
         arms=arms,
         measure=of_runs(utility(*sets), *(curve(one) for one in sets if one != "real")),
@@ -123,7 +123,7 @@ def _skin(
         scales={
             "quick": (
                 *(*QUICK_GAN, "data.size=32", "method.learner_steps=150"),
-                *("data.per_class=800", "data.test_total_per_class=100", "sites.per_class=200"),
+                *("data.per_class=800", "data.test_total_per_class=100", "sites.per_class=180"),
             ),
             "full": ("method.rounds=4", "method.steps=1000"),
         },
