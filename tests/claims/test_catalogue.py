@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.claims.catalogue import CLAIMS, find_claim
 from polyclinic.claims.claim import SCALES, Claim
-from polyclinic.claims.page import RECORDS, page, records
+from polyclinic.claims.page import RECORDS, page, reason, records
 from polyclinic.claims.reproduce import STUDIES, plan, slug
 from polyclinic.claims.rules import AllOf, Rule
 from polyclinic.errors import BadInput
@@ -82,3 +82,12 @@ def test_an_experiment_is_about_a_claim_that_is_there_and_its_rule_came_first() 
 def test_records_are_of_claims_and_rules_that_are_still_there() -> None:
     for (name, scale), found in records(RECORDS).items():
         assert found["rule"] == CLAIMS[name].rule.words, f"{name}, {scale}: the rule has changed since; run it again"
+
+
+def test_a_reason_is_found_where_an_experiment_says_yes() -> None:
+    experiments = [claim for claim in CLAIMS.values() if claim.decides == "qu-figure5-retina-high"]
+    first, second, _ = (claim.name for claim in experiments)
+    kept = {(first, "quick"): {"holds": "no"}}
+    assert reason(experiments, kept).startswith(f"reason not found ({first}: no; ")
+    kept[second, "quick"] = {"holds": "yes"}
+    assert reason(experiments, kept).startswith(f"a reason was found ({second}: yes; {first}: no; ")

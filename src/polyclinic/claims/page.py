@@ -107,10 +107,21 @@ def _section(claim: Claim, kept: Kept, level: str = "##") -> Iterator[str]:
         yield ""
         yield from _table(one)
     yield from _not_run(claim, [one["scale"] for one in found])
-    for other in CLAIMS.values():
-        if other.decides == claim.name:
-            yield ""
-            yield from _section(other, kept, "###")
+    experiments = [other for other in CLAIMS.values() if other.decides == claim.name]
+    if experiments:
+        yield ""
+        yield from _wrapped(f"*Why it did not hold so far*: {reason(experiments, kept)}")
+    for other in experiments:
+        yield ""
+        yield from _section(other, kept, "###")
+
+
+def reason(experiments: list[Claim], kept: Kept) -> str:
+    """What the deciding experiments say together; a reason is found where the rule of one of them holds."""
+    named = {verdict: [one.name for one in experiments if _column(one, kept) == verdict] for verdict in VERDICTS}
+    told = [f"{', '.join(names)}: {verdict}" for verdict, names in named.items() if names]
+    found = "a reason was found" if named["yes"] else "reason not found"
+    return f"{found} ({'; '.join(told)})."
 
 
 def _verdict(found: dict[str, Any]) -> list[str]:
