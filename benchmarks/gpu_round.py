@@ -77,6 +77,7 @@ CASES = (
     Case("ResNet-18, 224 px, 4 sites x 4 steps", "resnet18", 224, sites=4, steps=4),
     Case("small CNN, 32 px, 64 sites x 4 steps", "small-cnn", 32, sites=64, steps=4),
     Case("ResNet-34, 256 px, 4 sites x 30 steps, tuned loop", "resnet34", 256, sites=4, steps=30, block=2, tuned=True),
+    Case("ResNet-34, 256 px, 4 sites x 15 steps, tuned loop", "resnet34", 256, sites=4, steps=15, block=3, tuned=True),
 )
 QUICK = (
     Case("ResNet-18, 32 px, 2 sites x 1 step", "resnet18", 32, sites=2, steps=1, batch_size=4, block=1, turns=2),
@@ -319,11 +320,13 @@ def profile(case: Case, scratch: Path, engine: Mapping[str, Any], ways: Sequence
             run(parse_study(tables(case, scratch, 5, engine)), folder, display=seen, cache=scratch / "cache")
         stats = pstats.Stats(seen.python).stats  # type: ignore[attr-defined]
         python = sorted(((value[2] / 2, value[0], place_of(key)) for key, value in stats.items()), reverse=True)
+        within = sorted(((value[3] / 2, value[0], place_of(key)) for key, value in stats.items()), reverse=True)
         events = seen.torch.key_averages()
         calls = sorted(events, key=lambda event: -event.self_cpu_time_total)[:15]
         kernels = sorted(events, key=lambda event: -event.self_device_time_total)[:15] if GPU else []
         found[way] = {
             "python_ms": [[round(1000 * own, 2), calls, where] for own, calls, where in python[:25]],
+            "python_with_callees_ms": [[round(1000 * all_, 2), calls, where] for all_, calls, where in within[:80]],
             "torch_cpu_ms": [[round(e.self_cpu_time_total / 1000, 2), e.count, e.key] for e in calls],
             "gpu_ms": [[round(e.self_device_time_total / 1000, 2), e.count, e.key[:80]] for e in kernels],
         }

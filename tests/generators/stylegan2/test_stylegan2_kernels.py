@@ -32,17 +32,31 @@ def gradients(layer: nn.Module, inputs: list[Tensor], weights: Tensor) -> list[T
     return [made, *torch.autograd.grad((made * weights).sum(), [*inputs, *layer.parameters()])]
 
 
+def second_derivatives(layer: nn.Module, inputs: list[Tensor], weights: Tensor) -> list[Tensor]:
+    """Of the squared gradients, as regularisers take them: w.r.t. the first inputs, then all parameters."""
+    for one in inputs:
+        one.requires_grad_()
+    found = torch.autograd.grad((layer(*inputs) * weights).sum(), inputs, create_graph=True)
+    penalty = sum(
+        (one.square() * torch.linspace(0.5, 1.5, one.numel(), device=DEVICE).view_as(one)).sum() for one in found
+    )
+    made = torch.autograd.grad(penalty, [*inputs, *layer.parameters()], allow_unused=True)
+    ends = [*inputs, *layer.parameters()]
+    return [torch.zeros_like(end) if one is None else one for one, end in zip(made, ends, strict=True)]
+
+
 def same(layer: nn.Module, *shapes: tuple[int, ...], gives: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layer = layer.to(DEVICE)
     for one in layer.parameters():
         nn.init.normal_(one)
     inputs, weights = [torch.randn(shape, device=DEVICE) for shape in shapes], torch.randn(gives, device=DEVICE)
-    plain = gradients(layer, inputs, weights)
-    with kernels.fused():
-        fused = gradients(layer, inputs, weights)
-    for one, other in zip(plain, fused, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3 * float(one.detach().abs().max()))
+    for derivatives in (gradients, second_derivatives):
+        plain = derivatives(layer, inputs, weights)
+        with kernels.fused():
+            fused = derivatives(layer, inputs, weights)
+        for one, other in zip(plain, fused, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3 * float(one.detach().abs().max()))
 
 
 def test_what_follows_a_styled_convolution_is_the_same() -> None:

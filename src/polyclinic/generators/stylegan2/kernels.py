@@ -2,7 +2,7 @@
 
 PyTorch would make a pass over memory for each factor, bias, noise and activation, and two products for each filter.
 Feature maps are [B, C, H, W] with channels last. Sums are computed in fp32 and in a fixed order, so a result is the
-same every time. Only first derivatives of `finished` and `scaled` are known; `filtered` has all of them.
+same every time. `finished` has first and second derivatives, which regularisers need; `filtered` has all of them.
 
 PyTorch for NVIDIA's GPUs brings Triton along. Without it, without the C compiler that it needs, and with
 `engine.reproducible`, layers do as before.
@@ -25,7 +25,7 @@ _WANTED = contextvars.ContextVar("fused", default=False)
 
 @contextlib.contextmanager
 def fused() -> Iterator[None]:
-    """A while in which layers may use these kernels: their first derivatives are enough."""
+    """A while in which layers may use these kernels: first and second derivatives are enough."""
     token = _WANTED.set(True)
     try:
         yield
@@ -54,7 +54,8 @@ class Rule(NamedTuple):
 
 def finished(x: Tensor, rule: Rule, factors: Tensor | None, bias: Tensor | None, noise: Tensor | None) -> Tensor:
     """The rule applied to x · factors + bias + noise: factors [B, C], bias [C], noise [B, H · W]; None for none."""
-    return _Finished.apply(x, rule, factors, bias, noise)
+    # here and not in the function below, so that its derivative reaches the x that was given
+    return _Finished.apply(x.contiguous(memory_format=torch.channels_last), rule, factors, bias, noise)
 
 
 def filtered(x: Tensor, side: int, before: int, stride: int = 1) -> Tensor:
@@ -70,7 +71,6 @@ class _Finished(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rule: Rule, *others: Tensor | None) -> Tensor:
         from polyclinic.generators.stylegan2 import triton_kernels
 
-        x = x.contiguous(memory_format=torch.channels_last)
         y = torch.empty_like(x)
         ctx.rule = rule
         ctx.save_for_backward(x, *others)
@@ -78,15 +78,43 @@ class _Finished(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *others = ctx.saved_tensors
+        of_x, *found = _FinishedGradients.apply(gradient, x, ctx.rule, *others)
+        return of_x, None, *found
+
+
+class _FinishedGradients(torch.autograd.Function):
+    """The gradients of x, factors, bias and noise. Where the activation bends they have no derivative, as in PyTorch:
+    they depend on the gradient that comes in, on x through the factors', and on the factors through that of x."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, rule: Rule, *others: Tensor | None) -> tuple[Tensor | None, ...]:
         from polyclinic.generators.stylegan2 import triton_kernels
 
-        x, *others = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        of_x, *found = triton_kernels.finish_back(gradient, x, ctx.rule, *others)
+        ctx.rule = rule
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gradient, x, *others)
+        of_x, *found = triton_kernels.finish_back(gradient, x, rule, *others)
         kept = zip(found, others, strict=True)
-        return of_x, None, *(None if one is None else made.to(one.dtype) for made, one in kept)
+        return of_x, *(None if one is None else made.to(one.dtype) for made, one in kept)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
+        """`changes`: how much what follows depends on each of the gradients."""
+        from polyclinic.generators.stylegan2 import triton_kernels
+
+        if all(one is None for one in changes):
+            return (None,) * 6
+        gradient, x, *others = ctx.saved_tensors
+        of_x = changes[0]
+        laid_out = None if of_x is None else of_x.contiguous(memory_format=torch.channels_last)
+        found = triton_kernels.finish_twice(gradient, x, ctx.rule, others, (laid_out, *changes[1:]))
+        of_gradient, again_x, of_factors = found
+        factors = None if of_factors is None else of_factors.to(others[0].dtype)
+        return of_gradient, again_x, None, factors, None, None
 
 
 # --- filters ------------------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ class Steps:
 
     # --- regularisers ---------------------------------------------------------------------------------
 
+    @kernels.fused()
     def _flatten(self, real: Tensor, labels: Tensor) -> None:
         """R1: the discriminator's gradient at real images, as it sees them, should vanish."""
         seen = self._augment(real).detach().requires_grad_()
@@ -173,6 +174,7 @@ class Steps:
         penalty = gradient.square().sum((1, 2, 3)).mean()
         _descend(self.of_discriminator, self.gamma(len(real)) / 2 * R1_EVERY * penalty)
 
+    @kernels.fused()
     def _even_out(self, labels: Tensor) -> None:
         """Path length: a step in the styles should change any image by as much, whatever the style and direction."""
         some = labels[: max(1, len(labels) // 2)]

@@ -6,6 +6,7 @@ Names in capitals are known when a program is compiled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +92,48 @@ def _finish_back(
         tl.store(of_bias + sums, tl.sum(by_bias, 0), mask=c < channels)
 
 
+@triton.jit
+def _finish_twice(
+    g, x, by_x, of_g, of_x, factors, bias, noise, by_factors, by_bias, by_noise, of_factors,
+    pixels, channels, gain, slope, EACH: tl.constexpr,
+    FACTORS: tl.constexpr, BIAS: tl.constexpr, NOISE: tl.constexpr,
+    BY_X: tl.constexpr, BY_FACTORS: tl.constexpr, BY_BIAS: tl.constexpr, BY_NOISE: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The derivative of `_finish_back`: how much what follows depends on g, x and factors, if it depends on the
+    gradients of x, factors, bias and noise by `by_x`, ... Sums are a program's own, as there."""
+    slab, image, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c = block * C + tl.arange(0, C)
+    known = c < channels
+    total = tl.zeros((P, C), tl.float32)
+    for tile in range(EACH):
+        p = (slab * EACH + tile) * P + tl.arange(0, P)
+        inside = (p < pixels)[:, None] & known[None, :]
+        at = (image.to(tl.int64) * pixels + p)[:, None] * channels + c[None, :]
+        given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        change = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        value = _summed(given, factors, bias, noise, c, p, channels, image, pixels, FACTORS, BIAS, NOISE)
+        steep = tl.where(value > 0, gain, gain * slope)
+        made = tl.zeros((P, C), tl.float32)
+        if BY_X:
+            wanted = tl.load(by_x + at, mask=inside, other=0.0).to(tl.float32)
+            if FACTORS:
+                total += steep * change * wanted
+                wanted = wanted * tl.load(factors + image * channels + c, mask=known, other=0.0).to(tl.float32)[None, :]
+            made += wanted
+        if BY_FACTORS:
+            share = tl.load(by_factors + image * channels + c, mask=known, other=0.0).to(tl.float32)[None, :]
+            made += given * share
+            tl.store(of_x + at, (steep * change * share).to(of_x.dtype.element_ty), mask=inside)
+        if BY_BIAS:
+            made += tl.load(by_bias + c, mask=known, other=0.0).to(tl.float32)[None, :]
+        if BY_NOISE:
+            made += tl.load(by_noise + image * pixels + p, mask=p < pixels, other=0.0).to(tl.float32)[:, None]
+        tl.store(of_g + at, (steep * made).to(of_g.dtype.element_ty), mask=inside)
+    if FACTORS and BY_X:
+        tl.store(of_factors + (image * tl.num_programs(0) + slab) * channels + c, tl.sum(total, 0), mask=known)
+
+
 def finish(x: Tensor, y: Tensor, rule: Rule, factors: Tensor | None, bias: Tensor | None, noise: Tensor | None) -> None:
     batch, channels, height, width = x.shape
     grid = (triton.cdiv(height * width, PIXELS), batch, triton.cdiv(channels, CHANNELS))
@@ -103,19 +146,43 @@ def finish_back(
     g: Tensor, x: Tensor, rule: Rule, factors: Tensor | None, bias: Tensor | None, noise: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, factors, bias and noise; those of what is None mean nothing."""
-    batch, channels, height, width = x.shape
-    pixels, blocks = height * width, triton.cdiv(channels, CHANNELS)
-    tiles = triton.cdiv(pixels, PIXELS)
-    each = triton.cdiv(tiles, SLABS)
-    slabs = triton.cdiv(tiles, each)
+    (batch, channels), pixels = x.shape[:2], x.shape[2] * x.shape[3]
+    grid, each = _slabs(x)
+    slabs, _, blocks = grid
     of_x = torch.empty_like(x)
     of_factors, of_bias = x.new_empty(2, batch, slabs, channels, dtype=torch.float32)
     of_noise = x.new_empty(batch, blocks, pixels if noise is not None else 0, dtype=torch.float32)
-    _finish_back[(slabs, batch, blocks)](
+    _finish_back[grid](
         g, x, of_x, *_given(x, factors, bias, noise), of_factors, of_bias, of_noise,
         pixels, channels, *rule, each, *_which(factors, bias, noise),
     )  # fmt: skip
     return of_x, of_factors.sum(1), of_bias.sum((0, 1)), of_noise.sum(1)
+
+
+def finish_twice(
+    g: Tensor, x: Tensor, rule: Rule, others: Sequence[Tensor | None], changes: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The derivatives of the gradients w.r.t. g, x and factors; None where there is none. `others`: factors, bias and
+    noise; `changes`: by how much what follows depends on the gradient of x and of each of them."""
+    (batch, channels), pixels = x.shape[:2], x.shape[2] * x.shape[3]
+    (slabs, _, blocks), each = _slabs(x)
+    by_x, by_factors, *_ = changes
+    weighed = others[0] is not None and by_x is not None
+    of_g, of_x = torch.empty_like(g), torch.empty_like(x) if by_factors is not None else None
+    of_factors = x.new_empty(batch, slabs, channels, dtype=torch.float32) if weighed else None
+    made = (x if one is None else one for one in (by_x, of_g, of_x))
+    _finish_twice[(slabs, batch, blocks)](
+        g, x, *made, *_given(x, *others, *changes[1:], of_factors), pixels, channels, *rule, each,
+        *(one is not None for one in (*others, *changes)), PIXELS, CHANNELS,
+    )  # fmt: skip
+    return of_g, of_x, None if of_factors is None else of_factors.sum(1)
+
+
+def _slabs(x: Tensor) -> tuple[tuple[int, int, int], int]:
+    """How many programs share the pixels of an image, images, blocks of channels; and the tiles of each program."""
+    tiles = triton.cdiv(x.shape[2] * x.shape[3], PIXELS)
+    each = triton.cdiv(tiles, SLABS)
+    return (triton.cdiv(tiles, each), len(x), triton.cdiv(x.shape[1], CHANNELS)), each
 
 
 def _given(x: Tensor, *others: Tensor | None) -> list[Tensor]:
