@@ -29,7 +29,7 @@ NEW = ("scaffold", "fedopt", "moon", "feddyn", *PERSONAL)
 def coordinator(sites: int = 2) -> SimpleNamespace:
     """What `combine` looks at: a network with the parameter `weight`, and the sites."""
     network = torch.nn.BatchNorm1d(1)
-    return SimpleNamespace(trainer=SimpleNamespace(model=network), sites=tuple("ab"[:sites]))
+    return SimpleNamespace(trainer=SimpleNamespace(model=network, state=network.state_dict), sites=tuple("ab"[:sites]))
 
 
 # --- FedOpt -------------------------------------------------------------------------------------------

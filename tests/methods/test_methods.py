@@ -76,7 +76,7 @@ def test_momentum_of_the_coordinator_by_hand():
     from polyclinic.federation.federation import State
 
     network = torch.nn.BatchNorm1d(1)
-    coordinator = SimpleNamespace(trainer=SimpleNamespace(model=network))
+    coordinator = SimpleNamespace(trainer=SimpleNamespace(model=network, state=network.state_dict))
     method = METHODS["fedavgm"](beta=0.5)
     state = State({"weights": {"weight": torch.tensor([1.0]), "running_var": torch.tensor([1.0])}})
     sent = [reply("a", 1, weight=[0.0], running_var=[0.25])]

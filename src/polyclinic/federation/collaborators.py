@@ -64,6 +64,7 @@ class TrainerLike(Protocol):
     kept: dict[str, Any]
     local_names: frozenset[str]
     initial_local: dict[str, Tensor]
+    state: Callable[[], dict[str, Tensor]]
 
     @property
     def optimizer(self) -> OptimizerLike: ...

@@ -110,6 +110,8 @@ class OpenSites:
         if self.spec.only is not None:
             stands = self._positions.get(name, SitePosition()).version
             return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
+        if not durable:
+            return []
         kept = state_path(self.spec.folder, name, durable)
         return [path for path in kept.parent.glob("state-*.safetensors") if version_of(path) < durable]
 

@@ -24,6 +24,7 @@ from polyclinic.training.device_images import DeviceImages
 from polyclinic.training.frozen_features import FrozenFeatures
 from polyclinic.training.graphs import GraphedGradients
 from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
+from polyclinic.training.network_state import NetworkState
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -73,6 +74,7 @@ class Trainer:
         self.model = model.to(self.device)
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.state = NetworkState(self.model)
         self.task = spec.task
         self.target = spec.target
         self.optimizer = spec.optimizer
@@ -105,21 +107,21 @@ class Trainer:
         if self._frozen is not None:
             self._frozen.forget_weights()
         if weights:
-            own = self.model.state_dict()
+            own = self.state()
             with torch.no_grad():
                 torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
         return self.model
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""
-        state = (model or self.model).state_dict()
+        state = self.state() if model is None else model.state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
     def released_weights(self) -> dict[str, Tensor]:
         """The same for a parcel, which stays on the device where weights do."""
         if not self.weights_stay:
             return self.weights()
-        state = self.model.state_dict()
+        state = self.state()
         copies = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in state.values()]
         torch._foreach_copy_(copies, list(state.values()))
         return dict(zip(state, copies, strict=True))

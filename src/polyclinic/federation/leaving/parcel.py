@@ -133,7 +133,7 @@ class Parcel:
         """How its numbers travel; see `shortened`."""
         return vars(self)["_on_wire"][0] if "_on_wire" in vars(self) else "exact"
 
-    @property
+    @cached_property
     def tensor_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
@@ -194,17 +194,25 @@ class Parcel:
             return hashlib.sha256(content).hexdigest()
         if self._is_encoded and "_on_wire" not in vars(self):
             return hashlib.sha256(self.encoded).hexdigest()
-        return layout.digest(self._header, layout.in_order(self.tensors))
+        return layout.digest(self._header, self._in_order)
 
     @property
     def _is_encoded(self) -> bool:
         """Whether size and digest are taken of the bytes themselves: they are there, or only they will do."""
         own_form = "encoded" in vars(self) or "_on_wire" in vars(self)
-        return own_form or bool(self._packed) or not layout.is_known(self.tensors)
+        return own_form or bool(self._packed) or not self._is_known
+
+    @cached_property
+    def _is_known(self) -> bool:
+        return layout.is_known(self.tensors)
 
     @cached_property
     def _header(self) -> bytes:
-        return layout.header(layout.in_order(self.tensors), {_METADATA_KEY: self._description})
+        return layout.header(self._in_order, {_METADATA_KEY: self._description})
+
+    @cached_property
+    def _in_order(self) -> dict[str, Tensor]:
+        return layout.in_order(self.tensors)
 
     @cached_property
     def _description(self) -> str:

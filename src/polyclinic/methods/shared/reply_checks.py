@@ -23,7 +23,7 @@ LARGEST_STEP = 100.0
 def check_shared_weights(federation: Federation, reply: Reply) -> None:
     """The weights name all that the method shares of the network: a mean of different names is not defined."""
     trainer = federation.trainer
-    whole = set(trainer.model.state_dict())
+    whole = set(trainer.state())
     _check_names(reply, "weights", whole - trainer.local_names or whole)
 
 
