@@ -189,7 +189,7 @@ def _kept(file: str) -> Job:
 
 
 def nvflare(job: Job, rounds: int) -> Weights:
-    """NVFlare's simulator, all sites in turns in one thread."""
+    """NVFlare's simulator as it comes: a process for each site, which stays."""
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
     from nvflare.recipe import SimEnv
 
@@ -206,7 +206,7 @@ def nvflare(job: Job, rounds: int) -> Weights:
             train_args=f"nvflare-site {sys.argv[2]} {rounds} -",
             key_metric="",
         )
-        recipe.execute(SimEnv(num_clients=job.sites, num_threads=1, workspace_root=folder))
+        recipe.execute(SimEnv(num_clients=job.sites, workspace_root=folder))
         files = glob.glob(f"{folder}/**/FL_global_model.pt", recursive=True)
         saved = torch.load(files[0], weights_only=True)
     return saved["model"]

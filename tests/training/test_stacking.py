@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import polyclinic
+from polyclinic.federation.host import SiteHost
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.models import build
 from polyclinic.training import choices, stacking
 from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.loop import Trainer
 from polyclinic.training.stacked_convolutions import convolve_stacked
 from polyclinic.training.stacking import StackedGradients, StackedModel
 
@@ -98,7 +100,7 @@ def weights_of(folder):
     return {**found, **load_file(folder / "model.safetensors")}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "feddyn", "scaffold", "standalone"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "feddyn", "moon", "scaffold", "standalone"])
 def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
     """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches."""
     used = []
@@ -110,7 +112,8 @@ def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny,
     }.get(method, {})
     alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
     assert used
-    assert (alone["environment"]["stacked"], stacked["environment"]["stacked"]) == ([], ["train"])
+    together = ["train"] if method in ("fedbn", "standalone") else ["evaluate", "train"]
+    assert (alone["environment"]["stacked"], stacked["environment"]["stacked"]) == ([], together)
     a, b = weights_of(alone.folder), weights_of(stacked.folder)
     assert a.keys() == b.keys()
     for name in a:
@@ -123,6 +126,33 @@ def noting(function, calls):
         return function(*args, **kwargs)
 
     return noted
+
+
+def test_sites_that_score_one_model_do_so_in_one_pass(tiny, tmp_path, monkeypatch):
+    """The weights are loaded once, and every site releases the scores that it releases alone."""
+    passes, loads = [], []
+    options = {"method.local_steps": 1, "evaluation.every": 1, "data.validation": 0.3, "optimizer.keep_state": True}
+    alone = run(tiny, tmp_path, "fedavg", "never", **options)
+    monkeypatch.setattr(Trainer, "evaluate_parts", noting(Trainer.evaluate_parts, passes))
+    monkeypatch.setattr(Trainer, "load", noting(Trainer.load, loads))
+    together = run(tiny, tmp_path, "fedavg", "always", **options)
+    assert together["environment"]["stacked"] == ["evaluate"]  # training keeps optimisers, so it is done one by one
+    assert {len(parts) for _, parts in passes} == {3}
+    assert len(loads) < 3 * 2 + 3 * len(passes)  # for training in two rounds, and not once for each site in a pass
+    wanted, found = (one["metrics"]["test"] for one in (alone, together))
+    assert all(found[name] == pytest.approx(wanted[name], abs=1e-5) for name in ("accuracy", "loss"))
+    ledgers = [sorted((one.folder / "ledger").iterdir()) for one in (alone, together)]
+    assert [len(path.read_text().splitlines()) for path in ledgers[0]] == [
+        len(path.read_text().splitlines()) for path in ledgers[1]
+    ]
+
+
+def test_more_sites_than_are_open_at_once_work_in_groups(tiny, tmp_path, monkeypatch):
+    groups = []
+    monkeypatch.setattr(SiteHost, "GROUPED", 2)
+    monkeypatch.setattr(SiteHost, "handle_group", noting(SiteHost.handle_group, groups))
+    run(tiny, tmp_path, "fedavg", "always", **{"method.rounds": 1})
+    assert {len(calls) for _, calls in groups} == {2, 1}
 
 
 ALONE = [{"optimizer.keep_state": True}, {"audit.keep_parcels": 1}, {"optimizer.augment": ["mixup"]}]

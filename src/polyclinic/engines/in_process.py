@@ -6,6 +6,7 @@ with addresses, and never sees another site's numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Literal
@@ -51,10 +52,18 @@ class InProcess(WorkerPool):
         self._consider_growing(calls)
         if self._pool:
             return self._call_workers(calls)
-        together = self.stacked and 1 < len(calls) <= self.host.GROUPED
-        if together and self.host.is_grouped(calls[0].operation, len(calls)):
-            return self._call_group(calls)
-        return self._call_in_turn(calls)
+        if not self.stacked or len(calls) < 2:
+            return self._call_in_turn(calls)
+        most, operation = self.host.GROUPED, calls[0].operation
+        groups = [calls[start : start + most] for start in range(0, len(calls), most)]
+        if len(groups) > 1 and not self.host.can_divide(operation):
+            return self._call_in_turn(calls)
+        return itertools.chain.from_iterable(self._call_some(some) for some in groups)
+
+    def _call_some(self, calls: list[Call]) -> Iterator[Reply | Failure]:
+        """At once, where they can be."""
+        is_group = len(calls) > 1 and self.host.is_grouped(calls[0].operation, len(calls))
+        return self._call_group(calls) if is_group else self._call_in_turn(calls)
 
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions) if self._pool else self.host.checkpoint()

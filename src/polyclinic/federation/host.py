@@ -97,7 +97,11 @@ class SiteHost:
         by_itself = spec.archive or spec.policy.min_cohort or spec.trainers or spec.policy.shares == "random"
         if declared.together is None or by_itself:
             return declared.grouped
-        return spec.method.may_stack(spec.trainer, sites)
+        return spec.method.may_stack(spec.trainer, sites, operation)
+
+    def can_divide(self, operation: str) -> bool:
+        """Whether so many sites that not all are open at once may do an operation in groups, one after the other."""
+        return self._operation(operation)[1].together is not None
 
     def handle_group(self, calls: Sequence[Call]) -> list[Reply | Exception]:
         """Run an operation at several sites at once; every site's parcels pass its own gate.

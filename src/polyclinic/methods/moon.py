@@ -9,13 +9,14 @@ site's first round its last model is the common one, and the added loss has no g
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional as F
 
 from polyclinic.federation.federation import Weights
@@ -27,6 +28,10 @@ from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Backbone, split
+from polyclinic.training.stacking import LossesOf, StackedModel
+
+if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import TrainerLike
 
 Represent = Callable[[Tensor], Tensor]
 
@@ -53,7 +58,7 @@ class Moon(FedAvg):
             "scaffold or fedavg under differential privacy"
         )
 
-    @operation("weights", begins_round=True, summed="mean")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         trainer = site.trainer
         common = local_training.assemble(site, weights)
@@ -77,6 +82,30 @@ class Moon(FedAvg):
         site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
         return parcel
 
+    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        trainer = sites[0].trainer
+        common = [local_training.assemble(site, own) for site, own in zip(sites, weights, strict=True)]
+        last = [site.state.group("last") or own for site, own in zip(sites, common, strict=True)]
+
+        def losses_for(places: Sequence[int]) -> LossesOf:
+            # made once for a number of sites, and then loaded: a recorded step reads where they lie
+            key = f"references of {len(places)}"
+            if key not in trainer.kept:
+                trainer.kept[key] = StackedContrast(trainer, len(places), self.mu, self.temperature)
+            trainer.kept[key].load([common[place] for place in places], [last[place] for place in places])
+            return trainer.kept[key]
+
+        parcels = local_training.train_together(
+            sites,
+            weights,
+            [self.steps_at(site) for site in sites],
+            losses_for=losses_for,
+            alone=lambda place: self.train(sites[place], weights[place]),
+        )
+        for site, own, parcel in zip(sites, common, parcels, strict=True):
+            site.state.put("last", {**own, **site.state.group("local"), **parcel.tensors})
+        return parcels
+
     @staticmethod
     def _representation(site: Site, weights: Weights) -> Represent:
         """What a network with these weights, which stay as they are, makes of images; batch norm as in evaluation."""
@@ -93,6 +122,37 @@ class Moon(FedAvg):
     @staticmethod
     def _similarity(first: Tensor, second: Tensor) -> Tensor:
         return F.cosine_similarity(first.flatten(1).float(), second.flatten(1).float())
+
+
+class StackedContrast:
+    """MOON's losses of several sites' networks in a stack, with both networks of each site that stay as they are."""
+
+    def __init__(self, trainer: TrainerLike, members: int, mu: float, temperature: float) -> None:
+        self.trainer, self.mu, self.temperature = trainer, mu, temperature
+        self.references = [StackedModel(trainer.model, members) for _ in range(2)]
+        for one in self.references:
+            one.layout.eval()
+        self.loss = vmap(lambda output, targets: trainer.task.loss(output, targets, trainer.target))
+        self.contrast = vmap(self._contrast)
+
+    def load(self, common: Sequence[Weights], last: Sequence[Weights]) -> None:
+        for reference, weights in zip(self.references, (common, last), strict=True):
+            reference.load(weights)
+
+    def __call__(self, model: StackedModel, images: Tensor, targets: Tensor) -> Tensor:
+        cut = _last_cut(self.trainer.model)
+        with self.trainer.autocast():
+            representation, output = model.through(cut, images)
+            with torch.no_grad():
+                others = [one.through(cut, images, whole=False)[0] for one in self.references]
+        losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+        if self.mu == 0:
+            return losses
+        return losses + self.mu * self.contrast(representation, *others)
+
+    def _contrast(self, own: Tensor, common: Tensor, last: Tensor) -> Tensor:
+        to_common, to_last = (Moon._similarity(own, one) for one in (common, last))
+        return contrastive_loss(to_common, to_last, self.temperature)
 
 
 def contrastive_loss(to_common: Tensor, to_last: Tensor, temperature: float) -> Tensor:

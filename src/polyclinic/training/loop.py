@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -330,19 +330,41 @@ class Trainer:
         for images, target in self.in_order(part):
             yield self.forward(images).float(), target
 
-    @torch.no_grad()
     def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
-        batches: Iterator[tuple[Tensor, ...]] = self.outputs(part)
+        [found] = self.evaluate_parts([part])
+        return found
+
+    @torch.no_grad()
+    def evaluate_parts(self, parts: Sequence[ImageSet]) -> list[dict[str, Tensor]]:
+        """The same for each of several parts, none of them empty, whose images go through the network together."""
+        self.model.eval()
+        passed: Iterator[tuple[Tensor, ...]] = (
+            (self.forward(images).float(), target) for images, target in self._joined(parts)
+        )
         if not self.task.dense:  # small outputs: the GPU is waited for once
-            batches = iter([tuple(torch.cat(some) for some in zip(*batches, strict=True))])
+            passed = iter([tuple(torch.cat(some) for some in zip(*passed, strict=True))])
         observed, targets = [], []
-        for output, target in batches:
+        for output, target in passed:
             observed.append(self.task.observe(output, target, self.target).cpu())
             targets.append(target.cpu())
+        sizes = [len(part) for part in parts]
+        rows = zip(parts, torch.cat(observed).split(sizes), torch.cat(targets).split(sizes), strict=True)
+        return [self._sums(part, found, truth) for part, found, truth in rows]
+
+    def _joined(self, parts: Sequence[ImageSet]) -> Iterator[Batch]:
+        """The batches of `in_order` of all parts, small ones joined."""
+        waiting: list[Batch] = []
+        for batch in itertools.chain.from_iterable(self.in_order(part) for part in parts):
+            if waiting and sum(len(targets) for _, targets in (*waiting, batch)) > EVALUATION_BATCH:
+                yield _join(waiting)
+                waiting = []
+            waiting.append(batch)
+        yield _join(waiting)
+
+    def _sums(self, part: ImageSet, observed: Tensor, targets: Tensor) -> dict[str, Tensor]:
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
-        found, truth = torch.cat(observed), torch.cat(targets)
-        return self.task.sums(self.within_bounds(found, truth), truth, cases, self.target)
+        return self.task.sums(self.within_bounds(observed, targets), targets, cases, self.target)
 
     def within_bounds(self, observed: Tensor, targets: Tensor) -> Tensor:
         """Observations of which no image's share in a score is larger than the site or the study's privacy wants."""
@@ -355,6 +377,13 @@ class Trainer:
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def _join(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    images, targets = (torch.cat(some) for some in zip(*batches, strict=True))
+    return images, targets
 
 
 def class_shares(labels: np.ndarray) -> Tensor:

@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.dropout import _DropoutNd
 
 from polyclinic.federation.collaborators import Batch
+from polyclinic.models import split
 from polyclinic.tasks import Classification, Regression
 from polyclinic.training.choices import FEWEST_NETWORKS, stacking_pays
 from polyclinic.training.graphs import GraphedFunction
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 AHEAD_BYTES = 2**28
 #: output and targets of one network's batch to its mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
+#: a stack, images [M, B, ...] and targets [M, B] to the losses [M] of its networks, where they are not the task's
+LossesOf = Callable[["StackedModel", Tensor, Tensor], Tensor]
 
 
 class StackedModel:
@@ -53,6 +56,25 @@ class StackedModel:
         """Images [M, B, C, H, W]: network m gets entry m of them."""
         with all_at_once(self.layout):
             return self._forward(self.parameters, self.buffers, images)
+
+    def through(self, cut: str, images: Tensor, *, whole: bool = True) -> tuple[Tensor, Tensor]:
+        """What each network has after the stage `cut`, and what it gives in the end (without `whole`, the former)."""
+        front, rest = split(self.layout, cut)
+        with all_at_once(self.layout):
+            between = vmap(self._part(front), randomness="different")(self.parameters, self.buffers, images)
+            if not whole:
+                return between, between
+            return between, vmap(self._part(rest), randomness="different")(self.parameters, self.buffers, between)
+
+    @staticmethod
+    def _part(network: nn.Module) -> Callable[..., Tensor]:
+        names = set(network.state_dict())
+
+        def compute(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor) -> Tensor:
+            own = ({name: one for name, one in some.items() if name in names} for some in (parameters, buffers))
+            return functional_call(network, tuple(own), (images,))
+
+        return compute
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """As a module's; what corrects gradients by name works on all networks at once."""
@@ -82,8 +104,17 @@ def _repeated(one: Tensor, members: int) -> Tensor:
 class StackedGradients:
     """The loss of each network on its batch, and the gradients of all; recorded as a CUDA graph where `graphs`."""
 
-    def __init__(self, model: StackedModel, loss: Loss, autocast: Callable[[], Any], *, graphs: bool) -> None:
+    def __init__(
+        self,
+        model: StackedModel,
+        loss: Loss,
+        autocast: Callable[[], Any],
+        *,
+        graphs: bool,
+        losses_of: LossesOf | None = None,
+    ) -> None:
         self.model, self.loss, self.autocast = model, vmap(loss), autocast
+        self.losses_of = losses_of or self._losses
         self.trained = [one for one in model.parameters.values() if one.requires_grad]
         self.passes: Any = self._passes
         if graphs:
@@ -97,23 +128,27 @@ class StackedGradients:
         return losses
 
     def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        with self.autocast():
-            output = self.model(images)
-        losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+        losses = self.losses_of(self.model, images, targets)
         gradients = torch.autograd.grad(losses.sum(), self.trained)
         return losses.detach(), [one.contiguous() for one in gradients]  # as fused optimisers want them
+
+    def _losses(self, model: StackedModel, images: Tensor, targets: Tensor) -> Tensor:
+        with self.autocast():
+            output = model(images)
+        return self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
 
 
 class StackedTrainer:
     """Trains the networks of several sites, of one shape and one batch size, as one."""
 
-    def __init__(self, trainer: Trainer, members: int) -> None:
+    def __init__(self, trainer: Trainer, members: int, losses_of: LossesOf | None = None) -> None:
         self.model = StackedModel(trainer.model, members)
         self.gradients = StackedGradients(
             self.model,
             lambda output, targets: trainer.task.loss(output, targets, trainer.target),
             trainer.autocast,
             graphs=trainer.graphs,
+            losses_of=losses_of,
         )
 
     def train(
@@ -146,11 +181,11 @@ class StackedTrainer:
         return means, [found[place] for place in range(len(steps))]
 
 
-def stacked_trainer(trainer: Trainer, members: int) -> StackedTrainer:
-    """The stack of so many networks of a trainer's: made once, with its graphs."""
+def stacked_trainer(trainer: Trainer, members: int, losses_of: LossesOf | None = None) -> StackedTrainer:
+    """The stack of so many networks of a trainer's: made once, with its graphs. A run has one `losses_of`."""
     key = f"stack of {members}"
     if key not in trainer.kept:
-        trainer.kept[key] = StackedTrainer(trainer, members)
+        trainer.kept[key] = StackedTrainer(trainer, members, losses_of)
     return trainer.kept[key]
 
 

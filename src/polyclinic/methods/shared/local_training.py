@@ -29,6 +29,8 @@ HIDDEN = -1e4
 Correct = Callable[[nn.Module], None]
 #: what changes the gradients of the sites at these places, as one stacked network or of the one site
 CorrectFor = Callable[[Sequence[int], bool], Any]
+#: the losses of the sites at these places, as one stacked network
+LossesFor = Callable[[Sequence[int]], stacking.LossesOf]
 #: the loss of images and targets
 Objective = Callable[[Tensor, Tensor], Tensor]
 
@@ -134,18 +136,25 @@ def train_together(
     steps: Sequence[int],
     *,
     correct_for: CorrectFor | None = None,
+    losses_for: LossesFor | None = None,
+    alone: Callable[[int], Parcel] | None = None,
 ) -> list[Parcel]:
     """What `train` gives for each of several simulated sites, up to rounding: sites with batches of one size train as
     one stacked network. `correct_for(places, stacked)` gives what changes gradients, by name, of the sites at these
-    places: with `stacked` those of all of them at once, [M, ...], else those of the only one."""
+    places: with `stacked` those of all of them at once, [M, ...], else those of the only one. `losses_for(places)`
+    gives other losses of a stack than the task's; `alone` then trains the site at a place by itself."""
     sizes = [min(site.trainer.optimizer.batch_size, len(site.data.train)) for site in sites]
     found: dict[int, Parcel] = {}
     for size in dict.fromkeys(sizes):
         places = [place for place, own in enumerate(sizes) if own == size]
         group = [sites[place] for place in places]
         given, counts = [weights[place] for place in places], [steps[place] for place in places]
-        parcels = _train_stack(group, given, counts, correct_for and functools.partial(correct_for, places, True))
-        if parcels is None:
+        losses_of = losses_for and functools.partial(losses_for, places)
+        correct = correct_for and functools.partial(correct_for, places, True)
+        parcels = _train_stack(group, given, counts, correct, losses_of)
+        if parcels is None and alone is not None:
+            parcels = [alone(one) for one in places]
+        elif parcels is None:
             corrections = [correct_for and correct_for([one], False) for one in places]
             how = [FitSpec(steps[one], correct=given) for one, given in zip(places, corrections, strict=True)]
             parcels = [train(sites[one], weights[one], spec) for one, spec in zip(places, how, strict=True)]
@@ -158,6 +167,7 @@ def _train_stack(
     weights: Sequence[Weights],
     steps: Sequence[int],
     correct_all: Callable[[], Any] | None,
+    losses_of_all: Callable[[], stacking.LossesOf] | None,
 ) -> list[Parcel] | None:
     """None where a stack does not pay, or fails: then nothing has happened."""
     trainer = sites[0].trainer
@@ -165,7 +175,7 @@ def _train_stack(
     if not stacking.is_worthwhile(members):
         return None
     try:
-        stack = stacking.stacked_trainer(trainer, len(sites))
+        stack = stacking.stacked_trainer(trainer, len(sites), losses_of_all and losses_of_all())
         stack.model.load([assemble(site, own) for site, own in zip(sites, weights, strict=True)])
         optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), sites[0].round)
         batches, device = stacking.stacked_batches(members), None if trainer.weights_stay else "cpu"

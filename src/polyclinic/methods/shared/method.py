@@ -58,8 +58,10 @@ class Method(Settings):
         """Replayed images that join a site's mini-batches; None here, see `generative_replay.GenerativeReplay`."""
         return None
 
-    def may_stack(self, trainer: TrainerLike, sites: int) -> bool:
-        """Whether operations with a `together` may work at so many simulated sites at once."""
+    def may_stack(self, trainer: TrainerLike, sites: int, operation: str) -> bool:
+        """Whether an operation with a `together` may work at so many simulated sites at once."""
+        if operation == "evaluate":  # of one model: nothing is stacked
+            return trainer.stacked != "never" and type(self).score is Method.score and not trainer.local_names
         return type(self).replayed is Method.replayed and can_stack(trainer, sites)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
@@ -118,7 +120,7 @@ class Method(Settings):
         """ParcelRejected for a reply that the method cannot use. A site may send anything: whatever would stop the
         coordinator half in the middle is refused here, and only that site fails."""
 
-    @operation("metrics")
+    @operation("metrics", together="evaluate_in_one_pass")
     def evaluate(
         self,
         site: Site,
@@ -131,8 +133,25 @@ class Method(Settings):
         A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
         sums = self.score(site, private_scores.scored_images(site, split), weights or {}, own)
+        return self._scores(site, sums, split)
+
+    def _scores(self, site: Site, sums: dict[str, Tensor], split: str) -> Parcel | None:
         told = private_scores.release(site, sums) if sums else sums
         return Parcel("metrics", told, privacy=private_scores.record_of(site, split)) if told else None
+
+    def evaluate_in_one_pass(self, sites: list[Site], **given: list[Any]) -> list[Parcel | None]:
+        """`evaluate` at several simulated sites. Where all score the very same weights, these are loaded once, and the
+        images of all sites go through the network together."""
+        wanted = [{name: of_all[place] for name, of_all in given.items()} for place in range(len(sites))]
+        if not _score_one_model(sites, wanted):
+            return [self.evaluate(site, **how) for site, how in zip(sites, wanted, strict=True)]
+        trainer, split = sites[0].trainer, wanted[0].get("split", "validation")
+        parts = {site.name: private_scores.scored_images(site, split) for site in sites}
+        scored = {name: part for name, part in parts.items() if len(part)}
+        trainer.load(wanted[0]["weights"])
+        found = trainer.evaluate_parts(list(scored.values())) if scored else []
+        sums = dict(zip(scored, found, strict=True))
+        return [self._scores(site, sums.get(site.name, {}), split) for site in sites]
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over a part of the site's images; empty if there is nothing to score."""
@@ -153,3 +172,13 @@ class Method(Settings):
     def remember(self, site: Site) -> None:
         """Keep the site's own part of the model as it is now: this round was the best one."""
         site.state.put("best", site.state.group("local"))
+
+
+def _score_one_model(sites: Sequence[Site], wanted: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all sites score the same weights, whole and handed over by reference, on the same split."""
+    first = wanted[0]
+    same = all(how.get("weights") is first.get("weights") and how.get("split") == first.get("split") for how in wanted)
+    trainer, groups = sites[0].trainer, ("local", "best")
+    own = any(site.state.group(name) for site in sites for name in groups)
+    whole = bool(first.get("weights")) and first["weights"].keys() == trainer.state().keys()
+    return same and whole and not own and all(site.trainer is trainer for site in sites)
