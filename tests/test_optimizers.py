@@ -74,3 +74,26 @@ def test_a_compiled_network_learns_the_same():
     compiled = torch.compile(model, backend="eager")
     for one, other in zip(train(compiled, optimizer), train(theirs, plain), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_moments_in_one_block_take_the_same_steps(name, fused):
+    """Also of kernels whose channels lie last in memory, and of numbers that do not fill a whole group."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5, 3)).to(memory_format=torch.channels_last)
+    ends = []
+    for in_block in (False, True):
+        model = copy.deepcopy(made)
+        optimizer = getattr(optimizers, name)(model.parameters(), 0.05, weight_decay=0.1, fused=fused)
+        assert optimizers.moments_fit(list(model.parameters()))
+        if in_block:
+            optimizers.zero_moments(optimizer)
+            assert all(float(state["exp_avg"].abs().sum()) == 0 for state in optimizer.state.values())
+        images = torch.linspace(-1, 1, 54).reshape(2, 3, 3, 3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(images).square().sum().backward()
+            optimizer.step()
+        ends.append([one.detach() for one in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

@@ -72,6 +72,27 @@ def test_the_average_of_one_is_itself_to_the_last_bit():
     assert torch.equal(averaging.average([alone])["w"], tensor)
 
 
+def test_means_of_joined_tensors_are_the_same(monkeypatch):
+    """As on a GPU: bit for bit, for types and shapes of all sorts."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 1, 2), "b": (), "c": (0, 4), "d": (5,)}
+    sets = [{name: torch.randn(shape, generator=rng) for name, shape in shapes.items()} for _ in range(3)]
+    for place, one in enumerate(sets):
+        one |= {"count": torch.tensor(7 * place), "wide": torch.randn(2, generator=rng).double()}
+    found = []
+    for joined in (False, True):
+        monkeypatch.setattr(averaging, "_lie_on_gpu", lambda tensors, joined=joined: joined)
+        mean = averaging.WeightedMean()
+        for weight, one in enumerate(sets, 5):
+            mean.add(one, weight)
+        found.append(mean.tensors())
+    plain, other = found
+    assert list(plain) == list(other)
+    assert all(torch.equal(plain[name], other[name]) and plain[name].dtype == other[name].dtype for name in plain)
+    with pytest.raises(WorkFailed, match="different shapes or types"):
+        mean.add({**sets[0], "a": torch.zeros(1, 3, 2)}, 1)
+
+
 def test_momentum_of_the_coordinator_by_hand():
     from polyclinic.federation.federation import State
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import nn
 
-from polyclinic.optimizers import SGD, Adam, AdamW
+from polyclinic.optimizers import SGD, Adam, AdamW, moments_fit, zero_moments
 from polyclinic.settings import Settings
 from polyclinic.training.augmentation import Augmentation
 
@@ -70,7 +70,10 @@ class Optimizer(Settings):
         if self.name == "sgd":
             return SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
         kind = Adam if self.name == "adam" else AdamW
-        return kind(given, lr, weight_decay=self.weight_decay, fused=fused)
+        made = kind(given, lr, weight_decay=self.weight_decay, fused=fused)
+        if fused and moments_fit(given):
+            zero_moments(made)
+        return made
 
     def lr_in(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1): warming up first, then falling."""
