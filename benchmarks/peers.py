@@ -7,7 +7,8 @@ environment's folder, with the same version of PyTorch), on the CPU, one thread 
 folder are left out. A program is started twice in each turn, with few rounds and with more: the difference is what
 the further rounds took, so imports and start-up are left out. The programs take turns. CPU seconds are those of all
 processes that a program starts; on a busy machine they say more than wall time. Weights must be those of the bare loop,
-but for pfl-research and FedLab, which shuffle by themselves.
+but for pfl-research, FedLab and ours, which shuffle by themselves. `--json FILE` keeps every turn; `--more` adds turns
+to those of the file, perhaps with other programs, and each ratio is the median over the turns that have both.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -37,6 +39,8 @@ FEW = 1
 #: programs whose batches come in an order of their own
 SHUFFLING = ("pfl", "fedlab", "polyclinic")
 MARK = "PEERS_RUN"
+#: what each program took in one turn
+Turn = dict[str, dict[str, float]]
 
 
 def study(sites: int, images: int, rounds: int) -> Study:
@@ -79,6 +83,7 @@ def timed(command: list[str], limit: float) -> dict[str, float]:
     """Wall seconds, and CPU seconds of all processes that the command starts (they inherit a mark)."""
     mark, spent = uuid.uuid4().hex, {}
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(command, env={**os.environ, **quiet, MARK: mark}, stdout=said, stderr=said)
@@ -87,13 +92,16 @@ def timed(command: list[str], limit: float) -> dict[str, float]:
                 spent |= _spent(mark)
                 if time.perf_counter() - started > limit:
                     raise SystemExit(f"{command[1:3]}: not done after {limit:.0f} s")
-                time.sleep(0.05)
+                time.sleep(0.2)
         finally:
             _end(mark)
         if child.returncode:
             said.seek(0)
             raise SystemExit(f"{command}: exit {child.returncode}\n{said.read().decode(errors='replace')[-3000:]}")
-    return {"wall": time.perf_counter() - started, "cpu": sum(spent.values())}
+    # the system knows exactly what children took, but not what daemons took that a program left behind
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    exact = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall": time.perf_counter() - started, "cpu": max(exact, sum(spent.values()))}
 
 
 def _marked(mark: str) -> list[psutil.Process]:
@@ -132,43 +140,58 @@ def difference(ours: Path, bare: Path) -> float:
     return float(max(np.abs(a[name] - b[name]).max() for name in b.files))
 
 
-def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace, folder: Path) -> None:
     job, size = folder / "job.npz", (options.sites, options.images)
     write_job(study(*size, 1), folder / "cache", job)
     folders = dict(one.split("=", 1) for one in options.env)
     commands = {"bare": [sys.executable, str(RUNS), "bare", str(job)]}
     commands["polyclinic"] = [sys.executable, __file__, "--ours", str(folder), *map(str, size)]
     commands |= {name: [f"{where}/bin/python", str(RUNS), name, str(job)] for name, where in folders.items()}
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    turns: list[Turn] = []
     for _ in range(options.turns):
+        turns.append({})
         for name, command in commands.items():
             few, many = (
                 timed([*command, str(rounds), str(folder / f"{name}.npz")], options.limit)
                 for rounds in (FEW, FEW + options.rounds)
             )
             each = {kind: (many[kind] - few[kind]) / options.rounds for kind in many}
-            taken[name].append({**each, "start": few["cpu"]})
-            print(name, {kind: round(one, 3) for kind, one in taken[name][-1].items()}, file=sys.stderr, flush=True)
-    return [row(name, taken, folder) for name in commands]
+            away = difference(folder / f"{name}.npz", folder / "bare.npz")
+            if name not in SHUFFLING and away > 1e-4:
+                raise SystemExit(f"{name}: weights lie {away:.1e} from the bare loop's: it did not do the same work")
+            turns[-1][name] = {**each, "start": few["cpu"], "away": away}
+            print(name, {kind: round(one, 3) for kind, one in turns[-1][name].items()}, file=sys.stderr, flush=True)
+        keep(options, turns)
 
 
-def row(name: str, taken: dict[str, list[dict[str, float]]], folder: Path) -> dict[str, Any]:
-    def ratio(kind: str) -> float:
-        pairs = zip(taken[name], taken["bare"], strict=True)
-        return round(statistics.median(one[kind] / bare[kind] for one, bare in pairs), 3)
+def keep(options: argparse.Namespace, turns: list[Turn]) -> None:
+    """Write all turns, those of earlier runs first, and a row for each program."""
+    turns = [*options.earlier, *turns]
+    names = list(dict.fromkeys(name for turn in turns for name in turn))
+    figures = {"benchmark": "peers", "sites": options.sites, "images of a site": options.images}
+    figures |= {"rounds": options.rounds, "torch": torch.__version__, "rows": [row(name, turns) for name in names]}
+    figures["turns"] = turns
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
 
-    away = difference(folder / f"{name}.npz", folder / "bare.npz")
-    if name not in SHUFFLING and away > 1e-4:
-        raise SystemExit(f"{name}: weights lie {away:.1e} from the bare loop's: it did not do the same work")
+
+def row(name: str, turns: list[Turn]) -> dict[str, Any]:
+    own = [turn[name] for turn in turns if name in turn]
+
+    def ratio(kind: str, other: str) -> float:
+        pairs = [(turn[name][kind], turn[other][kind]) for turn in turns if name in turn and other in turn]
+        return round(statistics.median(one / of_other for one, of_other in pairs), 3)
+
     return {
         "program": name,
-        "cpu seconds a round": round(statistics.median(one["cpu"] for one in taken[name]), 3),
-        "cpu, ratio to the bare loop": ratio("cpu"),
-        "wall, ratio to the bare loop": ratio("wall"),
-        "cpu seconds with one round, start-up included": round(
-            statistics.median(one["start"] for one in taken[name]), 1
-        ),
-        "largest difference of weights": away,
+        "turns": len(own),
+        "cpu seconds a round": round(statistics.median(one["cpu"] for one in own), 3),
+        "cpu, ratio to the bare loop": ratio("cpu", "bare"),
+        "cpu, ratio to polyclinic": ratio("cpu", "polyclinic"),
+        "wall, ratio to the bare loop": ratio("wall", "bare"),
+        "cpu seconds with one round, start-up included": round(statistics.median(one["start"] for one in own), 1),
+        "largest difference of weights": max(one["away"] for one in own),
     }
 
 
@@ -179,12 +202,17 @@ def main() -> None:
         return
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(options, Path(folder))
-    figures = {"benchmark": "peers", "sites": options.sites, "images of a site": options.images}
-    figures |= {"torch": torch.__version__, "turns": options.turns, "rows": rows}
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures, indent=1))
+        measure(options, Path(folder))
+
+
+def earlier_turns(options: argparse.Namespace) -> list[Turn]:
+    """Of the file, whose job must be the same."""
+    known = json.loads(options.json.read_text(encoding="utf-8"))
+    if [known[name] for name in ("sites", "images of a site")] != [options.sites, options.images]:
+        raise SystemExit(
+            f"{options.json} has figures of another job; leave --more out, or give its --sites and --images"
+        )
+    return known["turns"]
 
 
 def arguments() -> argparse.Namespace:
@@ -196,10 +224,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6, help="further rounds, which are measured")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one start may take")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file, after every turn")
+    parser.add_argument("--more", action="store_true", help="add turns to those of the file of --json")
     options = parser.parse_args()
     if options.quick:
         options.turns, options.rounds, options.images = 1, 2, 64
+    options.earlier = earlier_turns(options) if options.more else []
     return options
 
 

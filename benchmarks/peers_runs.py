@@ -224,7 +224,7 @@ def nvflare_site(job: Job, rounds: int) -> None:
             break
         weights = {name: torch.as_tensor(one) for name, one in received.params.items()}
         trained = job.train(network, weights, site, received.current_round + 1)
-        flare.send(flare.FLModel(params={name: one.numpy() for name, one in trained.items()}))
+        flare.send(flare.FLModel(params=trained))
 
 
 PROGRAMS: dict[str, Callable[[Job, int], Weights]] = {

@@ -74,7 +74,7 @@ class Trainer:
         self.model = model.to(self.device)
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.state = NetworkState(self.model)
+        self._state = NetworkState(self.model)
         self.task = spec.task
         self.target = spec.target
         self.optimizer = spec.optimizer
@@ -111,6 +111,10 @@ class Trainer:
             with torch.no_grad():
                 torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
         return self.model
+
+    def state(self) -> dict[str, Tensor]:
+        """The model's own weights and buffers by name; see `NetworkState`."""
+        return self._state()
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""

@@ -10,7 +10,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from polyclinic.training.stacked_convolutions import all_at_once
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.collaborators import TrainerLike as Trainer
+    from polyclinic.models import Backbone
 
 #: bytes of images that are put together for stacked sites at a time
 AHEAD_BYTES = 2**28
@@ -59,7 +60,7 @@ class StackedModel:
 
     def through(self, cut: str, images: Tensor, *, whole: bool = True) -> tuple[Tensor, Tensor]:
         """What each network has after the stage `cut`, and what it gives in the end (without `whole`, the former)."""
-        front, rest = split(self.layout, cut)
+        front, rest = split(cast("Backbone", self.layout), cut)
         with all_at_once(self.layout):
             between = vmap(self._part(front), randomness="different")(self.parameters, self.buffers, images)
             if not whole:

@@ -172,7 +172,7 @@ def _norms(parcel: Parcel) -> dict[str, float]:
         floats = {name: t for name, t in parcel.tensors.items() if t.is_floating_point() and t.numel()}
         # the norm of many half-precision numbers is more than half precision holds
         wide = [t.float() if t.itemsize < 4 else t for t in floats.values()]
-        norms = torch._foreach_norm(wide) if wide else []
+        norms = list(torch._foreach_norm(wide)) if wide else []
         alike = len({norm.dtype for norm in norms}) == 1  # then one tensor of all is made wider, not each of them
         values = torch.stack(norms if alike else [norm.double() for norm in norms]).tolist() if norms else []
         vars(parcel)["_norms"] = dict(zip(floats, values, strict=True))
