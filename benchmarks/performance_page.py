@@ -149,6 +149,35 @@ def stylegan2(figures: Figures) -> str:
     return table(["StyleGAN2, all regularisers and ADA", "images a second"], rows)
 
 
+def stylegan2_check(figures: Figures) -> str:
+    """How far steps with our kernels lie from steps of plain layers, in fp32."""
+    rows = [
+        [size.split(",")[0], what, f"{apart:.1e}"]
+        for size, found in figures["cases"].items()
+        for what, apart in found.items()
+    ]
+    return table(["images", "what", "relative difference"], rows)
+
+
+def peers(figures: Figures) -> str:
+    """The same job by other programs, as ratios to the bare loop."""
+    names = {"bare": "bare loop", "polyclinic": "Polyclinic", "pfl": "pfl-research", "fedlab": "FedLab"}
+    names |= {"flower": "Flower, simulation", "nvflare": "NVFlare, simulator"}
+    rows = [
+        [
+            names.get(row["program"], row["program"]),
+            row["cpu seconds a round"],
+            row["cpu, ratio to the bare loop"],
+            row["cpu, ratio to polyclinic"],
+            row["cpu seconds with one round, start-up included"],
+            row["turns"],
+        ]
+        for row in figures["rows"]
+    ]
+    head = ["program", "CPU s a round", "to the bare loop", "to Polyclinic", "CPU s, start and one round", "turns"]
+    return table(head, rows)
+
+
 #: file in `figures` -> heading and what its table shows
 SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
@@ -160,8 +189,10 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "dp_steps": ("Private steps on a GPU", dp_steps),
     "vqvae2": ("VQ-VAE-2 on a GPU, 256 px, batches of 32", vqvae2),
     "stylegan2": ("StyleGAN2 on a GPU, 256 px, batches of 32", stylegan2),
+    "stylegan2_check": ("StyleGAN2's kernels against plain layers: whole steps on a GPU", stylegan2_check),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
+    "peers": ("The same job by other programs, on a CPU", peers),
     "scaling": ("Many sites", scaling),
     "plan": ("Features of an encoder on a CPU", encoder),
     "ray_nodes": ("Ray with several node processes", ray_nodes),
