@@ -122,6 +122,7 @@ def measure(size: int, options: argparse.Namespace) -> dict[str, Any]:
             one.turn()
     found = {f"{size} px, {case}": one.figures() for case, one in running.items()}
     if options.profile:
+        print(json.dumps(found), flush=True)  # a profile may take its time
         for case, one in running.items():
             with layers(fused=one.fused):
                 _profile(one.steps, Path(options.profile), f"{size} px, {case}")
@@ -136,7 +137,11 @@ def check(size: int, options: argparse.Namespace) -> dict[str, float]:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     found = {f"gradients, {kind.strip('_')}": _gradients_apart(kind, size, options) for kind in KINDS}
-    found |= {f"weights after {count} steps": _weights_apart(size, options, count) for count in (1, 4)}
+    for count in (1, 4):
+        found[f"weights after {count} steps"] = _weights_apart(size, options, count, (True, False))
+        # Adam's first steps follow signs: how far apart come plain steps that differ in nothing but rounding?
+        rounded = _weights_apart(size, options, count, (False, False), moved=True)
+        found[f"weights after {count} steps, plain layers, first weights changed in the last bit"] = rounded
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
     return found
 
@@ -157,11 +162,17 @@ def _gradients_apart(kind: str, size: int, options: argparse.Namespace) -> float
     return float((rows[0] - rows[1]).norm() / rows[1].norm())
 
 
-def _weights_apart(size: int, options: argparse.Namespace, count: int) -> float:
+def _weights_apart(
+    size: int, options: argparse.Namespace, count: int, ways: tuple[bool, bool], *, moved: bool = False
+) -> float:
+    """`moved`: the second way begins with weights that differ in the last bits of float32."""
     ends, starts = [], []
-    for fused in (True, False):
+    for place, fused in enumerate(ways):
         steps = begin(size, options, graphs=False)
         starts.append(_row(steps))
+        if moved and place:
+            for one in steps.networks.parameters():
+                one.data.mul_(1 + 2**-23)
         with layers(fused=fused):
             for _ in range(count):
                 steps.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from polyclinic.training.network_state import NetworkState
+from polyclinic.training.network_state import NetworkState, copy_all
 
 
 def network() -> nn.Sequential:
@@ -39,3 +39,24 @@ def test_it_finds_tensors_that_took_the_place_of_others() -> None:
     assert same(state, made)
     made[1].running_mean = torch.full((2,), 5.0)
     assert same(state, made)
+
+
+def test_it_brings_all_layers_back_to_training() -> None:
+    made = network()
+    state = NetworkState(made)
+    assert state.train() is made
+    made[2].eval()  # a part of it, while the whole is still in training mode
+    assert made.training
+    state.train()
+    assert all(layer.training for layer in made.modules())
+    made.eval()
+    assert state.train().training
+    assert made[1].training
+
+
+def test_copies_of_all_sorts_of_layouts() -> None:
+    last = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    values = [torch.randn(3), last, torch.tensor(5), torch.randn(2, 2).double()]
+    targets = [torch.zeros(3), torch.zeros(2, 3, 4, 4), torch.tensor(0), torch.zeros(2, 2)]
+    copy_all(targets, values)
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(targets, values, strict=True))

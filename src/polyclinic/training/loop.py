@@ -24,7 +24,7 @@ from polyclinic.training.device_images import DeviceImages
 from polyclinic.training.frozen_features import FrozenFeatures
 from polyclinic.training.graphs import GraphedGradients
 from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
-from polyclinic.training.network_state import NetworkState
+from polyclinic.training.network_state import NetworkState, copy_all
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -108,8 +108,7 @@ class Trainer:
             self._frozen.forget_weights()
         if weights:
             own = self.state()
-            with torch.no_grad():
-                torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
+            copy_all([own[name] for name in weights], list(weights.values()))
         return self.model
 
     def state(self) -> dict[str, Tensor]:
@@ -127,7 +126,7 @@ class Trainer:
             return self.weights()
         state = self.state()
         copies = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in state.values()]
-        torch._foreach_copy_(copies, list(state.values()))
+        copy_all(copies, list(state.values()))
         return dict(zip(state, copies, strict=True))
 
     def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
@@ -247,7 +246,7 @@ class Trainer:
         `model` is another network than the trainer's own, such as a part of it. `mixing` draws for mixup, where the
         study wants that. `objective` is another loss of images and targets than the task's.
         """
-        model = (model or self.model).train()
+        model = self._state.train() if model in (None, self.model) else model.train()
         total = torch.zeros((), device=self.device)
         learn = self._learner(model, class_weights, objective)
         if mixing is not None and "mixup" in self.optimizer.augment:
@@ -292,8 +291,10 @@ class Trainer:
 
     def _owns(self, model: nn.Module) -> bool:
         """Whether it is the trainer's network or a part of it, whose weights stay where they are."""
+        if model is self.model:
+            return True
         own = {id(one) for one in self.model.parameters()}
-        return model is self.model or all(id(one) in own for one in model.parameters())
+        return all(id(one) in own for one in model.parameters())
 
     def _graphed_gradients(self, model: nn.Module, *, weighed: bool) -> GraphedGradients:
         """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
@@ -306,7 +307,7 @@ class Trainer:
             return self.task.loss(self.forward(images, model).float(), targets, self.target, weights)
 
         if key not in self.kept:
-            self.kept[key] = GraphedGradients(model, loss)
+            self.kept[key] = GraphedGradients(model, loss, half=self.precision == "bf16")
         return self.kept[key]
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:

@@ -1,9 +1,11 @@
-"""A network's weights and buffers by name, found once: `state_dict` walks through all layers at every call."""
+"""A network's weights and buffers by name, and its mode: to walk through all layers at every call takes a while."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -12,6 +14,7 @@ class NetworkState:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
+        self._layers, self._modes = list(network.modules()), []  # whether each layer is in training mode
         self._find()
 
     def __call__(self) -> dict[str, Tensor]:
@@ -21,6 +24,13 @@ class NetworkState:
         if any(held.get(name) is None or held[name].data_ptr() != place for held, name, place in self._places):
             self._find()
         return self._state
+
+    def train(self) -> nn.Module:
+        """The network in training mode, as `network.train()` gives it."""
+        if [layer.training for layer in self._layers] != self._modes:
+            self._network.train()
+            self._modes = [layer.training for layer in self._layers]
+        return self._network
 
     def _find(self) -> None:
         self._state: dict[str, Tensor] = dict(self._network.state_dict())
@@ -32,3 +42,20 @@ def _place(network: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     layer, _, own = name.rpartition(".")
     found = network.get_submodule(layer)
     return (found._parameters if own in found._parameters else found._buffers), own
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each value to its target. Those that lie in memory as their targets do take a GPU one kernel together; where
+    one does not, as weights with channels last, torch would copy all of them one by one."""
+    pairs = list(zip(targets, values, strict=True))
+    alike = [_lie_alike(*pair) for pair in pairs]
+    for wanted in (True, False):
+        some = [pair for pair, one in zip(pairs, alike, strict=True) if one == wanted]
+        if some:
+            torch._foreach_copy_([target for target, _ in some], [value for _, value in some])
+
+
+def _lie_alike(target: Tensor, value: Tensor) -> bool:
+    same = target.stride() == value.stride() and target.dtype == value.dtype == torch.float32
+    return same and target.device == value.device

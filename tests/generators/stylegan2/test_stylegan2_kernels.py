@@ -34,14 +34,14 @@ def gradients(layer: nn.Module, inputs: list[Tensor], weights: Tensor) -> list[T
 
 def second_derivatives(layer: nn.Module, inputs: list[Tensor], weights: Tensor) -> list[Tensor]:
     """Of the squared gradients, as regularisers take them: w.r.t. the first inputs, then all parameters."""
-    for one in inputs:
+    ends = [*inputs, weights.clone(), *layer.parameters()]
+    for one in ends:
         one.requires_grad_()
-    found = torch.autograd.grad((layer(*inputs) * weights).sum(), inputs, create_graph=True)
+    found = torch.autograd.grad((layer(*inputs) * ends[len(inputs)]).sum(), inputs, create_graph=True)
     penalty = sum(
         (one.square() * torch.linspace(0.5, 1.5, one.numel(), device=DEVICE).view_as(one)).sum() for one in found
     )
-    made = torch.autograd.grad(penalty, [*inputs, *layer.parameters()], allow_unused=True)
-    ends = [*inputs, *layer.parameters()]
+    made = torch.autograd.grad(penalty, ends, allow_unused=True)
     return [torch.zeros_like(end) if one is None else one for one, end in zip(made, ends, strict=True)]
 
 
@@ -116,3 +116,21 @@ def test_the_nearest_code_is_the_same(codes: int, width: int) -> None:
     rows, vectors = torch.randn(150, width, device=DEVICE), torch.randn(codes, width, device=DEVICE)
     found = triton_kernels.nearest(rows, vectors, vectors.square().sum(1))
     assert torch.equal(found, torch.cdist(rows, vectors).argmin(1))
+
+
+class Biased(nn.Module):
+    """A convolution of VQ-VAE-2 with bias and ReLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        from polyclinic.generators.vqvae2 import autoencoder
+
+        return autoencoder.biased(self.conv, x, active=True)
+
+
+@pytest.mark.parametrize("channels", [12, 64])
+def test_a_convolution_with_bias_and_relu_is_the_same(channels: int) -> None:
+    same(Biased(channels), (2, 8, 9, 9), gives=(2, channels, 9, 9))

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
+import math
+import threading
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -34,6 +37,8 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+#: what each thread keeps for itself
+_OWN = threading.local()
 _PLACES = {dtype: place for place, dtype in enumerate(TYPES)}
 
 
@@ -49,15 +54,25 @@ def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """What safetensors writes before the tensors, which come `in_order`."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    start = 0
-    for name, tensor in tensors.items():
-        end = start + tensor.nbytes
-        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    entries = _entries(tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()))
+    text = (_json({"__metadata__": dict(metadata)})[:-1] + ("," + entries[1:] if tensors else "}")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+@functools.lru_cache(maxsize=32)
+def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> str:
+    """The part about the tensors, as JSON: the same for all parcels of one network."""
+    entries, start = {}, 0
+    for name, dtype, shape in shapes:
+        end = start + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    return _json(entries)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def digest(start: bytes, tensors: Mapping[str, Tensor]) -> str:
@@ -72,13 +87,23 @@ def _pieces(tensors: list[Tensor]) -> Iterator[Tensor]:
     """The bytes of the tensors on the CPU; those of a GPU come over in one copy."""
     if any(tensor.is_cuda for tensor in tensors):
         device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-        joined = torch.cat([_bytes(tensor).to(device, non_blocking=True) for tensor in tensors])
-        copy = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=True).copy_(joined, non_blocking=True)
-        torch.cuda.current_stream(device).synchronize()
-        yield copy
+        for _, group in itertools.groupby(tensors, key=lambda tensor: tensor.dtype):
+            joined = torch.cat([tensor.detach().to(device, non_blocking=True).flatten() for tensor in group])
+            copy = _staging(joined.nbytes).copy_(joined.view(torch.uint8), non_blocking=True)
+            torch.cuda.current_stream(device).synchronize()
+            yield copy
     else:
         # NumPy knows float32 and takes it as it is; it does not know every type
         yield from (t.detach().contiguous() if t.dtype == torch.float32 else _bytes(t) for t in tensors)
+
+
+def _staging(size: int) -> Tensor:
+    """Pinned memory for so many bytes, which this thread has until it asks again: to allocate it takes milliseconds, in
+    which the GPU may have to wait."""
+    held: Tensor | None = getattr(_OWN, "staging", None)
+    if held is None or len(held) < size:
+        held = _OWN.staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return held[:size]
 
 
 def _bytes(tensor: Tensor) -> Tensor:

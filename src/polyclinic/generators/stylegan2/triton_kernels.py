@@ -136,9 +136,10 @@ def _finish_twice(
 
 def finish(x: Tensor, y: Tensor, rule: Rule, factors: Tensor | None, bias: Tensor | None, noise: Tensor | None) -> None:
     batch, channels, height, width = x.shape
-    grid = (triton.cdiv(height * width, PIXELS), batch, triton.cdiv(channels, CHANNELS))
+    rows, columns = _tile(channels)
+    grid = (triton.cdiv(height * width, rows), batch, triton.cdiv(channels, columns))
     _finish[grid](
-        x, y, *_given(x, factors, bias, noise), height * width, channels, *rule, *_which(factors, bias, noise)
+        x, y, *_given(x, factors, bias, noise), height * width, channels, *rule, *_which(channels, factors, bias, noise)
     )
 
 
@@ -154,7 +155,7 @@ def finish_back(
     of_noise = x.new_empty(batch, blocks, pixels if noise is not None else 0, dtype=torch.float32)
     _finish_back[grid](
         g, x, of_x, *_given(x, factors, bias, noise), of_factors, of_bias, of_noise,
-        pixels, channels, *rule, each, *_which(factors, bias, noise),
+        pixels, channels, *rule, each, *_which(channels, factors, bias, noise),
     )  # fmt: skip
     return of_x, of_factors.sum(1), of_bias.sum((0, 1)), of_noise.sum(1)
 
@@ -173,16 +174,23 @@ def finish_twice(
     made = (x if one is None else one for one in (by_x, of_g, of_x))
     _finish_twice[(slabs, batch, blocks)](
         g, x, *made, *_given(x, *others, *changes[1:], of_factors), pixels, channels, *rule, each,
-        *(one is not None for one in (*others, *changes)), PIXELS, CHANNELS,
+        *_which(channels, *others, *changes),
     )  # fmt: skip
     return of_g, of_x, None if of_factors is None else of_factors.sum(1)
 
 
 def _slabs(x: Tensor) -> tuple[tuple[int, int, int], int]:
     """How many programs share the pixels of an image, images, blocks of channels; and the tiles of each program."""
-    tiles = triton.cdiv(x.shape[2] * x.shape[3], PIXELS)
+    rows, columns = _tile(x.shape[1])
+    tiles = triton.cdiv(x.shape[2] * x.shape[3], rows)
     each = triton.cdiv(tiles, SLABS)
-    return (triton.cdiv(tiles, each), len(x), triton.cdiv(x.shape[1], CHANNELS)), each
+    return (triton.cdiv(tiles, each), len(x), triton.cdiv(x.shape[1], columns)), each
+
+
+def _tile(channels: int) -> tuple[int, int]:
+    """Pixels and channels of a tile: more pixels where there are few channels."""
+    columns = min(CHANNELS, max(8, triton.next_power_of_2(channels)))
+    return PIXELS * CHANNELS // columns, columns
 
 
 def _given(x: Tensor, *others: Tensor | None) -> list[Tensor]:
@@ -190,8 +198,9 @@ def _given(x: Tensor, *others: Tensor | None) -> list[Tensor]:
     return [x if one is None else one.contiguous() for one in others]
 
 
-def _which(*others: Tensor | None) -> list[Any]:
-    return [*(one is not None for one in others), PIXELS, CHANNELS]
+def _which(channels: int, *others: Tensor | None) -> list[Any]:
+    """Which of them there are, and the tile."""
+    return [*(one is not None for one in others), *_tile(channels)]
 
 
 # --- filters ------------------------------------------------------------------------------------------

@@ -204,8 +204,9 @@ class VQVAE2Model(CodedModel):
                 net.revive_codes(moved, rng)
 
         told, draws = _told(progress, "autoencoder"), [drawn] if drawn is not None else []
+        half = net if self.precision == "bf16" else None
         with laid_out(net, layout):
-            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws)
+            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws, half)
 
     def fit_prior(
         self,
