@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import plugins
+from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.label_sets import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
@@ -377,6 +378,7 @@ def assemble_from(worker_spec: str) -> Assembly:
 def host_from(worker_spec: str) -> SiteHost:
     """The host of sites that a worker process runs; the process computes with the study's threads."""
     assembly = assemble_from(worker_spec)
+    keep_freed_memory()
     torch.set_num_threads(assembly.study.engine.threads)
     return assembly.host()
 

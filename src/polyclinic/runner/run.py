@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, Damaged
@@ -248,7 +249,8 @@ def kept_statistics(assembly: Assembly, models: Models) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """A while in which torch computes with so many threads."""
+    """A while in which torch computes with so many threads; its process keeps the memory that steps free."""
+    keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
