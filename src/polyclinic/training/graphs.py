@@ -80,6 +80,23 @@ class GraphedFunction:
         return not self.failed
 
 
+class GraphedStep:
+    """A function of tensors, some of which may be None, as a CUDA graph; without `graphed` it is called as it is."""
+
+    def __init__(self, function: Callable[..., Any], name: str, *, graphed: bool) -> None:
+        self.function = function
+        self.missing: list[bool] = []
+        self.recorded = GraphedFunction(self._call, name) if graphed else self._call
+
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        self.missing = [one is None for one in inputs]
+        return self.recorded(*[one for one in inputs if one is not None])
+
+    def _call(self, *present: Tensor) -> Any:
+        given = iter(present)
+        return self.function(*[None if missing else next(given) for missing in self.missing])
+
+
 class Graph:
     """A function's CUDA graph for inputs of one shape. Recording it runs nothing: the work is done by `replay`."""
 

@@ -17,13 +17,14 @@ from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Step
 from polyclinic.generators.gan.augmentation import DRAWS
 from polyclinic.generators.gan.batches import RealBatches, random_labels
 from polyclinic.generators.gan.losses import GANLoss
-from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
+from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANTrainer, SingleGAN
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately, Schedule
+from polyclinic.training.fitting import LearnPrivately, Schedule, steps_are_recorded
+from polyclinic.training.graphs import GraphedStep
 from polyclinic.training.row_draws import uniform
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ class GANModel(GeneratorModel):
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
         return TunedSteps(self, images, labels, rng)
 
-    def trainer(self, networks: nn.ModuleDict | None = None) -> GANTrainer:
+    def trainer(self, networks: nn.ModuleDict | None = None, *, capturable: bool = False) -> GANTrainer:
         """The trainer of its networks, or of others of the same shape."""
-        gan = SingleGAN(networks or self.networks)
-        return GANTrainer(gan, self.settings.spec, device=self.device, precision=self.precision)
+        gan, spec = SingleGAN(networks or self.networks), self.settings.spec
+        return GANTrainer(gan, spec, device=self.device, precision=self.precision, capturable=capturable)
 
     def _fit_privately(
         self,
@@ -123,26 +124,50 @@ class GANModel(GeneratorModel):
 
 
 class GANSteps:
-    """A GAN's training, step by step; `real` is the last real batch of the discriminator."""
+    """A GAN's training, step by step; `real` is the last real batch of the discriminator. On a GPU steps without a
+    further loss are recorded as a CUDA graph."""
 
     def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
-        self.model, self.batches, self.trainer = model, batches, model.trainer()
+        # where each class has networks of its own, a step depends on how many images of a class there are
+        graphed = steps_are_recorded(list(model.networks.parameters())) and not model.settings.spec.per_class
+        self.model, self.batches = model, batches
+        self.trainer = model.trainer(capturable=graphed and model.device.type == "cuda")
         self.random = RandomSource(rng, model.device)
         self.real = torch.empty(0)
+        self._take = GraphedStep(self._both, "a step of a GAN", graphed=graphed)
 
     def step(self, image_gradient: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The discriminator's steps, then one of the generator; its loss. `image_gradient(fake)` gives the gradient of
         a further loss w.r.t. the fake images."""
-        trainer, labels = self.trainer, torch.empty(0)
+        trainer, labels, inputs = self.trainer, torch.empty(0), []
         for _ in range(self.model.settings.critic_steps):
             self.real, labels = self.batches.next()
             wanted = self._labels_to_make(labels)
-            draws = trainer.draw_for_discriminator(self.random, len(labels), len(wanted))
-            trainer.discriminator_step(self.real, labels, wanted, draws)
+            inputs += [self.real, labels, wanted]
+            inputs += trainer.draw_for_discriminator(self.random, len(labels), len(wanted))
         wanted = self._labels_to_make(labels)
-        fake = trainer.make_images(wanted, self.random)
+        noise = self.random.normal(len(wanted), self.model.settings.latent)
+        draws = trainer.draw_for_generator(self.random, len(wanted))
+        if image_gradient is not None:
+            return self._both(noise, wanted, draws, *inputs, image_gradient=image_gradient)
+        return self._take(noise, wanted, draws, *inputs).clone()  # a replay overwrites it
+
+    def _both(
+        self,
+        noise: Tensor,
+        wanted: Tensor,
+        draws: Tensor | None,
+        *inputs: Tensor | None,
+        image_gradient: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """A step from what was drawn for it: six inputs for each step of the discriminator."""
+        trainer = self.trainer
+        for start in range(0, len(inputs), 6):
+            real, labels, made, *drawn = inputs[start : start + 6]
+            trainer.discriminator_step(real, labels, made, DiscriminatorDraws(*drawn))  # type: ignore[arg-type]
+        fake = trainer.generate(noise, wanted)
         gradient = None if image_gradient is None else image_gradient(fake)
-        return trainer.generator_step(fake, wanted, trainer.draw_for_generator(self.random, len(wanted)), gradient)
+        return trainer.generator_step(fake, wanted, draws, gradient)
 
     def _labels_to_make(self, labels: Tensor) -> Tensor:
         return self.model.settings.labels_to_make(labels, self.model.target, self.random)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from polyclinic.methods.shared.training_gans import (
     steps_taken,
 )
 from polyclinic.training import private
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training.graphs import GraphedStep
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
@@ -208,7 +208,7 @@ class SiteGANs:
 
     def _step(self, name: str, function: Callable[..., Tensor | None]) -> GraphedStep:
         if name not in self._graphs:
-            self._graphs[name] = GraphedStep(function, self.graphed)
+            self._graphs[name] = GraphedStep(function, "a step of FELICIA's GANs", graphed=self.graphed)
         return self._graphs[name]
 
     def _recorded_advance(
@@ -271,23 +271,6 @@ class SiteGANs:
         optimizer = self.trainer.discriminator_optimizer
         objective = private.PrivateObjective(discriminator, losses, fetch, size, joined=size)
         private.take_private_steps(member.site, objective, steps, optimizer)
-
-
-class GraphedStep:
-    """A function of tensors, some of which may be None, as a CUDA graph; without `graphed` it is called as it is."""
-
-    def __init__(self, function: Callable[..., Tensor | None], graphed: bool) -> None:
-        self.function = function
-        self.missing: list[bool] = []
-        self.recorded = GraphedFunction(self._call, "a step of FELICIA's GANs") if graphed else self._call
-
-    def __call__(self, *inputs: Tensor | None) -> Any:
-        self.missing = [one is None for one in inputs]
-        return self.recorded(*[one for one in inputs if one is not None])
-
-    def _call(self, *present: Tensor) -> Tensor | None:
-        given = iter(present)
-        return self.function(*[None if missing else next(given) for missing in self.missing])
 
 
 def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
