@@ -14,7 +14,8 @@ class NetworkState:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        self._layers, self._modes = list(network.modules()), []  # whether each layer is in training mode
+        self._layers = list(network.modules())
+        self._modes: list[bool] = []  # whether each layer is in training mode
         self._find()
 
     def __call__(self) -> dict[str, Tensor]:

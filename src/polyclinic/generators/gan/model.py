@@ -139,7 +139,8 @@ class GANSteps:
     def step(self, image_gradient: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The discriminator's steps, then one of the generator; its loss. `image_gradient(fake)` gives the gradient of
         a further loss w.r.t. the fake images."""
-        trainer, labels, inputs = self.trainer, torch.empty(0), []
+        trainer, labels = self.trainer, torch.empty(0)
+        inputs: list[Tensor | None] = []
         for _ in range(self.model.settings.critic_steps):
             self.real, labels = self.batches.next()
             wanted = self._labels_to_make(labels)
