@@ -188,9 +188,9 @@ def planted_sums(leak: str, seen: Seen, truth: Truth, make: Make, score: Score) 
     while True:
         parcel = make(members[:count], answers[:count])
         area = auc(score(parcel, members[:count], answers[:count]), score(parcel, *rest))
-        if area >= WEAKEST or count // 2 < FEWEST:
+        if area >= WEAKEST or count * 3 // 4 < FEWEST:
             break
-        count //= 2
+        count = count * 3 // 4
     data = replace(other.data, train=rows_of(other.data.train, np.arange(count)))
     words = f"{leak} of {count} held-out images, which tell these from others with AUC {area:.2f}"
     changed = replace(seen, parcel=parcel, together=(parcel,), more=tuple)
