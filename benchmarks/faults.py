@@ -24,7 +24,7 @@ from typing import Any
 
 import faults_ledger
 import torch
-from faults_children import METHODS, Trial, in_child, signature, tables_of, totals
+from faults_children import LYING, METHODS, Trial, in_child, signature, tables_of, totals
 from faults_damage import commands, damaged_finished, damaged_interrupted, read_finished, write_pictures
 from faults_lies import told_lie
 from faults_storage import (
@@ -46,13 +46,16 @@ KINDS = ("kills", "power", "damage", "disk", "lies")
 class Campaign:
     """Studies with their undisturbed runs, and a place for trials."""
 
-    def __init__(self, place: Path, seed: int, methods: tuple[str, ...], *, timed: bool = True) -> None:
-        """`timed`: kills also at moments, which no clock hits twice alike."""
+    def __init__(
+        self, place: Path, seed: int, methods: tuple[str, ...], lying: tuple[str, ...] = (), *, timed: bool = True
+    ) -> None:
+        """`lying`: further methods whose sites lie. `timed`: kills also at moments, which no clock hits twice alike."""
         self.base = self.place = place
         self.methods, self.timed = methods, timed
+        self.lying = (*methods, *lying)
         self.expected: dict[str, str] = {}
         self._begin(seed)
-        for method in methods:
+        for method in self.lying:
             study = Study(**tables_of(method))
             self.study(method).write_text(study.to_toml())
             run(study, self.finished(method))
@@ -152,7 +155,7 @@ class Campaign:
     def lies(self) -> Iterator[Trial]:
         """One lie of one site."""
         while True:
-            for method in self.methods:
+            for method in self.lying:
                 folder = self.fresh()
                 yield from told_lie(self.study(method), folder, self.finished(method), self.draws["lies"])
                 shutil.rmtree(folder, ignore_errors=True)
@@ -182,7 +185,7 @@ def _of_each(text: str, workers: int) -> Counter[str] | None:
 def _campaign(chosen: argparse.Namespace, place: Path, started: float, note: Callable[[list[Any]], None]) -> dict:
     """The campaign on one or several cores; what it found."""
     kinds, until = tuple(chosen.only.split(",")), started + 60 * chosen.minutes
-    campaign = Campaign(place, chosen.seed, tuple(METHODS))
+    campaign = Campaign(place, chosen.seed, tuple(METHODS), tuple(LYING) if "lies" in kinds else ())
     wanted = _of_each(chosen.trials, chosen.workers)
 
     def work(number: int, tell: Callable[[Any], None]) -> None:

@@ -70,6 +70,7 @@ def test_honest_sums_pass_up_to_the_largest_ones():
         ({"cases": number(4.0)}, "'cases' is no whole number"),
         ({"cases": torch.tensor([4, 4])}, "'cases' is no whole number"),
         ({"absolute_error": torch.ones(2)}, "no single number"),
+        ({"loss": number(1, torch.int64)}, "'loss' was cut off to a whole number"),
     ],
 )
 def test_what_no_regression_can_have(changes, words):

@@ -22,6 +22,8 @@ Sums = dict[str, Tensor]
 LARGEST_SUM = 1e12
 #: the largest number of images that a site is believed to have scored
 MOST_IMAGES = 10**8
+#: sums that count something
+WHOLE = ("count", "cases")
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Task(Settings):
         for name, value in sums.items():
             if value.is_floating_point() and bool((value.abs() > LARGEST_SUM * max(images, 1)).any()):
                 raise ValueError(f"the sum '{name}' is beyond all bounds")
-        for name in ("count", "cases"):
+        for name in WHOLE:
             if name in sums and (sums[name].numel() != 1 or sums[name].is_floating_point()):
                 raise ValueError(f"'{name}' is no whole number")
         if "count" in sums and int(sums["count"]) > MOST_IMAGES:
@@ -177,6 +179,8 @@ class Task(Settings):
         for name in names:
             if name not in sums or sums[name].numel() != 1 or bool((sums[name] < 0).any()):
                 raise ValueError(f"the sum '{name}' is missing, is no single number, or is negative")
+            if name not in WHOLE and not sums[name].is_floating_point():
+                raise ValueError(f"the sum '{name}' was cut off to a whole number")
 
     @abstractmethod
     def finish(self, sums: Sums) -> dict[str, float]:
