@@ -40,7 +40,7 @@ def update(
     out: Path = OUT,
     as_json: bool = JSON,
 ) -> None:
-    """Attack an update that Flower, NVFlare, FL4Health, MONAI or plain PyTorch saved: do images come back?"""
+    """Attack an update that Flower, NVFlare, FL4Health, MONAI or plain PyTorch saved: can images be recovered?"""
     from polyclinic.audits.outside import audit_update
     from polyclinic.audits.outside_update import parse_settings
 
@@ -59,7 +59,7 @@ def images(
     out: Path = OUT,
     as_json: bool = JSON,
 ) -> None:
-    """Search the images of any generator for copies of its training images, and for who was trained on."""
+    """Search images of a generator for copies of its training images, and for signs of who was trained on."""
     from polyclinic.audits.outside import audit_images
 
     _check_budget(budget)

@@ -29,8 +29,10 @@ def evaluate(
     ),
     by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of data.columns; may be repeated."),
     against: Path = typer.Option(None, help="A second model: paired tests of the two on the same cases."),
-    site: str = typer.Option(None, help="Whose model, where each site has one of its own."),
-    ensemble: bool = typer.Option(False, "--ensemble", help="All sites' models together."),
+    site: str = typer.Option(None, help="The site whose model is used, where each site has its own model."),
+    ensemble: bool = typer.Option(
+        False, "--ensemble", help="Use the models of all sites: the mean of their predictions."
+    ),
     out: Path = typer.Option(None, help="Write all figures into this JSON file."),
     plugins: list[str] = PLUGIN,
     allow_import: list[str] = ALLOW_IMPORT,

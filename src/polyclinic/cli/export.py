@@ -17,8 +17,10 @@ def export(
     images: list[Path] = typer.Option(
         [], "--images", help="Images, or a folder, to compare predictions on; drawn ones if not given. May be repeated."
     ),
-    site: str = typer.Option(None, help="Whose model, where each site has one of its own."),
-    ensemble: bool = typer.Option(False, "--ensemble", help="All sites' models together: the mean of what they say."),
+    site: str = typer.Option(None, help="The site whose model is used, where each site has its own model."),
+    ensemble: bool = typer.Option(
+        False, "--ensemble", help="Use the models of all sites: the mean of their predictions."
+    ),
     plugins: list[str] = PLUGIN,
     allow_import: list[str] = ALLOW_IMPORT,
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HELP = """Check the ledgers of a run, and say what left each site.
 
-`polyclinic ledger RUN` sums up; with --lines it prints every line. A RUN that is called like a command: ./verify.
+`polyclinic ledger RUN` sums up; with --lines it prints every line. Write ./verify for a folder named verify.
 """
 app = typer.Typer(cls=DefaultCommand, help=HELP)
 

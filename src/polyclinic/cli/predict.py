@@ -27,8 +27,10 @@ ALLOW_IMPORT = typer.Option(
 def predict(
     model: Path = typer.Argument(..., help="The folder of a finished run, or its model.safetensors."),
     images: list[Path] = typer.Argument(..., help="Images (PNG, JPEG, DICOM, NIfTI, ...) or folders with images."),
-    site: str = typer.Option(None, help="Whose model, where each site has one of its own."),
-    ensemble: bool = typer.Option(False, "--ensemble", help="All sites' models together: the mean of what they say."),
+    site: str = typer.Option(None, help="The site whose model is used, where each site has its own model."),
+    ensemble: bool = typer.Option(
+        False, "--ensemble", help="Use the models of all sites: the mean of their predictions."
+    ),
     out: Path = typer.Option(None, help="Write a CSV file here instead of printing it."),
     masks: Path = typer.Option(
         None, help="Segmentation: write masks in the images' own size into this folder (PNG, NIfTI, DICOM SEG)."

@@ -12,7 +12,7 @@ from polyclinic.files import check_place
 
 HELP = """Write a report of a run or a comparison: one HTML file that opens offline, and a PDF.
 
-`polyclinic report RUN` writes RUN/report.html. A RUN that is called like a command: ./verify.
+`polyclinic report RUN` writes RUN/report.html. Write ./verify for a folder named verify.
 """
 app = typer.Typer(cls=DefaultCommand, help=HELP)
 
