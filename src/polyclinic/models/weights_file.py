@@ -102,7 +102,8 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
         content = path.expanduser().read_bytes()
     except OSError as error:
         cause = error.strerror or error
-        raise BadInput(f"{setting}: '{path}' cannot be read ({cause}); name a file, 'random' or 'public'") from None
+        choices = "a file, 'random' or 'public'" if setting == "model.weights" else "a file of weights"
+        raise BadInput(f"{setting}: '{path}' cannot be read ({cause}); name {choices}") from None
     try:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)

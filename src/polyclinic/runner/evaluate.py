@@ -68,7 +68,7 @@ def evaluate(
     other, before = scored(against)
     if given.classes != other.classes:
         raise BadInput(f"--against {against}: has other classes than {model}; name a model of the same classes")
-    return {**found, "against": other.what, "changes": changes_of(cases, before, (split,))}
+    return {**found, "against": f"{against} ({other.what})", "changes": changes_of(cases, before, (split,))}
 
 
 def _all_cases(given: GivenModel, assembly: Assembly, split: Split, names: LabelMap) -> Cases:
