@@ -113,6 +113,10 @@ def test_a_classifier_that_only_knows_the_majority_is_said(tmp_path):
     said = advice.guessing(CLASSIFICATION, {"accuracy": 0.75, "balanced_accuracy": 0.5}, prepared, "test")
     assert "always saying the most frequent class (accuracy 0.750, and 0.750 without a look at the images)" in said
     assert advice.guessing(CLASSIFICATION, {"accuracy": 0.8, "balanced_accuracy": 0.6}, prepared, "test") is None
+    said = advice.guessing(CLASSIFICATION, {"accuracy": 0.7, "balanced_accuracy": 0.56}, prepared, "test")
+    assert (
+        "always saying the most frequent class would be right more often (accuracy 0.750, the model's is 0.700)" in said
+    )
     # rarer classes found at the price of some accuracy
     assert advice.guessing(CLASSIFICATION, {"accuracy": 0.7, "balanced_accuracy": 0.7}, prepared, "test") is None
 

@@ -48,16 +48,16 @@ def refusals(run: Path) -> list[str]:
     if kit:
         log = kit / "failures.log"
         texts = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-        refused, where = [text for text in texts if "kept back" in text], f"{log}, which is about all runs"
+        refused, where = [text for text in texts if "kept back" in text], f"by {log}, which is about all runs"
     elif (run / "result.json").exists():
         failures = read_result(run).get("failures", [])
         refused = [f"round {one['round']}: {one['reason']}" for one in failures if "kept back" in one["reason"]]
-        where = "result.json"
+        where = "by result.json"
     else:
         return ["What was refused is not in this folder: see failures.log of the site's kit."]
     if not refused:
-        return [f"Nothing was refused (as {where}, says)."]
-    return [f"Refused {len(refused)} times (as {where}, says):", *(f"- {text}" for text in refused)]
+        return [f"The gate kept no parcel back ({where})."]
+    return [f"The gate kept parcels back {len(refused)} times ({where}):", *(f"- {text}" for text in refused)]
 
 
 def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from polyclinic.json_types import JsonMapping
 from polyclinic.messages import human_bytes
+from polyclinic.runner.result_display import few_images, image_counts
 
 if TYPE_CHECKING:
     from polyclinic.runner.result import Result
@@ -21,16 +22,19 @@ def print_result(result: Result) -> None:
     if scored := metrics.get("validation"):
         metrics, images = {"test": scored["pooled"], **scored}, "validation"
     names = [name for name in metrics["test"] if name != "loss"]
+    counts = image_counts(result.values, images)
     table = Table(title=f"{result['method']}, {images} images")
     table.add_column("")
-    for name in names:
+    for name in ["images", *names]:
         table.add_column(name, justify="right")
-    table.add_row("all sites together", *_cells(metrics["test"], names))
-    table.add_row("mean over sites", *_cells(metrics["mean"], names), end_section=True)
+    table.add_row("all sites together", _sum(counts), *_cells(metrics["test"], names))
+    table.add_row("mean over sites", "", *_cells(metrics["mean"], names), end_section=True)
     for site, own in metrics["per_site"].items():
-        table.add_row(site, *_cells(own, names))
+        table.add_row(site, str(counts.get(site, "-")), *_cells(own, names))
     console = Console()
     console.print(table)
+    if few := few_images(counts, list(metrics["per_site"])):
+        console.print(f"note: {few}", highlight=False, soft_wrap=True)
     carried = human_bytes(result["communication"]["total_bytes"])
     selected = result["selected"]
     console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
@@ -64,6 +68,10 @@ def privacy_sentence(privacy: JsonMapping) -> str:
         f"'{privacy['site']}', the most of any; covers {', '.join(privacy['covers'])}; "
         f"does not cover {'; '.join(privacy['does_not_cover'])}"
     )
+
+
+def _sum(counts: Mapping[str, int]) -> str:
+    return str(sum(counts.values())) if counts else "-"
 
 
 def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:

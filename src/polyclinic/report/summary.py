@@ -7,6 +7,7 @@ from polyclinic.json_types import JsonMapping
 from polyclinic.messages import human_bytes
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.words import counted, listed, metric_name, with_interval, with_unit
+from polyclinic.runner.result_display import image_counts
 
 #: what a sentence calls a kind of task
 TASKS = {
@@ -91,6 +92,8 @@ def _spread(run: RunEvidence) -> list[str]:
     lowest, highest = (with_unit(run.metric, values[site], run.unit) for site in (low, high))
     if lowest == highest:
         return [f"All sites have {name} {lowest}."]
+    counts = image_counts(run.result, run.split)
+    low, high = (f"{site}, {counted(counts[site], 'image')}" if site in counts else site for site in (low, high))
     return [f"Sites differ: {name} lies between {lowest} ({low}) and {highest} ({high})."]
 
 

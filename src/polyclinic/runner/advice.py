@@ -27,6 +27,7 @@ LEAST_PSNR = 18.0  #: dB of replayed images
 LEAST_USAGE = 0.05  #: share of a generator's codes that occur
 LEAST_DICE = 0.05
 NEXT_TO_NOTHING = 0.01  #: what a score must be above that of guessing to count as better
+WEAK = 0.1  #: balanced accuracy above guessing, below which a model that finds rare classes is still a poor one
 
 
 # --- before the first round -----------------------------------------------------------------------------
@@ -171,11 +172,22 @@ def _majority(pooled: Mapping[str, float], info: JsonMapping, split: str) -> str
     if "accuracy" not in pooled or (total > 0).sum() < 2:
         return None
     share, even = float(total.max() / total.sum()), 1 / int((total > 0).sum())
-    if pooled["accuracy"] > share + NEXT_TO_NOTHING or pooled["balanced_accuracy"] > even + 5 * NEXT_TO_NOTHING:
+    if pooled["accuracy"] > share + NEXT_TO_NOTHING:
         return None
+    if pooled["balanced_accuracy"] > even + 5 * NEXT_TO_NOTHING:
+        weak = pooled["accuracy"] < share and pooled["balanced_accuracy"] < even + WEAK
+        return _below_majority(pooled, share) if weak else None
     return (
         f"the model is no better than always saying the most frequent class (accuracy {pooled['accuracy']:.3f}, and "
         f"{share:.3f} without a look at the images); {LONGER}"
+    )
+
+
+def _below_majority(pooled: Mapping[str, float], share: float) -> str:
+    return (
+        f"always saying the most frequent class would be right more often (accuracy {share:.3f}, the model's is "
+        f"{pooled['accuracy']:.3f}); the model finds the rarer classes as well (balanced accuracy "
+        f"{pooled['balanced_accuracy']:.3f}), but it is weak; {LONGER}"
     )
 
 

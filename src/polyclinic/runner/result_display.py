@@ -106,6 +106,25 @@ def final_scores(values: JsonMapping) -> tuple[str, JsonMapping, JsonMapping]:
     return "test", metrics["test"], metrics.get("per_site", {})
 
 
+#: images of a site, below which one of them decides its figures
+FEW_IMAGES = 10
+
+
+def image_counts(values: JsonMapping, images: str) -> dict[str, int]:
+    """How many test (or validation) images each site has; empty where sites keep it to themselves."""
+    counts = values.get("data", {}).get("counts", {})
+    return {site: int(of_site[images]) for site, of_site in counts.items() if images in of_site}
+
+
+def few_images(counts: dict[str, int], sites: Iterable[str]) -> str:
+    """A sentence that names sites whose figures rest on few images; empty where there are none."""
+    few = [f"{site} ({counts[site]})" for site in sites if counts.get(site, FEW_IMAGES) < FEW_IMAGES]
+    if not few:
+        return ""
+    named = ", ".join(few[:5]) + (f" and {len(few) - 5} more sites" if len(few) > 5 else "")
+    return f"fewer than {FEW_IMAGES} images at {named}: one image decides such figures, and moves the mean over sites"
+
+
 # --- the page of a notebook ---------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.theme import Theme, plain, tidy
 from polyclinic.report.words import metric_name
 from polyclinic.runner.case_statistics import FEWEST, intervals_of, metrics_of
+from polyclinic.runner.result_display import few_images, image_counts
 
 ALL = "all sites together"
 #: groups of a column that are shown, the largest first
@@ -60,6 +61,8 @@ def _limits(run: RunEvidence) -> str:
             )
     if run.split == "validation":
         parts.append("Validation images also chose the round: such figures are too good.")
+    if few := few_images(image_counts(run.result, run.split), run.scores["per_site"]):
+        parts.append(f"{few[:1].upper()}{few[1:]}.")
     parts.append("They do not say how the model does at another hospital.")
     return " ".join(parts)
 
@@ -70,14 +73,15 @@ def _table(run: RunEvidence) -> Table:
     extra = list(calibration.get("pooled", {}))
     # of models of each site the calibration is of each image by its own site's model: not what this row is about
     of_all = {} if run.personal else calibration.get("pooled", {})
+    counts = image_counts(run.result, run.split)
     rows: list[list[Cell]] = [
-        [ALL, *_values(scores["pooled"], names), *_values(of_all, extra)],
-        ["mean over sites", *_values(scores["mean"], names), *(None for _ in extra)],
+        [ALL, sum(counts.values()) or None, *_values(scores["pooled"], names), *_values(of_all, extra)],
+        ["mean over sites", None, *_values(scores["mean"], names), *(None for _ in extra)],
     ]
     for site, own in scores["per_site"].items():
         found = calibration.get("per_site", {}).get(site, {})
-        rows.append([site, *_values(own, names), *_values(found, extra)])
-    columns = ["", *(metric_name(name) for name in [*names, *extra])]
+        rows.append([site, counts.get(site), *_values(own, names), *_values(found, extra)])
+    columns = ["", "images", *(metric_name(name) for name in [*names, *extra])]
     return Table(columns, rows, f"Metrics on {run.split} images")
 
 
