@@ -21,7 +21,7 @@ This page is written by `python docs/building/claims_page.py` from the files in
 `src/polyclinic/claims/records/`. `polyclinic reproduce CLAIM --out DIR` checks a claim again;
 `python benchmarks/claims_campaign.py` checks many, and makes a run that several need only once.
 `yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
-*Post hoc*: a result was known when the rule was written. Every record names the machine of its runs:
+*Post hoc*: a result was known when the rule was written. Every record names the machine of a run:
 `quick` is meant for two cores, and most runs were made on one core each of a larger machine, or on
 its GPU. Commit 07b3dbfac6 of those runs is 78abc01 on the main branch, but for its parent.
 
