@@ -44,7 +44,7 @@ class ReleasedModel(AuditedParcel):
         return SimpleNamespace(name=f"released-{self.round:05d}", round=self.round, operation="released model")
 
     @cached_property
-    def parcel(self) -> Parcel:  # type: ignore[override]
+    def parcel(self) -> Parcel:
         return Parcel("weights", load_file(self.file), {})
 
     @property
