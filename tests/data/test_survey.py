@@ -254,7 +254,7 @@ def test_patients_of_dicom_files_and_slices_of_volumes_are_found(tmp_path, capsy
     assert slices_of([tmp_path / "a.toml"]) == 1
 
 
-def write_dicom(path, *, patient):
+def write_dicom(path, *, patient, institution=""):
     """An image of 32 px that names its patient."""
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
@@ -266,6 +266,7 @@ def write_dicom(path, *, patient):
     image = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
     image.SOPClassUID, image.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
     image.PatientID, image.Rows, image.Columns, image.SamplesPerPixel = patient, 32, 32, 1
+    image.InstitutionName = institution
     image.PhotometricInterpretation, image.BitsAllocated, image.BitsStored, image.HighBit = "MONOCHROME2", 8, 8, 7
     image.PixelRepresentation, image.PixelData = 0, bytes(range(256)) * 4
     image.save_as(path, enforce_file_format=True)

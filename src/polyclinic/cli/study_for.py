@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 from polyclinic.data.outside import first_outside
-from polyclinic.data.survey import Survey, survey
+from polyclinic.data.survey import survey
+from polyclinic.data.survey_result import Survey
 from polyclinic.data.survey_tables import Cases
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
@@ -61,10 +62,9 @@ def _what(found: Survey) -> str:
         "regression": f"values from {_bounds(found)[0]:g} to {_bounds(found)[1]:g}",
         "segmentation": "masks",
     }[found.task]
-    size = f"{found.size[0]} x {found.size[1]} pixels" if found.size[0] else "size unknown"
     who = f", {found.patients} patients" if found.patients else ""
     where = f", {len(found.sites)} sites ({_counts(found.sites)})" if found.sites else ""
-    return f"{found.images} images of {size}, {words}{who}{where}"
+    return f"{found.images} images of {found.sizes}, {words}{who}{where}"
 
 
 def _counts(counts: dict[str, int], most: int = 6) -> str:
@@ -90,19 +90,20 @@ def _text(found: Survey, path: str, said: list[str], *, outside: bool = False) -
 
 
 def _data(found: Survey, path: str) -> list[str]:
-    side = _side(found)
     lines = [
         "[data]",
         f"source = {json.dumps(found.source)}",
         f"path = {json.dumps(path)}  # from the folder of this file",
-        f"size = {side}  # the images have {found.size[0]} x {found.size[1]} pixels; more takes longer, and may be "
-        "better",
+        f"size = {_side(found)}  # the images have {found.sizes}; more takes longer, and may be better",
+        *_shape(found),
     ]
     if found.source == "csv":
         names = {field: field for field in found.cases.fields} if found.cases else found.columns
         settings = {"path": "image", "label": "label", "mask": "mask", "site": "site", "split": "split"}
         settings["patient"] = "patient"
         lines += [f"{settings[field]} = {json.dumps(column)}" for field, column in names.items() if field in settings]
+    if found.source == "npz":
+        lines += _arrays(found.columns)
     if found.slices > 1:
         lines.append(f'slices = "middle"  # of about {found.slices} of each volume; "all" takes every one')
     if found.patient_pattern:
@@ -118,9 +119,23 @@ def _data(found: Survey, path: str) -> list[str]:
     return lines
 
 
+def _shape(found: Survey) -> list[str]:
+    """Where images are oblong, that they are made square, and how else it can be done."""
+    if not found.sizes.oblong:
+        return []
+    side = _side(found)
+    return [f'shape = "squash"  # made square of {side} x {side} px; "pad" keeps proportions, "crop" cuts off the ends']
+
+
+def _arrays(columns: dict[str, str]) -> list[str]:
+    """The arrays of an archive that a study must name, and sites and patients by any name."""
+    usual = {"images": "images", "labels": "labels", "masks": "masks", "split": "split"}
+    return [f"{what} = {json.dumps(name)}" for what, name in columns.items() if usual.get(what) != name]
+
+
 def _side(found: Survey) -> int:
     """The side of the prepared images: what the images have, in sixteens, and at most a quick first size."""
-    smallest = min(found.size) or SIDE[found.task]
+    smallest = found.sizes.smallest_side or SIDE[found.task]
     return max(28, min(SIDE[found.task], smallest // 16 * 16)) if smallest >= 32 else 28
 
 

@@ -67,6 +67,14 @@ class Archive(Mapping[str, np.ndarray]):
         except UNREADABLE as error:
             raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array, which is not read."""
+        try:
+            with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
+                return _read_header(stream)[0]
+        except UNREADABLE as error:
+            raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
+
     def _check_declared(self, name: str) -> None:
         """ValueError for an array that is not as large as it declares, whose images are larger than the study allows,
         or for which there is no room."""

@@ -9,46 +9,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from polyclinic.data.cache import files_below
-from polyclinic.data.reading import Reader, is_image_name
-from polyclinic.data.survey_headers import cases_by_patient, middle_slices_note, slices_of
-from polyclinic.data.survey_labels import Labels, are_labels, labels_of
+from polyclinic.data.reading import is_dicom, is_image_name
+from polyclinic.data.survey_archive import survey_archive
+from polyclinic.data.survey_folders import Levels, are_same_names, levels_of
+from polyclinic.data.survey_headers import (
+    institutions_note,
+    institutions_of,
+    middle_slices_note,
+    patients_of,
+    slices_of,
+)
+from polyclinic.data.survey_labels import Labels, labels_of
+from polyclinic.data.survey_result import Survey, sizes_of
 from polyclinic.data.survey_tables import MASK_FOLDER, Cases, cases_in_table, find_table, paired_masks
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
 
-LOOKED_AT = 40  #: images that are opened
-
 #: the parts of file names that may say who the patient is: what stands before the first _ or -
 PATIENT = "^([^_-]+)[_-]"
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What was found at `path`. `cases` lists images that no file lists yet in a way that a study can use."""
-
-    path: Path
-    source: Literal["folder", "csv", "npz"]
-    labels: Labels
-    images: int
-    size: tuple[int, int]
-    columns: dict[str, str] = field(default_factory=dict)
-    sites: dict[str, int] = field(default_factory=dict)
-    patients: int | None = None
-    patient_pattern: str = ""
-    cases: Cases | None = None
-    notes: tuple[str, ...] = ()
-    slices: int = 1  #: of a volume
-
-    @property
-    def task(self) -> str:
-        return self.labels.task
 
 
 def survey(path: Path) -> Survey:
@@ -57,7 +39,7 @@ def survey(path: Path) -> Survey:
     if not path.exists():
         raise BadInput(f"--for {path}: there is nothing; name the folder, the CSV or the npz file of your images")
     if path.suffix.lower() == ".npz":
-        return _archive(path)
+        return survey_archive(path)
     if path.is_file():
         return _table(path, path.parent)
     table = find_table(path)
@@ -65,7 +47,7 @@ def survey(path: Path) -> Survey:
         return _table(table, path)
     archives = sorted(path.glob("*.npz"))
     if len(archives) == 1 and not _images(path):
-        return _archive(archives[0])
+        return survey_archive(archives[0])
     return _folders(path)
 
 
@@ -73,25 +55,12 @@ def _images(path: Path) -> list[Path]:
     return [file for file in map(Path, files_below(path)) if is_image_name(file)]
 
 
-def _size(files: Sequence[Path]) -> tuple[int, int]:
-    """The median width and height of a few images; (0, 0) where none can be read."""
-    chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, LOOKED_AT).astype(int))] if files else []
-    shapes = []
-    for file in chosen:
-        try:
-            shapes.append(Reader().pixels(file).shape[:2])
-        except Exception:  # a broken file is named by `study check`
-            continue
-    height, width = np.median(shapes, axis=0) if shapes else (0, 0)
-    return int(width), int(height)
-
-
 # --- tables ---------------------------------------------------------------------------------------------
 
 
 def _table(file: Path, folder: Path) -> Survey:
-    cases = cases_in_table(file, folder)
-    found = [cases.folder / row["path"] for row in cases.rows]
+    cases = _with_institutions(cases_in_table(file, folder))
+    found = cases.files()
     labels = labels_of([row["label"] for row in cases.rows]) if not cases.has_masks else Labels.masks()
     sites = Counter(row["site"] for row in cases.rows) if "site" in cases.fields else {}
     patients = {row["patient"] for row in cases.rows} if "patient" in cases.fields else None
@@ -101,7 +70,7 @@ def _table(file: Path, folder: Path) -> Survey:
         source="csv",
         labels=labels,
         images=len(cases.rows),
-        size=_size(found),
+        sizes=sizes_of(found),
         columns=cases.columns,
         sites=dict(sites),
         patients=len(patients) if patients is not None else None,
@@ -109,6 +78,16 @@ def _table(file: Path, folder: Path) -> Survey:
         notes=(*cases.notes, *([middle_slices_note(slices)] if slices > 1 else [])),
         slices=slices,
     )
+
+
+def _with_institutions(cases: Cases) -> Cases:
+    """A table that names no sites with those that its DICOM files name, where they do."""
+    institutions = None if "site" in cases.fields else institutions_of(cases.files())
+    if institutions is None:
+        return cases
+    rows = [{**row, "site": site} for row, site in zip(cases.rows, institutions, strict=True)]
+    notes = (*cases.notes, institutions_note(len(set(institutions))))
+    return replace(cases, rows=rows, fields=tuple(rows[0]), is_new=True, notes=notes)
 
 
 # --- folders --------------------------------------------------------------------------------------------
@@ -123,11 +102,20 @@ def _folders(path: Path) -> Survey:
     if pairs is not None:
         slices = slices_of(files)
         notes = (*pairs.notes, *([middle_slices_note(slices)] if slices > 1 else []))
-        size = _size(files)
-        return Survey(path, "csv", Labels.masks(), len(pairs.rows), size, cases=pairs, notes=notes, slices=slices)
+        sizes = sizes_of(files)
+        return Survey(path, "csv", Labels.masks(), len(pairs.rows), sizes, cases=pairs, notes=notes, slices=slices)
     if inside and all(entry.name.lower() in SPLIT_NAMES for entry in inside):
         inside = [sub for top in inside for sub in sorted(top.iterdir()) if sub.is_dir()]
-    return _classes(path, inside, files)
+    levels = levels_of(path, files)
+    return _sites_and_classes(path, files, levels) if levels else _classes(path, inside, files)
+
+
+def _sites_and_classes(path: Path, files: list[Path], levels: Levels) -> Survey:
+    """Folders that say both where an image was taken and what it shows."""
+    named = _patients(files)[0]
+    found = [f"{site}/{_patient(file, named)}" for site, file in zip(levels.sites, files, strict=True)]
+    patients = patients_of(files) or (found if named else None)
+    return _listed(path, files, {"label": levels.labels, "site": levels.sites, "patient": patients}, [levels.note])
 
 
 def _classes(path: Path, folders: Sequence[Path], files: list[Path]) -> Survey:
@@ -145,18 +133,62 @@ def _classes(path: Path, folders: Sequence[Path], files: list[Path]) -> Survey:
     masks = [name for name in classes if MASK_FOLDER.search(name)]
     if masks:
         notes.append(f"'{masks[0]}' is taken for a class; if it holds masks, give them the names of their images")
-    labels, size = Labels("classification", classes), _size(files)
+    inside = {file: folder.name for folder in folders for file in files if file.is_relative_to(folder)}
+    patients, institutions = patients_of(list(inside)), institutions_of(list(inside))
+    if patients or institutions:
+        _refuse_sites_as_classes(path, list(inside.values()), institutions)
+        columns = {"label": list(inside.values()), "site": institutions, "patient": patients}
+        notes += [institutions_note(len(set(institutions)))] if institutions else []
+        return _listed(path, list(inside), columns, notes)
     slices = slices_of(files)
     notes += [middle_slices_note(slices)] if slices > 1 else []
-    flat = all(folder.parent == path for folder in folders)  # else train, validation and test lie above the classes
-    cases = cases_by_patient(path, folders, files) if flat else None
-    if cases is not None:
-        patients: int | None = len({row["patient"] for row in cases.rows})
-        found = (*notes, *cases.notes)
-        return Survey(path, "csv", labels, len(cases.rows), size, {}, {}, patients, "", cases, found, slices)
-    pattern, patients = _patients(files)
-    images = sum(classes.values())
-    return Survey(path, "folder", labels, images, size, {}, {}, patients, pattern, None, tuple(notes), slices)
+    pattern, count = _patients(files)
+    labels, images = Labels("classification", classes), sum(classes.values())
+    return Survey(path, "folder", labels, images, sizes_of(files), {}, {}, count, pattern, None, tuple(notes), slices)
+
+
+def _refuse_sites_as_classes(path: Path, labels: Sequence[str], institutions: Sequence[str] | None) -> None:
+    """BadInput where the folders have the names of the hospitals that their DICOM files name."""
+    if institutions and are_same_names(labels, institutions):
+        raise BadInput(
+            f"--for {path}: the folders are hospitals, as the InstitutionName of the DICOM files says, and nothing "
+            "says what the images show; put a folder per class into each of them, or add a CSV with path and label"
+        )
+
+
+def _listed(path: Path, files: list[Path], columns: dict[str, list[str] | None], notes: list[str]) -> Survey:
+    """Images with what folders and headers say about them, as cases to be written to a table."""
+    known = {name: values for name, values in {"split": _splits(path, files), **columns}.items() if values is not None}
+    rows = [
+        {"path": file.relative_to(path).as_posix(), **{name: values[i] for name, values in known.items()}}
+        for i, file in enumerate(files)
+    ]
+    if "patient" in known and is_dicom(files[0]):
+        notes = [*notes, "patients are those of the DICOM files"]
+    slices = slices_of(files)
+    return Survey(
+        path=path,
+        source="csv",
+        labels=Labels("classification", dict(Counter(known["label"]))),
+        images=len(files),
+        sizes=sizes_of(files),
+        sites=dict(Counter(known.get("site", []))),
+        patients=len(set(known["patient"])) if "patient" in known else None,
+        cases=Cases(path, rows, tuple(rows[0])),
+        notes=(*notes, *([middle_slices_note(slices)] if slices > 1 else [])),
+        slices=slices,
+    )
+
+
+def _splits(path: Path, files: Sequence[Path]) -> list[str] | None:
+    """The split that the uppermost folder of each file stands for; None where one stands for none."""
+    found = [SPLIT_NAMES.get(file.relative_to(path).parts[0].lower()) for file in files]
+    return [split for split in found if split] if all(found) else None
+
+
+def _patient(file: Path, pattern: str) -> str:
+    match = re.search(pattern, file.name) if pattern else None
+    return match.group(1) if match else ""
 
 
 def _patients(files: Sequence[Path]) -> tuple[str, int | None]:
@@ -167,43 +199,3 @@ def _patients(files: Sequence[Path]) -> tuple[str, int | None]:
     groups = Counter(match.group(1) for match in found if match)
     several = len(files) / len(groups) >= 1.2 and len(groups) >= max(5, len(files) // 50)
     return (PATIENT, len(groups)) if several else ("", None)
-
-
-# --- archives -------------------------------------------------------------------------------------------
-
-
-def _archive(path: Path) -> Survey:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files if not name.endswith("images")}
-            name = next((name for name in archive.files if name.endswith("images")), None)
-            shape = archive[name].shape if name else None
-            counts = sum(len(archive[one]) for one in archive.files if one.endswith("images"))
-    except (OSError, ValueError, EOFError) as error:
-        raise BadInput(f"--for {path}: is no NumPy archive that can be read ({error})") from None
-    if shape is None or len(shape) < 3:
-        raise BadInput(f"--for {path}: has no array 'images' [N, H, W]; `polyclinic data show npz` says what is needed")
-    side = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
-    labels = [array for key, array in arrays.items() if key == "labels" or key.endswith("_labels")]
-    notes: tuple[str, ...] = ()
-    if "masks" in arrays:
-        found = Labels.masks()
-    elif labels:
-        texts = [str(value) for array in labels for value in array.reshape(-1).tolist()]
-        found, notes = labels_of(texts), _gaps(texts)
-    else:
-        raise BadInput(f"--for {path}: has neither labels nor masks; it has {', '.join(arrays)}")
-    sites = Counter(str(site) for site in arrays["site"].tolist()) if "site" in arrays else {}
-    patients = len(np.unique(arrays["patient"])) if "patient" in arrays else None
-    size = (int(side[1]), int(side[0]))
-    return Survey(path, "npz", found, counts, size, {}, dict(sites), patients, notes=notes)
-
-
-def _gaps(texts: Sequence[str]) -> tuple[str, ...]:
-    """A note about images of an archive that have no label; a study cannot leave them out."""
-    gaps = [number for number, label in enumerate(are_labels(texts)) if not label]
-    if not gaps:
-        return ()
-    count = "1 image has" if len(gaps) == 1 else f"{len(gaps)} images have"
-    such = f"image {gaps[0]}: '{texts[gaps[0]]}'"
-    return (f"{count} no label ({such}, counted from 0); take them out of the archive before you run the study",)

@@ -1,4 +1,5 @@
-"""What headers of medical files say in a first look: how many slices a volume has, and whose images they are."""
+"""What headers of medical files say in a first look: how many slices a volume has, whose images they are, and
+where they were taken."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from polyclinic.data.names import safe_name
 from polyclinic.data.reading import count_slices, is_dicom, is_volume_name
-from polyclinic.data.survey_tables import Cases
+from polyclinic.data.survey_tables import MOST_SITES
 
 LOOKED_AT = 5  #: volumes whose slices are counted
 
@@ -30,31 +32,46 @@ def middle_slices_note(slices: int) -> str:
     return f"volumes of about {slices} slices: the middle slice of each is used; data.slices = 'all' takes every one"
 
 
-def cases_by_patient(top: Path, classes: Sequence[Path], files: Sequence[Path]) -> Cases | None:
-    """DICOM images in a folder per class as cases with their patients, where a patient has several images.
+def patients_of(files: Sequence[Path]) -> list[str] | None:
+    """A digest of the PatientID of each DICOM file, and no name. None where a file is no DICOM or names no patient, and
+    where no patient has several images."""
+    found = _tags(files, "PatientID")
+    if found is None or not 1 < len(set(found)) < len(files):
+        return None
+    return [hashlib.sha256(patient.encode()).hexdigest()[:16] for patient in found]
 
-    The table has a digest of each PatientID, and no name. None where a file is no DICOM, or names no patient.
-    """
+
+def institutions_of(files: Sequence[Path]) -> list[str] | None:
+    """The InstitutionName of each DICOM file as a site's name; None where a file has none, or all have the same."""
+    found = _tags(files, "InstitutionName")
+    if found is None:
+        return None
+    spelled: dict[str, str] = {}  # "ST MARY" and "St Mary" are one hospital
+    names = [spelled.setdefault(safe_name(name).casefold(), safe_name(name)) for name in found]
+    return names if 1 < len(spelled) <= MOST_SITES else None
+
+
+def institutions_note(count: int) -> str:
+    return f"the sites are those that the DICOM files name ({count} different InstitutionName)"
+
+
+def _tags(files: Sequence[Path], tag: str) -> list[str] | None:
+    """What each DICOM file says under a tag; None where one is no DICOM, or says nothing."""
     if not files or not all(is_dicom(file) for file in files):
         return None
-    patients = [_patient(file) for file in files]
-    if not all(patients) or not 1 < len(set(patients)) < len(files):
-        return None
-    label = {file: folder.name for folder in classes for file in files if file.is_relative_to(folder)}
-    rows = [
-        {"path": file.relative_to(top).as_posix(), "label": label[file], "patient": patient}
-        for file, patient in zip(files, patients, strict=True)
-        if file in label
-    ]
-    return Cases(top, rows, ("path", "label", "patient"), notes=("patients are those of the DICOM files",))
+    found = []
+    for file in files:
+        value = _tag(file, tag)
+        if not value:
+            return None
+        found.append(value)
+    return found
 
 
-def _patient(file: Path) -> str:
-    """A digest of the patient that a DICOM file names; nothing where it names none."""
+def _tag(file: Path, tag: str) -> str:
     import pydicom  # imported where it is used: it takes time
 
     try:
-        found = str(pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", ""))
+        return str(pydicom.dcmread(file, stop_before_pixels=True, specific_tags=[tag]).get(tag, "")).strip()
     except Exception:  # a broken file is named by `study check`
         return ""
-    return hashlib.sha256(found.encode()).hexdigest()[:16] if found.strip() else ""

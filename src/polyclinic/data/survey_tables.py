@@ -40,7 +40,7 @@ NAMES = {
         "finding",
     ),
     "patient": ("patient", "patient_id", "patientid", "subject", "subject_id", "case_id", "person"),
-    "site": ("site", "hospital", "center", "centre", "institution", "clinic"),
+    "site": ("site", "hospital", "center", "centre", "institution", "clinic", "scanner"),
     "split": ("split", "set", "fold", "subset"),
     "mask": ("mask", "mask_path", "segmentation", "seg"),
 }
@@ -62,6 +62,9 @@ class Cases:
     @property
     def has_masks(self) -> bool:
         return "mask" in self.fields
+
+    def files(self) -> list[Path]:
+        return [self.folder / row["path"] for row in self.rows]
 
     def as_csv(self, beside: Path) -> str:
         """The text of a CSV in the folder `beside`, from which its paths begin."""

@@ -11,12 +11,16 @@ import numpy as np
 
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import FileSource
+from polyclinic.data.listing import Listing
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.clusters import Clusters
 from polyclinic.data.parts import PreparedSites, prepare, spread
 from polyclinic.data.preprocessing.prepare import problem_of, unreadable
+from polyclinic.data.reading import is_image_name
 from polyclinic.data.source import Source
 from polyclinic.data.splits import SPLITS
+from polyclinic.data.survey_folders import are_same_names
+from polyclinic.data.survey_headers import institutions_of
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, WeightsFile, find_weights
 from polyclinic.runner.assembly import Assembly
@@ -25,6 +29,8 @@ from polyclinic.study.network import network_of
 
 #: images that `study check` reads
 READ_AT_MOST = 1000
+#: DICOM headers that it reads
+INSTITUTIONS_OF = 200
 
 
 def check_files(study: Study) -> list[str]:
@@ -72,7 +78,23 @@ def check_images(data: Source) -> list[str]:
     every = f"all {len(listing)} images" if len(chosen) == len(listing) else f"{len(chosen)} of {len(listing)} images"
     every += " and their masks" if listing.mask is not None else ""
     classes = listing.classes if listing.classes != ("image",) else ()  # what images with masks and no label have
-    return [f"{every} can be read" + (f"; classes: {', '.join(classes)}" if classes else "")]
+    found = f"{every} can be read" + (f"; classes: {', '.join(classes)}" if classes else "")
+    return [found, *_classes_that_are_sites(data, listing)]
+
+
+def _classes_that_are_sites(data: FileSource, listing: Listing) -> list[str]:
+    """A warning where the classes have the names of the sites, or of the institutions that DICOM files name."""
+    taken = set() if listing.site is None else {str(site) for site in listing.site}
+    images = [file for file in map(Path, data.files()) if is_image_name(file)]
+    chosen = images[:: -(-len(images) // INSTITUTIONS_OF)] if images else []
+    for names in (taken, set(institutions_of(chosen) or ())):
+        if len(names) > 1 and are_same_names(listing.classes, names):
+            return [
+                f"WARNING: the classes are hospitals ({', '.join(listing.classes)}): a model would learn to tell "
+                "hospitals apart, and not what images show. Put a folder per class into each hospital's folder, or "
+                "name the column of the classes in data.label (docs/data.md)"
+            ]
+    return []
 
 
 def _are_here(data: Source) -> bool:

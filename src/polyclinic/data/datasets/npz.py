@@ -45,7 +45,7 @@ class Npz(LabelledSource):
         site, split, patient, masks   [N, ...], used where they are there
         label_names, site_names       names of the numbers in labels and site, used where they are there
     or the MedMNIST layout: train_images, train_labels, val_images, val_labels, test_images, test_labels.
-    Other names of arrays are settings: labels = "boneage_months", group = "lesion", split = "is_test"."""
+    Other names of arrays are settings: images = "X", labels = "y", site = "hospital", group = "lesion"."""
 
     def listing(self) -> Listing:
         columns = Columns(Archive(self.location, self.max_pixels), self.images)

@@ -1,0 +1,117 @@
+"""A first look at an npz archive: which arrays are images, labels, sites and patients, by name and shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from polyclinic.data.archives import Archive
+from polyclinic.data.survey_labels import Labels, are_labels, labels_of
+from polyclinic.data.survey_result import Sizes, Survey
+from polyclinic.data.survey_tables import MOST_SITES, NAMES
+from polyclinic.errors import BadInput
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+#: names of arrays by what they hold, the likeliest first; upper and lower case count as one
+IMAGES = ("images", "image", "x", "data", "imgs", "img", "pixels", "scans")
+LABELS = ("labels", "y", "targets", *NAMES["label"])
+PATIENTS = (*NAMES["patient"], "group", "groups", "case")
+
+
+def survey_archive(path: Path) -> Survey:
+    """What an archive holds; BadInput where images, or what to learn about them, are missing."""
+    archive, shapes = _opened(path)
+    name = _images(shapes)
+    if name is None:
+        raise BadInput(
+            f"--for {path}: no array looks like images [N, H, W]; it has {_listed(shapes)}. "
+            'Name the array images, or write a study by hand: source = "npz" and images = "NAME" in [data]'
+        )
+    prefixes = [prefix for prefix in ("", "train_", "val_", "test_") if prefix + name in shapes]
+    images = sum(shapes[prefix + name][0] for prefix in prefixes)
+    arrays = {
+        own: np.concatenate([archive[prefix + own].reshape(-1) for prefix in prefixes])
+        for own in _flat_arrays(shapes, prefixes, name)
+    }
+    shape = shapes[prefixes[0] + name]
+    height, width = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
+    columns = {"images": name, **_named(arrays)}
+    if masks := next((own for own in ("masks", "mask") if len(shapes.get(prefixes[0] + own, ())) >= 3), ""):
+        columns["masks"] = masks
+    found, notes = _labels(path, arrays, columns, shapes)
+    return Survey(
+        path=path,
+        source="npz",
+        labels=found,
+        images=images,
+        sizes=Sizes.one(int(width), int(height)),
+        columns=columns,
+        sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
+        patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
+        notes=notes,
+    )
+
+
+def _opened(path: Path) -> tuple[Archive, Shapes]:
+    try:
+        archive = Archive(path)
+        return archive, {name: archive.shape(name) for name in archive}
+    except BadInput as error:
+        raise BadInput(f"--for {path}: is no NumPy archive that can be read ({error})") from None
+
+
+def _images(shapes: Shapes) -> str | None:
+    """The name of the images, without what stands for the split in MedMNIST's layout."""
+    names = {own.removeprefix("train_"): own for own in shapes if len(shapes[own]) >= 3}
+    return next((own for wanted in IMAGES for own in names if own.lower() == wanted), None)
+
+
+def _flat_arrays(shapes: Shapes, prefixes: Sequence[str], images: str) -> list[str]:
+    """Arrays with one entry for each image."""
+    names = [own.removeprefix(prefixes[0]) for own in shapes if own.startswith(prefixes[0])]
+    return [own for own in names if own != images and all(_fits(shapes, prefix, own, images) for prefix in prefixes)]
+
+
+def _fits(shapes: Shapes, prefix: str, name: str, images: str) -> bool:
+    count = shapes[prefix + images][0]
+    return shapes.get(prefix + name) in ((count,), (count, 1))
+
+
+def _named(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Which array holds what; one institution alone, or very many, make no sites."""
+    own = {name.lower(): name for name in arrays}
+    wanted = {"labels": LABELS, "site": NAMES["site"], "group": PATIENTS, "split": ("split",)}
+    found = {what: next((own[name] for name in names if name in own), "") for what, names in wanted.items()}
+    if found["site"] and not 2 <= len(np.unique(arrays[found["site"]])) <= MOST_SITES:
+        found["site"] = ""
+    return {what: name for what, name in found.items() if name}
+
+
+def _labels(
+    path: Path, arrays: Mapping[str, np.ndarray], columns: dict[str, str], shapes: Shapes
+) -> tuple[Labels, tuple[str, ...]]:
+    if "masks" in columns:
+        columns.pop("labels", None)
+        return Labels.masks(), ()
+    if "labels" not in columns:
+        raise BadInput(f"--for {path}: no array looks like labels [N] or masks; it has {_listed(shapes)}")
+    texts = [str(value) for value in arrays[columns["labels"]].tolist()]
+    return labels_of(texts), _gaps(texts)
+
+
+def _listed(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
+
+
+def _gaps(texts: Sequence[str]) -> tuple[str, ...]:
+    """A note about images of an archive that have no label; a study cannot leave them out."""
+    gaps = [number for number, label in enumerate(are_labels(texts)) if not label]
+    if not gaps:
+        return ()
+    count = "1 image has" if len(gaps) == 1 else f"{len(gaps)} images have"
+    such = f"image {gaps[0]}: '{texts[gaps[0]]}'"
+    return (f"{count} no label ({such}, counted from 0); take them out of the archive before you run the study",)

@@ -1,0 +1,112 @@
+"""A first look at images in folders: a folder per class, or folders of hospitals with the same classes in each."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyclinic.data.survey_headers import institutions_note, institutions_of
+from polyclinic.data.survey_labels import MOST_CLASSES
+from polyclinic.data.survey_tables import MOST_SITES
+from polyclinic.data.tables import SPLIT_NAMES
+
+#: names of folders that say what images show, and where they were taken
+CLASS = re.compile(
+    r"^(normal|healthy|abnormal|benign|malignant|melanoma|n(a)?evus|positive|negative|pos|neg|control|disease[d]?|sick"
+    r"|ill|tb|tuberculosis|covid.*|pneumonia|no[_ -]?finding|lesion|tumou?r|cancer|yes|no|class.*|grade.*|\d)$",
+    re.I,
+)
+SITE = re.compile(r"(site|hospital|cent(er|re)|clinic|klinik|institut|scanner|universit)", re.I)
+#: names of folders that say neither
+NEITHER = re.compile(
+    r"^(left|right|l|r|images?|imgs?|png|jpe?g|dicom|dcm|(p|pat|patient|case|subject)?[_-]?\d{2,})$", re.I
+)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Each file's site and class, where two levels of folders say both, and what to say about it."""
+
+    sites: list[str]
+    labels: list[str]
+    note: str
+
+
+def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
+    """The same few names of folders in every folder of `top`: the upper level are sites, the lower one classes, unless
+    DICOM headers or the names say that it is the other way round. None where it is no such tree."""
+    parts = [_below_split(file.relative_to(top).parts) for file in files]
+    if any(len(part) < 3 for part in parts):
+        return None
+    upper, lower = [part[0] for part in parts], [part[1] for part in parts]
+    if not _is_grid(upper, lower):
+        return None
+    institutions = institutions_of(files)
+    swapped = _are_sites(lower, institutions) if institutions else _sound_like_sites(lower, upper)
+    if swapped and not _are_sites(upper, institutions):
+        return Levels(institutions or lower, upper, _sentence(lower, upper, "lower", "upper", bool(institutions)))
+    return Levels(institutions or upper, lower, _sentence(upper, lower, "upper", "lower", bool(institutions)))
+
+
+def _below_split(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return parts[1:] if parts[0].lower() in SPLIT_NAMES else parts
+
+
+def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
+    """Whether at least two folders have at least two sub-folders of the same names; a site may lack some classes."""
+    sites, classes, pairs = set(upper), set(lower), set(zip(upper, lower, strict=True))
+    by_class = Counter(name for _, name in pairs)
+    few = 2 <= len(sites) <= MOST_SITES and 2 <= len(classes) <= MOST_CLASSES
+    is_shared = min(by_class.values()) >= 2 and len(pairs) >= 0.6 * len(sites) * len(classes)
+    others = classes & set(SPLIT_NAMES) or all(NEITHER.match(name) for name in classes)
+    return few and is_shared and not others
+
+
+def _sound_like_sites(lower: Sequence[str], upper: Sequence[str]) -> bool:
+    """Whether names alone say that the lower folders are sites."""
+
+    def points(names: Sequence[str]) -> int:
+        return sum(bool(SITE.search(name)) - bool(CLASS.match(name)) for name in set(names))
+
+    return points(lower) > points(upper)
+
+
+def _are_sites(folders: Sequence[str], institutions: Sequence[str] | None) -> bool:
+    """Whether each folder holds the images of one institution only, and the other way round."""
+    return institutions is not None and one_to_one(folders, institutions)
+
+
+def one_to_one(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether two lists say the same with other words."""
+    partners: defaultdict[str, set[str]] = defaultdict(set)
+    for one, other in zip(first, second, strict=True):
+        partners[f"a{one}"].add(other)
+        partners[f"b{other}"].add(one)
+    return len(set(first)) > 1 and all(len(found) == 1 for found in partners.values())
+
+
+def are_same_names(first: Iterable[str], second: Iterable[str]) -> bool:
+    """Whether two sets of names are the same, but for case, blanks and signs."""
+
+    def plain(names: Iterable[str]) -> set[str]:
+        return {re.sub(r"[\W_]+", "", name).casefold() for name in names}
+
+    return plain(first) == plain(second)
+
+
+def _sentence(sites: Sequence[str], classes: Sequence[str], where: str, other: str, from_headers: bool) -> str:
+    taken = f"{other} folders ({_some(classes)}) are taken for the classes"
+    if from_headers:
+        return f"{taken}; {institutions_note(len(set(sites)))}"
+    return (
+        f"{where} folders ({_some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
+        "columns' names label and site in the table below"
+    )
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    different = sorted(set(names))
+    return ", ".join([*different[:most], *(["..."] if len(different) > most else [])])

@@ -1,0 +1,153 @@
+"""`study new --for`: where images were taken, as folders, DICOM headers, archives and tables say it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_survey import draw, write_dicom, write_study, written
+
+from polyclinic.cli import run_app
+from polyclinic.data.survey import survey
+from polyclinic.errors import BadInput
+
+HOSPITALS, CLASSES = ("General", "Lakeside", "StMary"), ("normal", "tb")
+
+
+def draw_tree(top, upper, lower, each=3):
+    for one in upper:
+        for two in lower:
+            for number in range(each):
+                draw(top / one / two / f"{number}.png", seed=number)
+    return top
+
+
+def cases(tmp_path):
+    """What the table beside the study lists: sets of what each column holds."""
+    head, *rows = [line.split(",") for line in (tmp_path / "out" / "study_cases.csv").read_text().splitlines()]
+    return {name: {row[i] for row in rows} for i, name in enumerate(head)}
+
+
+def test_a_folder_for_each_hospital_with_a_folder_for_each_class(tmp_path, capsys):
+    study, said = write_study(draw_tree(tmp_path / "scans", HOSPITALS, CLASSES), tmp_path, capsys)
+    assert "2 classes (normal 9, tb 9), 3 sites (General 6, Lakeside 6, StMary 6)" in said
+    assert "upper folders (General, Lakeside, StMary) are taken for the sites, lower folders (normal, tb) are" in said
+    assert "if it is the other way round, swap" in said
+    assert study.sites.partition == "column"
+    assert "WARNING" not in said
+    found = cases(tmp_path)
+    assert (found["label"], found["site"]) == (set(CLASSES), set(HOSPITALS))
+
+
+def test_names_may_say_that_the_hospitals_are_inside_the_classes(tmp_path):
+    found = survey(draw_tree(tmp_path, CLASSES, HOSPITALS))
+    assert set(found.labels.classes) == set(CLASSES)
+    assert set(found.sites) == set(HOSPITALS)
+
+
+def test_splits_above_hospitals_are_kept(tmp_path, capsys):
+    for split in ("train", "test"):
+        draw_tree(tmp_path / "scans" / split, HOSPITALS, CLASSES)
+    write_study(tmp_path / "scans", tmp_path, capsys)
+    found = cases(tmp_path)
+    assert (found["split"], found["site"], found["label"]) == ({"train", "test"}, set(HOSPITALS), set(CLASSES))
+
+
+@pytest.mark.parametrize("inside", [("train", "test"), ("left", "right"), ("p001", "p002"), ("a",)])
+def test_other_folders_inside_classes_make_no_sites(tmp_path, inside):
+    found = survey(draw_tree(tmp_path, ("benign", "malignant"), inside))
+    assert (set(found.labels.classes), found.sites) == ({"benign", "malignant"}, {})
+
+
+def write_dicoms(top, place, institution=lambda hospital: hospital):
+    for number in range(24):
+        hospital, label = HOSPITALS[number % 3], CLASSES[number // 3 % 2]
+        file = top / place(hospital, label) / f"{number}.dcm"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_dicom(file, patient=f"P{number // 6}", institution=institution(hospital))
+    return top
+
+
+@pytest.mark.parametrize("place", [lambda site, label: f"{site}/{label}", lambda site, label: f"{label}/{site}"])
+def test_dicom_headers_say_which_folders_are_hospitals(tmp_path, capsys, place):
+    study, said = write_study(write_dicoms(tmp_path / "scans", place), tmp_path, capsys)
+    assert "2 classes (normal 12, tb 12), 4 patients, 3 sites (General 8, Lakeside 8, StMary 8)" in said
+    assert "(3 different InstitutionName)" in said
+    assert study.sites.partition == "column"
+
+
+def test_institutions_of_dicom_files_in_a_folder_per_class(tmp_path, capsys):
+    """Two spellings of one hospital are one site; a name with signs that no folder may have is changed."""
+    names = iter(["St. Mary's", "ST. MARY'S", "General"] * 8)
+    scans = write_dicoms(tmp_path / "scans", lambda site, label: label, lambda site: next(names))
+    _, said = write_study(scans, tmp_path, capsys)
+    assert "2 sites" in said
+
+
+def test_institutions_of_dicom_files_that_a_table_lists(tmp_path, capsys):
+    scans = write_dicoms(tmp_path / "scans", lambda site, label: label)
+    files = sorted(scans.rglob("*.dcm"))
+    rows = [f"{file.relative_to(scans)},{file.parent.name}" for file in files]
+    (scans / "cases.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
+    study, said = write_study(scans, tmp_path, capsys)
+    assert "3 sites (" in said
+    assert study.sites.partition == "column"
+
+
+def test_hospitals_are_not_taken_for_classes(tmp_path, capsys):
+    scans = write_dicoms(tmp_path / "scans", lambda site, label: site)
+    with pytest.raises(BadInput, match="the folders are hospitals, as the InstitutionName of the DICOM files says"):
+        survey(scans)
+    study = tmp_path / "study.toml"
+    study.write_text(
+        '[data]\nsource = "folder"\npath = "scans"\n[sites]\npartition = "iid"\ncount = 2\n'
+        '[method]\nname = "fedavg"\nrounds = 1\n'
+    )
+    assert run_app(["study", "check", str(study)]) == 0
+    assert "WARNING: the classes are hospitals (General, Lakeside, StMary)" in capsys.readouterr().out
+
+
+# --- archives -------------------------------------------------------------------------------------------
+
+
+def save(file, **arrays):
+    np.savez(file, **arrays)
+    return file
+
+
+def images(count=24):
+    return np.random.default_rng(0).integers(0, 255, (count, 28, 28), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("name", ["hospital", "institution", "center", "scanner"])
+def test_an_array_gives_the_sites_of_an_archive(tmp_path, capsys, name):
+    arrays = {"images": images(), "labels": np.arange(24) % 2, name: np.array(["a", "b", "c"] * 8)}
+    study, said = write_study(save(tmp_path / "a.npz", **arrays, patient_id=np.arange(24) // 2), tmp_path, capsys)
+    assert "12 patients, 3 sites (a 8, b 8, c 8)" in said
+    assert (study.data.site, study.data.group, study.sites.partition) == (name, "patient_id", "column")
+
+
+def test_images_and_labels_of_other_names(tmp_path, capsys):
+    study, _ = write_study(save(tmp_path / "a.npz", X=images(), y=np.arange(24) % 2), tmp_path, capsys)
+    assert (study.data.images, study.data.labels) == ("X", "y")
+    assert 'images = "X"\nlabels = "y"\n' in written(tmp_path)
+
+
+def test_an_archive_without_images_names_what_it_has(tmp_path):
+    save(tmp_path / "a.npz", scan=images(4), y=np.arange(4), X=np.zeros((4, 9)))
+    with pytest.raises(BadInput, match=r"it has scan \[4, 28, 28\], y \[4\], X \[4, 9\].* images = \"NAME\""):
+        survey(tmp_path / "a.npz")
+    save(tmp_path / "b.npz", images=images(4), odd=np.arange(3))
+    with pytest.raises(BadInput, match=r"no array looks like labels \[N\] or masks; it has images .*, odd \[3\]"):
+        survey(tmp_path / "b.npz")
+
+
+def test_different_sizes_are_told(tmp_path, capsys):
+    for number in range(8):
+        draw(tmp_path / "scans" / "ab"[number % 2] / f"{number}.png", side=(40, 64, 48)[number % 3])
+    _, said = write_study(tmp_path / "scans", tmp_path, capsys)
+    assert "8 images of 3 sizes, from 40 x 40 to 64 x 64 pixels" in said
+    from PIL import Image
+
+    Image.new("L", (90, 60)).save(tmp_path / "scans" / "a" / "9.png")
+    assert run_app(["study", "new", str(tmp_path / "b.toml"), "--for", str(tmp_path / "scans")]) == 0
+    assert 'shape = "squash"  # made square of 48 x 48 px' in (tmp_path / "b.toml").read_text()
