@@ -29,7 +29,7 @@ def cases(tmp_path):
 
 def test_a_folder_for_each_hospital_with_a_folder_for_each_class(tmp_path, capsys):
     study, said = write_study(draw_tree(tmp_path / "scans", HOSPITALS, CLASSES), tmp_path, capsys)
-    assert "2 classes (normal 9, tb 9), 3 sites (General 6, Lakeside 6, StMary 6)" in said
+    assert "2 classes (normal: 9, tb: 9), 3 sites (General: 6, Lakeside: 6, StMary: 6)" in said
     assert "upper folders (General, Lakeside, StMary) are taken for the sites, lower folders (normal, tb) are" in said
     assert "if it is the other way round, swap" in said
     assert study.sites.partition == "column"
@@ -70,7 +70,7 @@ def write_dicoms(top, place, institution=lambda hospital: hospital):
 @pytest.mark.parametrize("place", [lambda site, label: f"{site}/{label}", lambda site, label: f"{label}/{site}"])
 def test_dicom_headers_say_which_folders_are_hospitals(tmp_path, capsys, place):
     study, said = write_study(write_dicoms(tmp_path / "scans", place), tmp_path, capsys)
-    assert "2 classes (normal 12, tb 12), 4 patients, 3 sites (General 8, Lakeside 8, StMary 8)" in said
+    assert "2 classes (normal: 12, tb: 12), 4 patients, 3 sites (General: 8, Lakeside: 8, StMary: 8)" in said
     assert "(3 different InstitutionName)" in said
     assert study.sites.partition == "column"
 
@@ -122,7 +122,7 @@ def images(count=24):
 def test_an_array_gives_the_sites_of_an_archive(tmp_path, capsys, name):
     arrays = {"images": images(), "labels": np.arange(24) % 2, name: np.array(["a", "b", "c"] * 8)}
     study, said = write_study(save(tmp_path / "a.npz", **arrays, patient_id=np.arange(24) // 2), tmp_path, capsys)
-    assert "12 patients, 3 sites (a 8, b 8, c 8)" in said
+    assert "12 patients, 3 sites (a: 8, b: 8, c: 8)" in said
     assert (study.data.site, study.data.group, study.sites.partition) == (name, "patient_id", "column")
 
 
