@@ -152,7 +152,7 @@ def _table(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 100, break_long_words=False)
+    return textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _spread(mean: float, std: float | None) -> str:
