@@ -106,6 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--keep", type=Path, help="a folder for what is needed to judge the claims again")
+    parser.add_argument("--runs-only", action="store_true", help="make the runs, and judge no claim")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -131,7 +132,8 @@ def plan_jobs(claims: list[Claim], options: argparse.Namespace) -> list[Task | J
                 task.readers.append((claim, label))
                 mine.append(task)
         jobs += [task for task in mine if task not in jobs]
-        jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name))
+        if not options.runs_only:
+            jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name))
     return jobs
 
 

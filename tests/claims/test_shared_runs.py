@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.claims.catalogue import CLAIMS
+from polyclinic.claims.measures import carried_each_round
 from polyclinic.claims.reproduce import ORIGIN, note_origin, origin, origin_of, plan
 from polyclinic.runner.compare import Entry
 
@@ -62,3 +63,9 @@ def test_an_arm_may_change_at_one_scale_only(tmp_path: Path) -> None:
         steps[scale] = [arms[label][0].study.generator.steps for label in ("feder", "longer")]
         assert not arms["longer"][0].study.tuning.on
     assert steps == {"quick": [150, 450], "full": [10000, 30000]}
+
+
+def test_bytes_of_a_site_and_round_are_those_that_sites_send(tmp_path: Path) -> None:
+    told = {"total_bytes": 90, "sent_bytes": 48_000_000, "per_site": {"a": 1, "b": 2}}
+    (tmp_path / "result.json").write_text(json.dumps({"communication": told, "rounds": 4}))
+    assert carried_each_round(tmp_path) == {"MB a site and round": 6.0}

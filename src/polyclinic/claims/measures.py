@@ -82,8 +82,8 @@ def carried(run: Path) -> dict[str, float]:
 def carried_each_round(run: Path) -> dict[str, float]:
     """MB that a site sends in a round, mean over sites and rounds."""
     result = read_result(run)
-    sent = [site["sent"] for site in result["communication"]["per_site"].values()]
-    return {"MB a site and round": statistics.fmean(sent) / result["rounds"] / 1e6}
+    told = result["communication"]
+    return {"MB a site and round": told["sent_bytes"] / len(told["per_site"]) / result["rounds"] / 1e6}
 
 
 def kept(run: Path, name: str, compute: Callable[[Path], JsonObject]) -> JsonObject:
