@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from polyclinic import optimizers
+from polyclinic.training.optimizer import Optimizer
 
 KINDS = {
     "SGD": {"momentum": 0.9, "weight_decay": 0.1},
@@ -95,5 +96,22 @@ def test_moments_in_one_block_take_the_same_steps(name, fused):
             optimizer.zero_grad()
             model(images).square().sum().backward()
             optimizer.step()
+        ends.append([one.detach() for one in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_a_kept_optimiser_is_fresh_again(monkeypatch):
+    """As on a GPU: the same steps as with a new one, at the learning rate of the round."""
+    settings = Optimizer(name="adam", lr=0.05, weight_decay=0.1, decay_every=1, decay=0.5)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    ends = []
+    for kept in (None, {}):
+        model, found = network(), []
+        for round in (1, 2):
+            optimizer = settings.make(model.parameters(), round, kept)
+            found.append(optimizer)
+            train(model, optimizer)
+        assert (found[0] is found[1]) == (kept is not None)
+        assert optimizer.param_groups[0]["lr"] == 0.025
         ends.append([one.detach() for one in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

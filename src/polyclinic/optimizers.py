@@ -38,9 +38,10 @@ class _Plain(torch.optim.Optimizer):
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 
-def zero_moments(optimizer: torch.optim.Adam) -> None:
+def zero_moments(optimizer: torch.optim.Adam) -> torch.Tensor:
     """Give a fresh Adam the state that its first step would make, as parts of one block of zeros: on a GPU that is one
-    kernel and not three for each parameter."""
+    kernel and not three for each parameter. The block, which makes the optimiser fresh again where it is filled with
+    zeros."""
     given = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     sizes = [-(-one.numel() // ALIGNED) * ALIGNED for one in given]  # each begins where a GPU reads fastest
     block = torch.zeros(2 * sum(sizes) + ALIGNED * len(given), device=given[0].device)
@@ -53,6 +54,7 @@ def zero_moments(optimizer: torch.optim.Adam) -> None:
             "exp_avg": block.as_strided(one.shape, one.stride(), first),
             "exp_avg_sq": block.as_strided(one.shape, one.stride(), second),
         }
+    return block
 
 
 def moments_fit(parameters: Sequence[torch.Tensor]) -> bool:

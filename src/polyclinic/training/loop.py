@@ -115,6 +115,9 @@ class Trainer:
         """The model's own weights and buffers by name; see `NetworkState`."""
         return self._state()
 
+    def parameters(self) -> list[nn.Parameter]:
+        return self._state.parameters()
+
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""
         state = self.state() if model is None else model.state_dict()
@@ -300,7 +303,7 @@ class Trainer:
         """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
 
         `weighed`: its inputs are images, targets and a weight for each image."""
-        trained = [one.requires_grad for one in model.parameters()]
+        trained = [one.requires_grad for one in (self if model is self.model else model).parameters()]
         key = f"graph: {getattr(model, 'present', '')} {trained} {weighed}"
 
         def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -385,10 +388,8 @@ class Trainer:
 
 
 def _join(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    images, targets = (torch.cat(some) for some in zip(*batches, strict=True))
-    return images, targets
+    images, targets = zip(*batches, strict=True)
+    return batches[0] if len(batches) == 1 else (torch.cat(images), torch.cat(targets))
 
 
 def class_shares(labels: np.ndarray) -> Tensor:

@@ -26,6 +26,11 @@ class NetworkState:
             self._find()
         return self._state
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the network, in its order."""
+        self()
+        return self._parameters
+
     def train(self) -> nn.Module:
         """The network in training mode, as `network.train()` gives it."""
         if [layer.training for layer in self._layers] != self._modes:
@@ -35,6 +40,7 @@ class NetworkState:
 
     def _find(self) -> None:
         self._state: dict[str, Tensor] = dict(self._network.state_dict())
+        self._parameters = list(self._network.parameters())
         self._places = [(*_place(self._network, name), one.data_ptr()) for name, one in self._state.items()]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -13,6 +13,9 @@ from torch import nn
 from polyclinic.optimizers import SGD, Adam, AdamW, moments_fit, zero_moments
 from polyclinic.settings import Settings
 from polyclinic.training.augmentation import Augmentation
+
+#: where a fused Adam is kept
+KEPT = "fused optimiser"
 
 
 class Optimizer(Settings):
@@ -62,18 +65,34 @@ class Optimizer(Settings):
         size = self.batch_sizes.get(site, self.batch_size)
         return self if size == self.batch_size else self.model_copy(update={"batch_size": size})
 
-    def make(self, parameters: Iterator[nn.Parameter], round: int) -> torch.optim.Optimizer:
-        """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1)."""
+    def make(
+        self, parameters: Iterable[nn.Parameter], round: int, kept: dict[str, Any] | None = None
+    ) -> torch.optim.Optimizer:
+        """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1).
+
+        `kept`: on a GPU, where to make one takes long, a fused Adam of the same parameters is kept there, and is made
+        fresh again. Nobody may use the one of before any more.
+        """
         lr, given = self.lr_in(round), list(parameters)
         # a fused step wants its state to lie in memory as the parameters do, and a kept one does not
         fused = (self._fused and not self.keep_state and bool(given) and all(one.is_cuda for one in given)) or None
         if self.name == "sgd":
             return SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
         kind = Adam if self.name == "adam" else AdamW
-        made = kind(given, lr, weight_decay=self.weight_decay, fused=fused)
-        if fused and moments_fit(given):
-            zero_moments(made)
-        return made
+        if not fused or not moments_fit(given):
+            return kind(given, lr, weight_decay=self.weight_decay, fused=fused)
+        key = (kind, self.weight_decay, tuple((id(one), one.requires_grad) for one in given))
+        known = (kept or {}).get(KEPT)
+        if known is None or known[0] != key:
+            made = kind(given, lr, weight_decay=self.weight_decay, fused=True)
+            known = (key, made, zero_moments(made))
+        else:
+            known[2].zero_()
+            for group in known[1].param_groups:
+                group["lr"] = lr
+        if kept is not None:
+            kept[KEPT] = known
+        return known[1]
 
     def lr_in(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1): warming up first, then falling."""

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
-import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
@@ -152,8 +151,8 @@ def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
 
 def _check_tensors(parcel: Parcel, sent: Parcel | None) -> None:
     """ParcelRejected for numbers that are not finite, and for weights that are far larger than those that were sent."""
-    norms = _norms(parcel)
-    before = _norms(sent) if parcel.kind == "weights" and sent is not None else {}
+    norms = parcel.norms
+    before = sent.norms if parcel.kind == "weights" and sent is not None else {}
     for name, norm in norms.items():
         if not norm < math.inf:  # NaN too
             raise ParcelRejected(f"{parcel.kind}: tensor '{name}' holds NaN, infinity or numbers beyond all bounds")
@@ -164,19 +163,6 @@ def _check_tensors(parcel: Parcel, sent: Parcel | None) -> None:
                     f"weights: the norm of tensor '{name}' is {norm:.3g}, more than {LARGEST_GROWTH:g} times what the "
                     f"site was sent ({before[name]:.3g})"
                 )
-
-
-def _norms(parcel: Parcel) -> dict[str, float]:
-    """The Euclidean norm of each tensor of floating-point numbers; worked out once a parcel, in one pass."""
-    if "_norms" not in vars(parcel):
-        floats = {name: t for name, t in parcel.tensors.items() if t.is_floating_point() and t.numel()}
-        # the norm of many half-precision numbers is more than half precision holds
-        wide = [t.float() if t.itemsize < 4 else t for t in floats.values()]
-        norms = list(torch._foreach_norm(wide)) if wide else []
-        alike = len({norm.dtype for norm in norms}) == 1  # then one tensor of all is made wider, not each of them
-        values = torch.stack(norms if alike else [norm.double() for norm in norms]).tolist() if norms else []
-        vars(parcel)["_norms"] = dict(zip(floats, values, strict=True))
-    return vars(parcel)["_norms"]
 
 
 def _check_targets(federation: Federation, parcel: Parcel) -> None:

@@ -74,7 +74,8 @@ class WeightedMean:
     def tensors(self) -> dict[str, Tensor]:
         if not self._is_joined:
             return {name: self._mean(name, dtype) for name, (dtype, _) in self._shapes.items()}
-        means = {dtype: self._mean(str(dtype), dtype) for dtype, _ in self._shapes.values()}
+        kinds = dict.fromkeys(dtype for dtype, _ in self._shapes.values())
+        means = {dtype: self._mean(str(dtype), dtype) for dtype in kinds}
         return _parted(means, self._shapes)
 
     def _mean(self, name: str, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,10 @@ def start_optimizer(site: Site, model: nn.Module, group: str = "optimizer") -> t
 
     `group` is the name it is kept under: a site that trains two models has two.
     """
-    optimizer = site.trainer.optimizer.make(model.parameters(), site.round)
+    trainer = site.trainer
+    own = model is trainer.model and trainer.privacy is None and group == "optimizer"
+    parameters = trainer.parameters() if own else model.parameters()
+    optimizer = trainer.optimizer.make(parameters, site.round, trainer.kept if own else None)
     if site.trainer.optimizer.keep_state:
         restore_optimizer(optimizer, site.state.group(group))
     return optimizer
