@@ -114,7 +114,7 @@ def audited(tiny, undisturbed, tmp_path, tmp_path_factory, finished):
 def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, attacks):
     report, folder = audited(method, changes)
     done: dict[str, set[str]] = {}
-    for parcel in report["parcels"]:
+    for parcel in [one for one in report["parcels"] if one["operation"] != "released model"]:
         done.setdefault(parcel["kind"], set()).update(finding["attack"] for finding in parcel["findings"])
         for finding in parcel["findings"]:
             assert finding["threat_model"]
