@@ -29,9 +29,10 @@ from polyclinic.study.audit_settings import EFFORTS
 FEW, FEW_TIMES = 1, 5
 #: learning rate of a search that starts from images; Geiping et al.'s 0.1 is for one that starts from noise
 FROM_IMAGES = 0.01
-#: weights of the priors beside a cosine distance: public images, and batch-norm statistics of the very batch
-IMAGE_PRIOR = 1e-4
-BATCH_NORM_PRIOR = 0.1
+#: weights of the priors beside a cosine distance, tried with seeds that no counted case has (docs/audit.md): public
+#: images, where one image is searched for and where several are, and batch-norm statistics of the very batch
+IMAGE_PRIOR, IMAGES_PRIOR = 1e-4, 1e-3
+BATCH_NORM_PRIOR = 1.0
 
 
 class GradientInversionAttack(Attack):
@@ -85,7 +86,8 @@ def with_start(plan: AttackPlan, truth: Truth) -> tuple[GradientInversion, Knowl
     start = None if chosen else images_to_start_from(seen.tools, seen.site, truth, plan.batch_size)
     if start is None:
         return settings, knowledge, plan.assumed
-    near = settings.model_copy(update={"start": "given", "lr": FROM_IMAGES, "image_prior": IMAGE_PRIOR})
+    weight = IMAGE_PRIOR if plan.batch_size == 1 else IMAGES_PRIOR
+    near = settings.model_copy(update={"start": "given", "lr": FROM_IMAGES, "image_prior": weight})
     words = f"the search starts at the mean of the attacker's own images, which are its prior as well: {start.words}"
     known = replace(knowledge, start_images=start.images[None], image_prior=GaussianPrior.of(start.own))
     return near, known, [*plan.assumed, words]
@@ -101,12 +103,18 @@ def with_priors(
         return settings, knowledge, assumed
     company = seen.companion("statistics") if seen.kind == "gradients" else seen.parcel
     blank = torch.zeros(plan.batch_size, *seen.tools.image_shape)
-    found = None if company is None else batch_statistics(seen.network.cpu(), company.tensors, blank)
+    try:
+        found = None if company is None else batch_statistics(seen.network.cpu(), company.tensors, blank)
+    except ValueError:  # batch norm of a single value
+        found = None
     if found is None or Capability.BATCH_NORM_STATISTICS not in seen.tools.threat.granted:
         return settings, knowledge, assumed
     known = replace(knowledge, batch_norm_prior=BatchNormPrior(seen.network, found))
     words = "the batch-norm statistics that left with the update are those of its images"
-    return settings.model_copy(update={"batch_norm_prior": BATCH_NORM_PRIOR}), known, [*assumed, words]
+    weights = {"batch_norm_prior": BATCH_NORM_PRIOR}
+    if knowledge.image_prior is not None:
+        weights["image_prior"] = IMAGES_PRIOR
+    return settings.model_copy(update=weights), known, [*assumed, words]
 
 
 def with_rounds(

@@ -68,7 +68,8 @@ def invert_and_score(
     verdict.evidence.update(of_search(back, result))
     if not doubt and labels is not None and not verdict.leak:
         known = replace(knowledge, labels=labels[None].expand(max(1, len(parcels)), *labels.shape))
-        doubt = unfinished(seen, truth, settings, known, float(back.loss[0]), parcels)
+        assert back.distance is not None, "every search tells it"
+        doubt = unfinished(seen, truth, settings, known, float(back.distance[0]), parcels)
     return Finding(settings.name, back.threat_model, verdict, assumed, result.draw, search, doubt=doubt)
 
 
@@ -84,10 +85,11 @@ def unfinished(
     truth: Truth,
     settings: GradientInversion,
     knowledge: Knowledge,
-    loss: float,
+    distance: float,
     parcels: Sequence[Parcel] = (),
 ) -> str:
-    """Why a longer search may win: its loss is above that of the true images, so it did not find the best images.
+    """Why a longer search may win: its gradients are farther from those that were sent than the true images' are, so it
+    did not find the best images. Roughness and priors do not count: the true images may be unlikely ones.
 
     Where it is not, the update itself does not tell more (noise, a defence), however long one searches.
     """
@@ -110,10 +112,12 @@ def unfinished(
         )
     except (BadInput, ValueError) as error:
         return f"the loss of the true images is not known ({error})"
-    best = float(at_truth.loss[0])
-    if loss <= best * (1 + ENOUGH):
+    assert at_truth.distance is not None, "every search tells it"
+    best = float(at_truth.distance[0])
+    if distance <= best * (1 + ENOUGH):
         return ""
-    return f"the search had not ended: its loss is {loss:.2g}, that of the true images {best:.2g}; use a larger budget"
+    found = f"its distance is {distance:.2g}, that of the true images {best:.2g}"
+    return f"the search had not ended: {found}; use a larger budget"
 
 
 def steps_within(wanted: tuple[int, ...], iterations: int) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class ImageTrajectory:
 class Reconstruction:
     """What came back, by target and on the CPU: images [N, B, C, H, W] with their labels [N, B] (of the same point),
     the images that the search started from, and [N] each: the loss it ended with, how often it was evaluated, whether
-    it converged or diverged (neither: its iterations were used up)."""
+    it converged or diverged (neither: its iterations were used up), and the distance of the gradients alone."""
 
     images: Tensor
     labels: Tensor
@@ -86,6 +86,7 @@ class Reconstruction:
     diverged: Tensor
     threat_model: str
     trajectory: ImageTrajectory | None = None  #: where the settings name steps to keep
+    distance: Tensor | None = None  #: the loss without what is added for roughness and priors
 
 
 class Inversion:
@@ -177,6 +178,7 @@ class Inversion:
             "labels": label.argmax(-1) if classification else label,
             "start": objective.unpack(start)[0],
             "loss": found.loss,
+            "distance": found.loss - objective.penalty(images).detach(),
             "evaluations": found.evaluations,
             "converged": found.converged,
             "diverged": found.diverged,
