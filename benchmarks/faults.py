@@ -10,6 +10,8 @@ another result than without the fault; a command that says in a sentence what is
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import random
@@ -235,6 +237,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["POLYCLINIC_CACHE"] = f"{place}/cache"
         in_child(lambda: 0)
+        with contextlib.suppress(ImportError):  # or each report would import it
+            importlib.import_module("matplotlib.pyplot")
         if chosen.quick:
             found = write(_quick(chosen.seed, Path(place), tuple(chosen.only.split(","))))
         else:

@@ -273,7 +273,8 @@ def main() -> None:
         for number in range(chosen.workers):
             copy_tree(place / str(number))
         (place / "watched").mkdir()
-        calls = Calls(watch(test_files(rooms), chosen.workers, place, until, chosen.calls))
+        half = started + 30 * chosen.minutes  # tests that are not watched by then judge nothing
+        calls = Calls(watch(test_files(rooms), chosen.workers, place, half, chosen.calls))
 
         def work(number: int, tell: Callable[[Any], None]) -> None:
             mutants = Mutants(place / str(number), chosen.seed * 1009 + number, rooms, calls)

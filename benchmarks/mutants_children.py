@@ -24,6 +24,8 @@ from typing import Any
 LARGE = (
     *("torch", "numpy", "scipy.stats", "scipy.ndimage", "pytest", "hypothesis", "pydantic", "rich", "typer"),
     *("PIL.Image", "safetensors.torch", "cryptography.hazmat.primitives", "opacus", "opacus.accountants", "pydicom"),
+    *("matplotlib.pyplot", "jsonschema", "httpx", "fastapi.testclient", "typer.testing", "rich.progress", "psutil"),
+    *("scipy.optimize", "scipy.signal", "scipy.spatial", "cryptography.x509", "filelock", "tomli_w"),
     *("nibabel", "monai.networks.nets", "monai.losses", "monai.metrics", "torch.utils.flop_counter", "torch.func"),
 )
 #: bytes of memory that the tests of a mutant may take: one may ask for an endless array

@@ -48,6 +48,23 @@ def test_a_damaged_ledger_of_a_finished_run_is_noticed(folder, site):
         run(None, folder, resume=True)
 
 
+def test_a_missing_or_damaged_hand_over_is_noticed(tiny, tmp_path):
+    from polyclinic.runner.forgetting import matrices
+
+    settings = {"data.samples": 36, "evaluation.handovers": "all"}
+    folder = run(tiny("cwt", settings, rounds=1), tmp_path / "run").folder
+    assert matrices(folder)["rounds"].keys() == {1}
+    handed = sorted((folder / "handovers" / "round-1").iterdir())
+    honest = handed[0].read_bytes()
+    flip(handed[0], -2)
+    with pytest.raises(Damaged, match=handed[0].name):
+        matrices(folder)
+    handed[0].write_bytes(honest)
+    handed[-1].unlink()
+    with pytest.raises(Damaged, match=handed[-1].name):
+        matrices(folder)
+
+
 def test_a_run_killed_just_before_its_result_was_written_ends_the_same(folder, monkeypatch):
     """The digests are written first: a result without them would vouch for files that nobody checks."""
     values = json.loads((folder / "result.json").read_text())

@@ -28,8 +28,9 @@ OWN_DIGEST = "# sha256 of the lines below: "
 
 def note_files(folder: Path, *, durable: bool = False, result: bytes | None = None) -> None:
     """Write down the SHA-256 of those of a finished run's files that are there; `result`: a result to come."""
-    ledgers = sorted(f"ledger/{path.name}" for path in folder.glob("ledger/*.jsonl"))
-    found = {name: sha256_of(folder / name) for name in (*FINISHED, *ledgers) if (folder / name).is_file()}
+    more = sorted([*folder.glob("ledger/*.jsonl"), *folder.glob("handovers/*/*.safetensors")])
+    names = (*FINISHED, *(path.relative_to(folder).as_posix() for path in more))
+    found = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
     if result is not None:
         found["result.json"] = hashlib.sha256(result).hexdigest()
     content = json.dumps({"files": found, "sha256": digest_of(found)}, indent=1) + "\n"
@@ -74,10 +75,12 @@ def check_noted(folder: Path, *names: str) -> None:
             )
 
 
-def check_finished(folder: Path) -> None:
-    """Damaged if any file of a finished run, its ledgers too, is not what it was when the run ended."""
+def check_finished(folder: Path, below: str = "") -> None:
+    """Damaged if any file of a finished run, its ledgers too, is not what it was when the run ended; `below`: only
+    those whose names begin so."""
     noted = read_json(folder / FILE).get("files") if (folder / FILE).is_file() else None
-    check_noted(folder, *(noted if isinstance(noted, dict) else FINISHED))
+    names = noted if isinstance(noted, dict) else FINISHED
+    check_noted(folder, *(name for name in names if name.startswith(below)))
 
 
 def read_result(folder: Path) -> JsonObject:

@@ -70,7 +70,8 @@ def test_honest_sums_pass_up_to_the_largest_ones():
         ({"cases": number(4.0)}, "'cases' is no whole number"),
         ({"cases": torch.tensor([4, 4])}, "'cases' is no whole number"),
         ({"absolute_error": torch.ones(2)}, "no single number"),
-        ({"loss": number(1, torch.int64)}, "'loss' was cut off to a whole number"),
+        ({"loss": number(1, torch.int64)}, "'loss' was cut off to few digits"),
+        ({"loss": number(1, torch.float16)}, "'loss' was cut off to few digits"),
     ],
 )
 def test_what_no_regression_can_have(changes, words):
@@ -104,6 +105,9 @@ def test_what_no_classification_can_have():
     task.check_sums(counts(histogram=histograms(5.0, 5.0)), TWO)  # a fourth of the images: rounded, at the worst
     with pytest.raises(ValueError, match="far fewer images"):
         task.check_sums(counts(histogram=histograms(4.9, 5.0)), TWO)
+    task.check_sums(counts(histogram=histograms(4 * 20.0 + 200, 5.0)), TWO)
+    with pytest.raises(ValueError, match="far more images than 'count'"):
+        task.check_sums(counts(histogram=histograms(4 * 20.0 + 201, 5.0)), TWO)
     task.check_sums(counts(histogram=histograms(20.0, 4 * 40.0 + 200)), TWO)
     with pytest.raises(ValueError, match="far more images of other classes"):
         task.check_sums(counts(histogram=histograms(20.0, 4 * 40.0 + 201)), TWO)

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
@@ -53,6 +53,11 @@ class FedAvgShare(FedAvg):
             if others:
                 federation.ask(site, "take_shared", **pooling.parcels_of(pooling.pool(others)))
         return {"count": torch.tensor(sum(len(_images(reply)) for reply in replies))}
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        super().check_reply(federation, call, reply)
+        if call.operation == "give_share":
+            pooling.check_shared(federation, reply)
 
     @operation("real-images", "labels", "masks", simulation_only=True)
     def give_share(self, site: Site) -> tuple[Parcel, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, read_tensors
+from polyclinic.noted_files import check_finished
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import load_run_study
 from polyclinic.tasks.regression import IN_UNITS
@@ -27,6 +28,7 @@ def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) ->
     kept = sorted(found, key=lambda path: int(path.name.split("-")[1]))
     if not kept:
         raise BadInput(_why_none(study.method.traits.serial, study.method.name, folder))
+    check_finished(folder, below="handovers/")
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
     return {
         "metric": study.task.metric,

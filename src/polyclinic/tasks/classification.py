@@ -141,6 +141,8 @@ class Classification(Task):
         # a deployed site rounds both, the confusion matrix cell by cell
         if int(sums["count"]) > 4 * float(sums["histograms"][:, 1].sum()):
             raise ValueError("the histograms are of far fewer images than 'count'")
+        if float(sums["histograms"][:, 1].sum()) > 4 * int(sums["count"]) + 100 * classes**2:
+            raise ValueError("the histograms are of far more images than 'count'")
         # the images of all other classes: as many as the classes have themselves, but for rounding at a deployed site
         if float(sums["histograms"][:, 0].sum(1).max()) > 4 * float(sums["histograms"][:, 1].sum()) + 100 * classes:
             raise ValueError("a histogram has far more images of other classes than these have")

@@ -179,8 +179,8 @@ class Task(Settings):
         for name in names:
             if name not in sums or sums[name].numel() != 1 or bool((sums[name] < 0).any()):
                 raise ValueError(f"the sum '{name}' is missing, is no single number, or is negative")
-            if name not in WHOLE and not sums[name].is_floating_point():
-                raise ValueError(f"the sum '{name}' was cut off to a whole number")
+            if name not in WHOLE and sums[name].dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"the sum '{name}' was cut off to few digits")
 
     @abstractmethod
     def finish(self, sums: Sums) -> dict[str, float]:

@@ -130,6 +130,16 @@ LATENTS = {
     "times 10^6": tensors("latents", each(lambda t: t * 1e6)),
     "times -1000": tensors("latents", each(lambda t: t * -1000)),
 }
+SHARED = {
+    "nothing": nothing,
+    "no names": tensors("real-images", lambda found: {}),
+    "no labels": tensors("labels", lambda found: {}),
+    "no image": lambda parcels: [replace(p, tensors={n: t[:0] for n, t in p.tensors.items()}) for p in parcels],
+    "shapes": tensors("real-images", first(lambda t: t[..., :1])),
+    "floats": tensors("real-images", first(lambda t: t.float())),
+    "fewer labels": tensors("labels", first(lambda t: t[:-1])),
+    "more names": tensors("real-images", more),
+}
 SCORES = {
     "twice": twice,
     "negative": tensors("metrics", lambda s: {**s, "confusion": -s["confusion"]}),
@@ -158,7 +168,8 @@ LIES = [
     *[("fedsgd", "gradient", name, lie) for name, lie in GRADIENTS.items()],
     *[("splitnn", "forward", name, lie) for name, lie in ACTIVATIONS.items()],
     *[("splitnn", "begin", f"steps {steps}", metadata(steps=steps)) for steps in (None, "3", 10**9, -1)],
-    *[("splitnn", "finish", "fewer names", tensors("weights", fewer))],
+    *[("splitnn", "finish", name, WEIGHTS[name]) for name in ("fewer names", "times 10^6", "times -10^6")],
+    *[("fedavg-share", "give_share", name, lie) for name, lie in SHARED.items()],
     *[("fedreplay", "give_latents", name, lie) for name, lie in LATENTS.items()],
     *[("fedreplay", "count", "samples missing", metadata(samples=None))],
     *[("fedavg", "evaluate", name, lie) for name, lie in SCORES.items()],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+
+if TYPE_CHECKING:
+    from polyclinic.federation.federation import Federation
 
 
 def release(part: ImageSet, index: np.ndarray | slice = slice(None)) -> tuple[Parcel, ...]:
@@ -23,6 +26,19 @@ def release(part: ImageSet, index: np.ndarray | slice = slice(None)) -> tuple[Pa
     if part.masks is not None:
         parcels.append(Parcel("masks", {"masks": torch.from_numpy(np.array(part.masks[index]))}))
     return tuple(parcels)
+
+
+def check_shared(federation: Federation, reply: Reply) -> None:
+    """ParcelRejected unless the reply has images of the study's shape, and as many labels and, where needed, masks."""
+    images, labels = reply.parcel("real-images").tensors, reply.parcel("labels").tensors
+    count = len(images["images"]) if "images" in images else 0
+    found = {name: (t.dtype, tuple(t.shape)) for name, t in images.items()}
+    if not count or found != {"images": (torch.uint8, (count, *federation.image_shape))} or labels.keys() != {"labels"}:
+        raise ParcelRejected("real-images: they are not images of the study's shape, with labels")
+    if any(len(one) != count for parcel in reply.parcels for one in parcel.tensors.values()):
+        raise ParcelRejected("real-images: there are not as many labels or masks")
+    if federation.trainer.task.dense and "masks" not in reply.parcel("masks").tensors:
+        raise ParcelRejected("real-images: the masks are missing")
 
 
 def pool(replies: Sequence[Reply]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyclinic.federation.arriving.replies import SMALL
+from polyclinic.federation.arriving.replies import LARGEST_GROWTH, SMALL
 from polyclinic.federation.leaving.parcel import Expected, ParcelRejected
 
 if TYPE_CHECKING:
@@ -28,9 +28,15 @@ def check_shared_weights(federation: Federation, reply: Reply) -> None:
 
 
 def check_front_weights(federation: Federation, reply: Reply) -> None:
-    """The weights are those of the network up to the cut."""
+    """The weights are those of the network up to the cut, and training can have made them of the first ones."""
     trainer = federation.trainer
     _check_names(reply, "weights", set(trainer.split(trainer.model)[0].state_dict()))
+    first = federation.initial_weights()
+    for name, tensor in reply.parcel("weights").tensors.items():
+        if name in first and tensor.is_floating_point():
+            limit = LARGEST_GROWTH * (_norm(first[name]) + SMALL * math.sqrt(tensor.numel()))
+            if not _norm(tensor) <= limit:
+                raise ParcelRejected(f"weights: the norm of tensor '{name}' is beyond all that training does")
 
 
 def check_samples(reply: Reply) -> None:
@@ -48,8 +54,7 @@ def check_step(call: Call, reply: Reply, rate: float) -> None:
     """A step of this rate along the gradients does not move a tensor by many times its size: that was not computed."""
     weights = call.parcels["weights"].tensors
     for name, gradient in reply.parcel("gradients").tensors.items():
-        moved = rate * float(torch.linalg.vector_norm(gradient.double()))
-        size = float(torch.linalg.vector_norm(weights[name].double())) + SMALL * math.sqrt(gradient.numel())
+        moved, size = rate * _norm(gradient), _norm(weights[name]) + SMALL * math.sqrt(gradient.numel())
         if not moved <= LARGEST_STEP * size:
             raise ParcelRejected(
                 f"gradients: a step would move tensor '{name}' by {moved:.3g}, more than {LARGEST_STEP:g} times its "
@@ -65,6 +70,10 @@ def check_rows(federation: Federation, reply: Reply, kind: str, *names: str) -> 
         if name not in tensors or tuple(tensors[name].shape) != (len(targets), *shape):
             found = tuple(tensors[name].shape) if name in tensors else "missing"
             raise ParcelRejected(f"{kind}: '{name}' is {found}, expected {(len(targets), *shape)}")
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.double()))
 
 
 def _check_names(reply: Reply, kind: str, wanted: set[str]) -> None:
