@@ -163,7 +163,7 @@ class TestColumn:
             assign_to_sites(PARTITIONS["column"](), dataset(), splits(), 0)
 
     def test_sites_are_not_counted(self):
-        with pytest.raises(ValidationError, match="count does not go with"):
+        with pytest.raises(ValidationError, match=r'remove the line count = 2; with partition = "column" the data say'):
             PARTITIONS["column"](count=2)
 
     def test_two_sites_of_one_name(self):

@@ -151,3 +151,48 @@ def test_different_sizes_are_told(tmp_path, capsys):
     Image.new("L", (90, 60)).save(tmp_path / "scans" / "a" / "9.png")
     assert run_app(["study", "new", str(tmp_path / "b.toml"), "--for", str(tmp_path / "scans")]) == 0
     assert 'shape = "squash"  # made square of 48 x 48 px' in (tmp_path / "b.toml").read_text()
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def write_table(tmp_path, blank=(), rows=12):
+    """A table of images with hospital and patient; `blank`: (row, column) of empty cells."""
+    lines = [["file", "diagnosis", "hospital", "patient"]]
+    for number in range(rows):
+        draw(tmp_path / "scans" / f"{number}.png", seed=number)
+        lines.append([f"{number}.png", CLASSES[number % 2], HOSPITALS[number % 3], f"p{number}"])
+    for row, column in blank:
+        lines[row + 1][column] = ""
+    (tmp_path / "scans" / "patients.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    return tmp_path / "scans"
+
+
+def test_rows_without_a_site_or_a_patient_are_left_out(tmp_path, capsys):
+    study, said = write_study(write_table(tmp_path, [(1, 2), (4, 3), (5, 3)]), tmp_path, capsys)
+    assert "1 row without hospital (an empty cell) left out" in said
+    assert "2 rows without patient (an empty cell) left out" in said
+    assert "to change a row, change patients.csv, then write both anew with --force" in written(tmp_path)
+    assert (len(study.data.listing()), cases(tmp_path)["site"]) == (9, set(HOSPITALS))
+
+
+def test_a_column_that_is_mostly_empty_is_not_used(tmp_path, capsys):
+    study, said = write_study(write_table(tmp_path, [(row, 3) for row in range(8)]), tmp_path, capsys)
+    assert "column patient is empty in most rows: not used for the patient" in said
+    assert len(study.data.listing()) == 12
+    assert "other_patient" in cases(tmp_path)
+
+
+def test_a_study_is_written_anew_with_force(tmp_path, capsys):
+    """Also where its table lies among the images, and would be taken for theirs."""
+    scans = write_table(tmp_path, [(1, 2)])
+    command = ["study", "new", str(scans / "s.toml"), "--for", str(scans)]
+    assert run_app(command) == 0
+    write_table(tmp_path)
+    assert run_app(command) == 2
+    assert "exists already; name another file, or write it anew with --force" in capsys.readouterr().err
+    (scans / "s.toml").unlink()
+    assert run_app([*command[:-1], str(scans / "s_cases.csv"), "--force"]) == 0  # fit to be used as it is
+    assert run_app([*command, "--force"]) == 0
+    assert run_app(["study", "check", str(scans / "s.toml")]) == 0
+    assert "all 12 images can be read" in capsys.readouterr().out

@@ -38,13 +38,16 @@ def new(
     scale: float = typer.Option(1.0, help="With --preset: images, rounds, epochs and widths so many times smaller."),
     phantom: bool = typer.Option(False, "--phantom", help="With --preset: on drawn images instead of the paper's."),
     list_presets: bool = typer.Option(False, "--list-presets", help="Name the presets, and do nothing else."),
+    force: bool = typer.Option(
+        False, "--force", help="Write the study anew where the file exists; with --for its table of cases, too."
+    ),
 ) -> None:
     """Write a study for your own images (--for), one with every setting and what it means, or a paper's (--preset)."""
     if images is not None:
         others = (method, source, partition, task, preset)
         if any(one is not None for one in others) or phantom or scale != 1 or list_presets:
             raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
-        new_for(images, path)
+        new_for(images, path, force=force)
         return
     from polyclinic.study.preset import preset as preset_text
     from polyclinic.study.preset import preset_names, summary_of
@@ -61,7 +64,7 @@ def new(
         text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
     else:
         text = without_torch(lambda: template_text(method or "fedavg", source or "fundus-phantom", partition, task))
-    write_new(path, text)
+    write_new(path, text, force=force)
 
 
 def template_text(method: str, source: str, partition: str | None, task: str | None) -> str:
@@ -77,37 +80,37 @@ def usual_partition(task: str) -> str:
     return "iid" if task == "segmentation" else "label-skew"
 
 
-def new_for(images: Path, path: Path) -> None:
+def new_for(images: Path, path: Path, *, force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
     from polyclinic.cli.study_for import study_for
 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
-    refuse_existing(path)
-    text, said = study_for(images, path)
+    refuse_existing(path, force=force)
+    text, said = study_for(images, path, force=force)
     for sentence in said:
         typer.echo(sentence)
-    refuse_existing(path)
+    refuse_existing(path, force=force)
     path.write_text(text, encoding="utf-8")
     typer.echo(f"wrote {path}; check it, and whether its images can be read, with: polyclinic study check {path}")
     typer.echo(f"then run it with: polyclinic run {path}")
 
 
-def refuse_existing(path: Path) -> None:
-    """BadInput if there is a file already, or no folder for one."""
+def refuse_existing(path: Path, *, force: bool = False) -> None:
+    """BadInput if there is a file already that may not be written anew, or no folder for one."""
     check_place(path, flag="")
-    if path.exists():
-        raise BadInput(f"{path}: exists already; name another file")
+    if path.exists() and not (force and path.is_file()):
+        raise BadInput(f"{path}: exists already; name another file, or write it anew with --force")
     if not path.parent.is_dir():
         raise BadInput(f"{path}: there is no folder {path.parent}; make it first")
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str, *, force: bool = False) -> None:
     """Write a new study, or print it where the path is `-`; BadInput if there is a file already."""
     if str(path) == "-":
         typer.echo(text)
         return
-    refuse_existing(path)
+    refuse_existing(path, force=force)
     path.write_text(text, encoding="utf-8")
     typer.echo(f"wrote {path}; run it with: polyclinic run {path}")
 

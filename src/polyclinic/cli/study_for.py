@@ -32,21 +32,33 @@ SUMS_TELL = "# fine for a simulation; between real hospitals these sums give sin
 OUTSIDE = "allow_outside = true  # the table lies beside this file, and the images that it lists lie elsewhere"
 
 
-def study_for(images: Path, path: Path) -> tuple[str, list[str]]:
+def study_for(images: Path, path: Path, *, force: bool = False) -> tuple[str, list[str]]:
     """The text of a study for these images, and sentences about what was found. A table of cases, where one is
-    needed, is written beside the study."""
-    found = survey(images)
+    needed, is written beside the study; with `force` also over an earlier one."""
+    table = path.with_name(f"{path.stem}_cases.csv")
+    found = survey(images, ignore=table if force else None)
     said = [_what(found), *found.notes]
     if found.cases is not None:
-        table = path.with_name(f"{path.stem}_cases.csv")
-        if table.exists():
-            raise BadInput(f"{table}: exists already; name another study, or move it")
+        _refuse_table(table, found.path, force)
         atomic_write(table, found.cases.as_csv(table.parent.resolve()))
-        said.append(f"wrote {table}, which lists them")
+        said.append(f"wrote {table}, which lists them; {_mend(found)}, then write both anew with --force")
         text = _text(found, table.name, said, outside=_lie_outside(found.cases, table.parent))
     else:
         text = _text(found, os.path.relpath(found.path, path.parent.resolve()), said)
     return text, [*said, *([f"label_range: {RANGE_TELLS}"] if found.labels.bounds else [])]
+
+
+def _refuse_table(table: Path, own: Path, force: bool) -> None:
+    """BadInput where a table is there already; the table that was looked at is never written over."""
+    if table.exists() and table.resolve() == own.resolve():
+        raise BadInput(f"{table}: is the table that --for reads; name another study, so that it stays as it is")
+    if table.exists() and not force:
+        raise BadInput(f"{table}: exists already; --force writes it anew, or name another study")
+
+
+def _mend(found: Survey) -> str:
+    """What to change where something in the table of cases is wrong."""
+    return f"to change a row, change {found.path.name}" if found.path.is_file() else "to change a row, change the files"
 
 
 def _lie_outside(cases: Cases, folder: Path) -> bool:

@@ -33,8 +33,9 @@ from polyclinic.errors import BadInput
 PATIENT = "^([^_-]+)[_-]"
 
 
-def survey(path: Path) -> Survey:
-    """What lies at a folder, a CSV or an npz file; BadInput where nothing of it can be learnt from."""
+def survey(path: Path, ignore: Path | None = None) -> Survey:
+    """What lies at a folder, a CSV or an npz file; BadInput where nothing of it can be learnt from. `ignore`: a table
+    that an earlier look has written."""
     path = Path(path)
     if not path.exists():
         raise BadInput(f"--for {path}: there is nothing; name the folder, the CSV or the npz file of your images")
@@ -42,7 +43,7 @@ def survey(path: Path) -> Survey:
         return survey_archive(path)
     if path.is_file():
         return _table(path, path.parent)
-    table = find_table(path)
+    table = find_table(path, ignore)
     if table is not None:
         return _table(table, path)
     archives = sorted(path.glob("*.npz"))

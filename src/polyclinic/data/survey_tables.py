@@ -10,8 +10,10 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
 
 from polyclinic.data.cache import files_below
 from polyclinic.data.reading import is_image_name
@@ -82,10 +84,11 @@ class Cases:
 # --- tables ---------------------------------------------------------------------------------------------
 
 
-def find_table(folder: Path) -> Path | None:
-    """The CSV in a folder that lists images; None where none does, BadInput where several do."""
+def find_table(folder: Path, ignore: Path | None = None) -> Path | None:
+    """The CSV in a folder that lists images, other than `ignore`; None where none does, BadInput where several do."""
     stems = _by_stem(folder)
-    counts = {file: _images_listed(read_table(file), folder, stems) for file in sorted(folder.glob("*.csv"))}
+    tables = [file for file in sorted(folder.glob("*.csv")) if ignore is None or file.resolve() != ignore.resolve()]
+    counts = {file: _images_listed(read_table(file), folder, stems) for file in tables}
     # a table of something else may name an image or two by accident
     listing = [file for file, count in counts.items() if count > max(counts.values()) / 2]
     if len(listing) > 1:
@@ -104,6 +107,8 @@ def cases_in_table(file: Path, folder: Path) -> Cases:
             "of them must hold their paths or names"
         )
     columns = {"path": image, **_named_columns(table, image)}
+    sparse = [name for name in ("site", "patient") if name in columns and _is_sparse(table.column(columns[name]))]
+    notes = [f"column {columns.pop(name)} is empty in most rows: not used for the {name}" for name in sparse]
     if "label" not in columns and "mask" not in columns:
         raise BadInput(
             f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it label"
@@ -111,7 +116,13 @@ def cases_in_table(file: Path, folder: Path) -> Cases:
     kept = {**columns, **_further_columns(table, columns)}
     rows = [{field: row[column] for field, column in kept.items()} for row in table.rows]
     found = [{**row, "path": _path(row["path"], file.parent, stems)} for row in rows]
-    return _without_gaps(found, rows, file, columns)
+    cases = _without_gaps(found, rows, file, columns)
+    # a new table calls a column that is set aside by another name, so that no study takes it by itself
+    return replace(cases, is_new=cases.is_new or bool(sparse), notes=(*notes, *cases.notes))
+
+
+def _is_sparse(cells: np.ndarray) -> bool:
+    return bool(np.mean(cells == "") > 0.5)
 
 
 def _further_columns(table: Table, columns: Mapping[str, str]) -> dict[str, str]:
@@ -125,19 +136,24 @@ Rows = list[dict[str, str]]
 
 
 def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) -> Cases:
-    notes = []
     lost = [row["path"] for row, own in zip(rows, found, strict=True) if not own["path"]]
-    there = [row for row in found if row["path"]]
-    if lost:
-        notes.append(f"{len(lost)} rows name no image that is there, such as '{lost[0]}', and are left out")
-    labelled = _with_label(there) if "label" in columns else there
-    if len(labelled) < len(there):
-        gap = next(row["label"] for row in there if row not in labelled)
-        count = len(there) - len(labelled)
-        notes.append(f"{count} row{'s' * (count > 1)} without {columns['label']} (such as '{gap}') left out")
-    if not labelled:
-        raise BadInput(f"--for {file}: no row has both an image and a label")
-    return Cases(file.parent, labelled, tuple(labelled[0]), columns, is_new=labelled != rows, notes=tuple(notes))
+    kept = [row for row in found if row["path"]]
+    notes = [f"{_rows(len(lost))} no image that is there, such as '{lost[0]}': left out"] if lost else []
+    for what in [name for name in ("label", "site", "patient", "mask") if name in columns]:
+        full = _with_label(kept) if what == "label" else [row for row in kept if row[what]]
+        if len(full) < len(kept):
+            gap = next(row[what] for row in kept if row not in full)
+            such = f"such as '{gap}'" if gap else "an empty cell"
+            count = len(kept) - len(full)
+            notes.append(f"{count} row{'s' * (count > 1)} without {columns[what]} ({such}) left out")
+        kept = full
+    if not kept:
+        raise BadInput(f"--for {file}: no row has an image and a value in each of {', '.join(columns.values())}")
+    return Cases(file.parent, kept, tuple(kept[0]), columns, is_new=kept != rows, notes=tuple(notes))
+
+
+def _rows(count: int) -> str:
+    return "1 row names" if count == 1 else f"{count} rows name"
 
 
 def _with_label(rows: Rows) -> Rows:
@@ -180,7 +196,7 @@ def _named_columns(table: Table, image: str) -> dict[str, str]:
         near = [by_name[own] for name in names if len(name) > 2 for own in by_name if name in re.split(r"[_-]", own)]
         if exact or near:
             found[what] = (exact or near)[0]
-    if "site" in found and not 2 <= len(set(table.column(found["site"]).tolist())) <= MOST_SITES:
+    if "site" in found and not 2 <= len(set(table.column(found["site"]).tolist()) - {""}) <= MOST_SITES:
         del found["site"]
     rest = [name for name in by_name.values() if name not in found.values()]
     if "label" not in found and "mask" not in found and len(rest) == 1:

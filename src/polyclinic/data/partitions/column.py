@@ -1,4 +1,4 @@
-"""Natural partition: a site for each value of a column, such as the institution."""
+"""Partition by a column: a site for each value of a column, such as the institution."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Column(Sites):
     `names` keeps only these institutions, in this order; `rename` gives some of them another name.
     """
 
-    partition: Literal["column"] = Field("column", description="natural sites, as the source records them")
+    partition: Literal["column"] = Field(
+        "column", description="a site for each value of the column (or array) that data.site names"
+    )
     rename: dict[str, str] = Field(default={}, description="new names of sites, by the recorded ones")
 
     finds_sites: ClassVar[bool] = True
@@ -41,7 +43,10 @@ class Column(Sites):
     @model_validator(mode="after")
     def _sites_are_found_not_counted(self) -> Column:
         if self.count is not None:
-            raise ValueError("count does not go with natural sites; keep some of them with names")
+            raise ValueError(
+                f'remove the line count = {self.count}; with partition = "column" the data say how many sites there '
+                "are (sites.names keeps some of them)"
+            )
         return self
 
     def left_out(self, dataset: Dataset) -> dict[str, int]:
