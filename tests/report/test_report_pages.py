@@ -169,6 +169,40 @@ def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path,
     assert "The images are at their sites" in words
 
 
+def test_what_deployed_sites_computed_themselves_is_shown(copied):
+    """Intervals, tests, sub-groups and calibration that left a site, where no score of an image did."""
+    told = {
+        "per_site": {
+            "north": {"accuracy": [0.8, 0.7, 0.9, 0.003], "change of accuracy": [0.2, 0.0, 0.4, 0.01]},
+            "south": {"accuracy": [0.6, 0.5, 0.7, 0.003], "sex = f: accuracy": [0.7, 0.5, 0.9, 0.01]},
+        },
+        "mean": {"accuracy": [0.7, 0.62, 0.78, 0.0016], "change of accuracy": [0.2, 0.0, 0.4, 0.01]},
+        "p_of_change": {"change of accuracy": 0.046},
+        "calibration": {"north": {"bins": [0, 0, 20, 30, 0], "right": [0, 0, 10, 27, 0]}},
+        "notes": ["site 'south' has no test image of severe, or too few"],
+    }
+    worth = {"value": "minus the error", "how": "exact", "all": -0.1, "none": -0.5}
+    worth["sites"] = {"north": {"leave_one_out": 0.1, "shapley": 0.3}, "south": {"leave_one_out": 0, "shapley": 0.1}}
+    path = copied / "result.json"
+    result = json.loads(path.read_text())
+    result["metrics"].pop("intervals")
+    path.write_text(json.dumps({**result, "safe_statistics": told, "worth": worth}))
+    shutil.rmtree(copied / "cases", ignore_errors=True)
+    report = build_report(copied)
+    sections = {one.key: one for one in report.sections}
+    tables = [block for key in ("told", "worth") for block in sections[key].blocks if isinstance(block, Table)]
+    rows = [row for table in tables for row in table.rows]
+    assert ["accuracy", "north", 0.8, 0.7, 0.9] in rows
+    assert ["change of accuracy", "mean over sites", 0.2, 0.0, 0.4, 0.046] in rows
+    assert ["sex = f: accuracy", "south", 0.7, 0.5, 0.9] in rows
+    assert ["60% to 80%", 30, 0.9] in rows
+    assert ["north", 0.1, 0.3, None, None] in rows
+    assert "has no test image of severe" in words_of(report)
+    assert "By what the sites computed themselves, accuracy is 0.7" in words_of(report)
+    assert "told-accuracy" in charts(report)
+    assert "What each site adds" in html_of(report)
+
+
 def test_a_model_that_says_no_numbers_gets_a_sentence(copied):
     cases = dict(np.load(copied / "cases" / "test.npz"))
     cases["predictions"] = np.full_like(cases["predictions"], np.nan)

@@ -8,7 +8,7 @@ from pathlib import Path
 from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Report, Section, Text
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.sections import again, classes, course, leaving, masks, scores, sites, values
+from polyclinic.report.sections import again, classes, course, leaving, masks, scores, sites, told, values
 from polyclinic.report.summary import summary_of, warnings_of
 
 WITHOUT_CASES = (
@@ -25,6 +25,8 @@ def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | 
     chosen = [
         sites.section(run),
         scores.section(run),
+        told.section(run),
+        told.worth_section(run),
         course.section(run),
         _by_task(run, prevalence),
         *(scores.subgroups(run, column) for column in by or _known_columns(run)),

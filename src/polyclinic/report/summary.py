@@ -98,6 +98,10 @@ def _spread(run: RunEvidence) -> list[str]:
 
 
 def _why_no_interval(run: RunEvidence) -> str:
+    if mean := run.result.get("safe_statistics", {}).get("mean", {}).get(run.metric):
+        entry = dict(zip(("value", "low", "high"), mean, strict=False))
+        said = with_interval(run.metric, entry, run.unit)
+        return f"By what the sites computed themselves, {metric_name(run.metric)} is {said} in the mean over sites."
     if run.is_deployed:
         return "There are no intervals: scores of single images stay at the sites of a deployed run."
     if run.judged is None:
