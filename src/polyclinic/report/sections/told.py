@@ -13,9 +13,10 @@ from polyclinic.report.words import metric_name
 #: begin the names of differences between two models
 CHANGE = "change of "
 MEAN = "mean over sites"
-WORDS = (
-    "Each site computed these figures from its own cases, by patient, and told them in steps that one patient cannot "
-    "exceed by far. Ends of intervals are rounded outwards. No score of a single image left a site."
+WORDS = "Each site computed these figures from its own cases, by patient. No score of a single image left a site."
+COARSE = (
+    "Sites tell them in steps that are no smaller than what one patient can change, and round the ends of intervals "
+    "outwards."
 )
 #: columns of a table with intervals
 HEAD = ("value", "low", "high")
@@ -27,7 +28,7 @@ def section(run: RunEvidence) -> Section | None:
     if not told or not told.get("per_site"):
         return None
     rows = {MEAN: told.get("mean", {}), **told["per_site"]}
-    blocks: list[Block] = [Text(WORDS)]
+    blocks: list[Block] = [Text(f"{WORDS} {COARSE}" if run.is_deployed else WORDS)]
     main = {site: _named(one[run.metric]) for site, one in rows.items() if run.metric in one}
     if main:
         blocks.append(forest(f"told-{run.metric}", "95 % intervals of the sites", run.metric, main, run.unit))
@@ -57,8 +58,13 @@ def _table(rows: JsonMapping, names: list[str], title: str, chances: JsonMapping
         for site, one in rows.items():
             if name in one:
                 chance = [] if chances is None else [chances.get(name) if site == MEAN else None]
-                cells.append([metric_name(name), site, *(float(number) for number in one[name][:3]), *chance])
+                cells.append([_words(name), site, *(float(number) for number in one[name][:3]), *chance])
     return Table(("", "site", *HEAD, *([] if chances is None else ["p"])), cells, title)
+
+
+def _words(name: str) -> str:
+    """`change of AUC by DeLong`; a sub-group keeps the name that its site gave it."""
+    return name if " = " in name else " ".join(metric_name(word) for word in name.split())
 
 
 def _calibration(counts: JsonMapping) -> list[Block]:
