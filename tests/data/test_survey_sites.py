@@ -9,6 +9,7 @@ from test_survey import draw, write_dicom, write_study, written
 from polyclinic.cli import run_app
 from polyclinic.data.survey import survey
 from polyclinic.errors import BadInput
+from polyclinic.study import load_study
 
 HOSPITALS, CLASSES = ("General", "Lakeside", "StMary"), ("normal", "tb")
 
@@ -196,3 +197,32 @@ def test_a_study_is_written_anew_with_force(tmp_path, capsys):
     assert run_app([*command, "--force"]) == 0
     assert run_app(["study", "check", str(scans / "s.toml")]) == 0
     assert "all 12 images can be read" in capsys.readouterr().out
+
+
+# --- names of files -------------------------------------------------------------------------------------
+
+
+def draw_named(tmp_path, masks):
+    for site in ("CS", "DU"):
+        for number in range(6):
+            draw(tmp_path / "scans" / ("imagesTr" if masks else CLASSES[number % 2]) / f"{site}_{number}.png")
+            if masks:
+                draw(tmp_path / "scans" / "labelsTr" / f"{site}_{number}.png")
+    return tmp_path / "scans"
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_sites_in_the_names_of_files(tmp_path, capsys, masks):
+    scans, file = draw_named(tmp_path, masks), tmp_path / "s.toml"
+    assert run_app(["study", "new", str(file), "--for", str(scans), "--site", "^([A-Z]+)_"]) == 0
+    assert run_app(["study", "check", str(file)]) == 0
+    assert "2 sites (CS: 6, DU: 6)" in capsys.readouterr().out
+    study = load_study(file)
+    assert study.sites.partition == "column"
+    assert set(study.data.listing().site) == {"CS", "DU"}
+    wrong = ["study", "new", str(tmp_path / "t.toml"), "--for", str(scans), "--site"]
+    assert run_app([*wrong, "^(X)"]) == 2
+    assert "--site: '^(X)' finds no site in the file name 'CS_0.png'" in capsys.readouterr().err
+    assert run_app([*wrong, "("]) == 2
+    assert "--site: '(' is not a regular expression" in capsys.readouterr().err
+    assert not (tmp_path / "t_cases.csv").exists()

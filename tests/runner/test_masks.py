@@ -11,6 +11,7 @@ from PIL import Image
 
 from polyclinic.data.preprocessing.fit import Fit, fit_mask
 from polyclinic.data.reading import Reader
+from polyclinic.errors import BadInput
 from polyclinic.runner.masks import in_own_size, write_masks
 
 
@@ -59,7 +60,7 @@ def test_a_volume_gets_a_mask_in_its_own_voxels(tmp_path, axes):
     reader = Reader((50, 100), "all")
     found = [SimpleNamespace(file=file, frame=f, mask=reader.pixels(file, f) > 128) for f in reader.frames(file)]
     [written] = write_masks(found, tmp_path / "masks")
-    assert written.name == "00001-scan.v1.nii.gz"
+    assert written.name == "scan.v1.nii.gz"
     mask = nibabel.load(written)
     assert np.array_equal(np.asarray(mask.dataobj) > 0, np.asarray(turned.dataobj) > 0)
     assert np.allclose(mask.affine, turned.affine)
@@ -78,12 +79,21 @@ def test_pictures_get_pictures_whatever_their_names(tmp_path):
     found = [SimpleNamespace(file=Path("x") / name, frame=None, mask=blob(30, 20)) for name in names]
     written = write_masks(found, tmp_path / "new" / "masks")
     assert [file.name for file in written] == [
-        "00001-a b.png",
-        "00002-ä;=1+1.png",
-        "00003-no-suffix.png",
-        "00004-two.dots.png",
+        "a b.png",
+        "ä;=1+1.png",
+        "no-suffix.png",
+        "two.dots.png",
     ]
     assert np.array_equal(np.asarray(Image.open(written[0])) > 0, blob(30, 20))
+
+
+def test_masks_have_the_names_of_their_images_and_a_number_where_two_share_one(tmp_path):
+    files = ["a/scan.png", "b/SCAN.jpg", "a/other.png", "a/other-0001.png"]
+    found = [SimpleNamespace(file=tmp_path / name, frame=None, mask=blob(30, 20)) for name in files]
+    written = write_masks(found, tmp_path / "masks")
+    assert [file.name for file in written] == ["00001-scan.png", "00002-SCAN.png", "other.png", "00004-other-0001.png"]
+    with pytest.raises(BadInput, match="the images lie there, and masks have their names; name another folder"):
+        write_masks(found, tmp_path / "masks" / ".." / "a")
 
 
 def dicom(path: Path, *, complete: bool) -> None:
@@ -128,8 +138,18 @@ def test_a_dicom_image_without_the_facts_of_a_segmentation_gets_a_picture(tmp_pa
     dicom(tmp_path / "ct.dcm", complete=False)
     one = SimpleNamespace(file=tmp_path / "ct.dcm", frame=None, mask=blob(30, 20))
     [written] = write_masks([one], tmp_path / "masks")
-    assert written.name == "00001-ct.png"
+    assert written.name == "ct.png"
     import importlib.util
 
     if importlib.util.find_spec("highdicom"):
         assert "no DICOM SEG can be written" in str(recwarn[0].message)
+
+
+def test_slices_that_the_model_has_not_learnt_from_are_said_once(capsys):
+    from polyclinic.cli.predict import say_other_slices
+
+    say_other_slices("all", "all")
+    say_other_slices(None, "middle")
+    assert capsys.readouterr().err == ""
+    say_other_slices("all", "middle")
+    assert capsys.readouterr().err.startswith("--slices all: this model learnt from the middle slice of each volume;")

@@ -74,6 +74,8 @@ def predict(
         raise BadInput(f"images: none of the {len(skipped.files)} files can be read; name other files")
     if masks is not None:
         _write(masks, lambda: _write_masks(found, masks))
+    if any(one.frame is not None for one in found):
+        say_other_slices(slices, predictor.card.slices)
     _say_what_is_missing(predictor, coverage, model, site)
     rows = [_row(one) for one in found]
     if as_json:
@@ -103,6 +105,17 @@ def _say_what_is_missing(predictor: Predictor, coverage: float, model: Path, sit
     cases = case_count(model, site) if len(predictor.models) == 1 else None
     if why := why_no_set(predictor.task, predictor.calibration, coverage, cases, site):
         typer.echo(why, err=True)
+
+
+def say_other_slices(asked: str | None, trained: object) -> None:
+    """That a model sees slices unlike those of its training, once, on stderr."""
+    if asked == "all" and trained != "all":
+        which = "the middle slice of each volume" if trained == "middle" else f"slices {trained} of each volume"
+        typer.echo(
+            f"--slices all: this model learnt from {which}; on other slices its answers are less sure than the test "
+            'scores say. Train it with data.slices = "all" for them',
+            err=True,
+        )
 
 
 def _write(target: Path, write: Callable[[], None]) -> None:

@@ -32,6 +32,9 @@ def new(
         metavar="DIR",
         help="Your own images (a folder, a CSV or an npz file): look at them, and write a study that fits.",
     ),
+    site: str = typer.Option(
+        "", metavar="REGEX", help="With --for: finds the hospital in the names of files, such as '^([A-Z]+)_'."
+    ),
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
     ),
@@ -47,8 +50,10 @@ def new(
         others = (method, source, partition, task, preset)
         if any(one is not None for one in others) or phantom or scale != 1 or list_presets:
             raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
-        new_for(images, path, force=force)
+        new_for(images, path, site=site, force=force)
         return
+    if site:
+        raise BadInput("--site: goes with --for; without it write sites into the study")
     from polyclinic.study.preset import preset as preset_text
     from polyclinic.study.preset import preset_names, summary_of
 
@@ -80,14 +85,14 @@ def usual_partition(task: str) -> str:
     return "iid" if task == "segmentation" else "label-skew"
 
 
-def new_for(images: Path, path: Path, *, force: bool = False) -> None:
+def new_for(images: Path, path: Path, *, site: str = "", force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
     from polyclinic.cli.study_for import study_for
 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
     refuse_existing(path, force=force)
-    text, said = study_for(images, path, force=force)
+    text, said = study_for(images, path, site=site, force=force)
     for sentence in said:
         typer.echo(sentence)
     refuse_existing(path, force=force)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polyclinic.data.outside import first_outside
 from polyclinic.data.survey import survey
+from polyclinic.data.survey_names import sites_by_name
 from polyclinic.data.survey_result import Survey
 from polyclinic.data.survey_tables import Cases
 from polyclinic.errors import BadInput
@@ -32,11 +33,12 @@ SUMS_TELL = "# fine for a simulation; between real hospitals these sums give sin
 OUTSIDE = "allow_outside = true  # the table lies beside this file, and the images that it lists lie elsewhere"
 
 
-def study_for(images: Path, path: Path, *, force: bool = False) -> tuple[str, list[str]]:
+def study_for(images: Path, path: Path, *, site: str = "", force: bool = False) -> tuple[str, list[str]]:
     """The text of a study for these images, and sentences about what was found. A table of cases, where one is
-    needed, is written beside the study; with `force` also over an earlier one."""
+    needed, is written beside the study; with `force` also over an earlier one. `site` finds sites in file names."""
     table = path.with_name(f"{path.stem}_cases.csv")
     found = survey(images, ignore=table if force else None)
+    found = sites_by_name(found, site) if site else found
     said = [_what(found), *found.notes]
     if found.cases is not None:
         _refuse_table(table, found.path, force)
@@ -123,6 +125,8 @@ def _data(found: Survey, path: str) -> list[str]:
             f"patient = {json.dumps(found.patient_pattern)}  # file names seem to begin with the patient "
             f"({found.patients} of them); take it out if not"
         )
+    if found.site_pattern:
+        lines.append(f"site = {json.dumps(found.site_pattern)}  # finds the site in the name of a file")
     if found.labels.bounds:
         low, high = found.labels.bounds
         lines += [f"# {RANGE_TELLS}", f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value"]

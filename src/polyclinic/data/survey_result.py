@@ -63,6 +63,7 @@ class Survey:
     cases: Cases | None = None
     notes: tuple[str, ...] = ()
     slices: int = 1  #: of a volume
+    site_pattern: str = ""
 
     @property
     def task(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +16,11 @@ from PIL import Image
 from polyclinic import __version__
 from polyclinic.data.preprocessing.fit import Shape
 from polyclinic.data.reading import is_dicom, is_nifti
-from polyclinic.errors import Notice
+from polyclinic.errors import BadInput, Notice
 from polyclinic.files import atomic_file
 
 Array = np.ndarray[Any, Any]
+SLICE_ENDING = re.compile(r"-\d{4}$")  #: of the name of a slice's mask
 
 
 class Masked(Protocol):
@@ -57,18 +60,34 @@ def _resized(map_: Array, height: int, width: int) -> Array:
 
 
 def write_masks(found: Sequence[Masked], folder: Path) -> list[Path]:
-    """Write one mask file for each image file, numbered in their order: the files.
+    """Write one mask file for each image file, with its name; a number stands before names that two of them share.
 
-    NIfTI for NIfTI, DICOM SEG for DICOM where highdicom is installed, else PNG, one for each slice.
+    NIfTI for NIfTI, DICOM SEG for DICOM where highdicom is installed, else PNG, one for each slice. BadInput where the
+    folder holds the images themselves: a mask would take the place of its image.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     of_file: dict[Path, list[Masked]] = {}
     for one in found:
         of_file.setdefault(one.file, []).append(one)
-    written = []
-    for number, (file, masks) in enumerate(of_file.items(), 1):
-        written += _write(file, masks, folder / f"{number:05d}-{_stem(file)}")
-    return written
+    if any(file.parent.resolve() == folder.resolve() for file in of_file):
+        raise BadInput(f"--masks {folder}: the images lie there, and masks have their names; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        path
+        for (file, masks), name in zip(of_file.items(), _names(list(of_file)), strict=True)
+        for path in _write(file, masks, folder / name)
+    ]
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Names of masks without a suffix, all different, also from those of single slices (NAME-0001)."""
+    stems = [_stem(file) for file in files]
+    counts = Counter(stem.casefold() for stem in stems)
+
+    def is_shared(stem: str) -> bool:
+        volume = SLICE_ENDING.sub("", stem.casefold())
+        return counts[stem.casefold()] > 1 or (volume != stem.casefold() and volume in counts)
+
+    return [f"{number:05d}-{stem}" if is_shared(stem) else stem for number, stem in enumerate(stems, 1)]
 
 
 def _write(file: Path, masks: Sequence[Masked], target: Path) -> list[Path]:

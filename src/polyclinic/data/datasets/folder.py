@@ -13,6 +13,7 @@ from polyclinic.data.cache import files_below
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import natural
 from polyclinic.data.listing import Listing
+from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
@@ -25,6 +26,9 @@ class Folder(FileSource):
     source: Literal["folder"] = "folder"
     patient: str = Field(
         "", description="a regular expression that finds the patient in a file's name, e.g. '^(\\d+)_'"
+    )
+    site: str = Field(
+        "", description="a regular expression that finds the institution in a file's name, e.g. '^([A-Z]+)_'"
     )
     window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
@@ -58,6 +62,7 @@ class Folder(FileSource):
             labels=np.array([number[label] for _, label, _, _ in items], dtype=np.int64),
             classes=classes,
             patient=self._patients([file for _, _, file, _ in items]),
+            site=self._sites([file for _, _, file, _ in items]),
             split=np.array([split for split, _, _, _ in items]) if any(item[0] for item in items) else None,
             ids=np.array(names),
         )
@@ -75,17 +80,21 @@ class Folder(FileSource):
         """The patient of each file; slices of one volume are one patient's even where no pattern is given."""
         if not self.patient:
             return None if len(set(files)) == len(files) else np.array([str(file) for file in files])
-        return np.array([patient_in(file.name, self.patient) for file in files])
+        return np.array([part_of_name(file.name, self.patient, "patient") for file in files])
+
+    def _sites(self, files: list[Path]) -> np.ndarray | None:
+        found = [part_of_name(file.name, self.site, "site") for file in files] if self.site else None
+        return None if found is None else safe_names(found)
 
 
-def patient_in(name: str, pattern: str) -> str:
-    """What the pattern's first group (or the whole pattern) finds in a file's name."""
+def part_of_name(name: str, pattern: str, what: str) -> str:
+    """What the pattern's first group (or the whole pattern) finds in a file's name; `what` is the setting."""
     try:
         found = re.search(pattern, name)
     except re.error as error:
-        raise BadInput(f"data.patient: '{pattern}' is not a regular expression ({error})") from None
+        raise BadInput(f"data.{what}: '{pattern}' is not a regular expression ({error})") from None
     if found is None:
-        raise BadInput(f"data.patient: '{pattern}' finds no patient in the file name '{name}'")
+        raise BadInput(f"data.{what}: '{pattern}' finds no {what} in the file name '{name}'")
     return found.group(1) if found.groups() else found.group(0)
 
 
