@@ -116,3 +116,23 @@ def test_help_is_quick_because_commands_import_when_they_run():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_images_with_masks_have_masked_pixels_and_no_distance_of_labels(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    masks = np.zeros((24, 16, 16), np.uint8)
+    masks[:12, :4] = 1  # a quarter at one site, nothing at the other
+    images = rng.integers(0, 255, (24, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, masks=masks, site=np.repeat(["a", "b"], 12))
+    file = tmp_path / "study.toml"
+    file.write_text(
+        '[data]\nsource = "npz"\npath = "a.npz"\nsize = 16\n[sites]\npartition = "column"\n'
+        '[task]\nname = "segmentation"\n[model]\nbackbone = "unet"\n[method]\nname = "fedavg"\nrounds = 1\n'
+    )
+    assert run_app(["data", "inspect", str(file), "--out", str(tmp_path / "a.png")]) == 0
+    printed = capsys.readouterr().out
+    assert "masked pixels" in printed
+    assert "25.0%" in printed
+    assert "0.0%" in printed
+    assert "KS" not in printed
+    assert (tmp_path / "a.png").exists()

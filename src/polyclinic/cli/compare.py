@@ -186,7 +186,8 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     folds = max(row.get("fold", 0) for row in summary["rows"])
     runs = f"{n} runs of {folds} folds" if folds else f"{n} seed{'s' if n > 1 else ''}"
     where = f"{study.data.source}, {group}" if group else study.data.source
-    table = Table(title=f"{where}, mean KS between sites {ks:.2f}, {runs}")
+    differ = "" if study.task.like == "segmentation" else f"mean KS between sites {ks:.2f}, "
+    table = Table(title=f"{where}, {differ}{runs}")
     table.add_column("method", no_wrap=True)
     main, tested = f"test_{study.task.metric}", bool(summary["statistics"])
     for name in names:

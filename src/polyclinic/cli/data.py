@@ -153,7 +153,10 @@ def counts_table(parts: PreparedSites, title: str) -> Table:
     from rich.table import Table
 
     info = parts.info
-    table = Table(title=title, title_justify="left", caption="classes and values: training images")
+    about = (
+        "masked pixels: their share in training images" if _only_masks(info) else "classes and values: training images"
+    )
+    table = Table(title=title, title_justify="left", caption=about)
     table.add_column("site")
     for name in ("train", "validation", "test", *_columns(info)):
         table.add_column(name, justify="right")
@@ -166,8 +169,15 @@ def counts_table(parts: PreparedSites, title: str) -> Table:
     return table
 
 
+def _only_masks(info: JsonObject) -> bool:
+    """Whether images have masks, and no label by which sites could differ."""
+    return bool(info["has_masks"]) and len(info["classes"]) == 1
+
+
 def _columns(info: JsonObject) -> list[str]:
     classes = info["classes"]
+    if _only_masks(info):
+        return ["masked pixels"]
     if not classes:
         return [f"{name} ({info['unit']})" if info["unit"] else name for name in ("lowest", "median", "highest")]
     return classes if len(classes) <= MOST_CLASSES else [f"classes of {len(classes)}"]
@@ -176,9 +186,12 @@ def _columns(info: JsonObject) -> list[str]:
 def _what_is_there(parts: PreparedSites, site: str) -> list[str]:
     import numpy as np
 
+    from polyclinic.data.heterogeneity import masked_share
     from polyclinic.data.parts import open_site
 
     classes = parts.info["classes"]
+    if _only_masks(parts.info):
+        return [f"{masked_share(open_site(parts.folder, site).train.masks):.1%}"]
     if not classes:
         labels = open_site(parts.folder, site).train.labels
         return [f"{value:.0f}" for value in np.quantile(labels, [0, 0.5, 1])]
@@ -187,14 +200,15 @@ def _what_is_there(parts: PreparedSites, site: str) -> list[str]:
 
 
 def _over_all_sites(info: JsonObject) -> list[str]:
-    if not 0 < len(info["classes"]) <= MOST_CLASSES:
+    if _only_masks(info) or not 0 < len(info["classes"]) <= MOST_CLASSES:
         return []
     return [f"{sum(column):,}" for column in zip(*(c["train"] for c in info["class_counts"].values()), strict=True)]
 
 
 def _sentence(info: JsonObject) -> str:
     digests = ", ".join(f"{name} {digest[:12]}" for name, digest in info["digests"].items())
-    return f"mean pairwise KS of the training labels: {info['mean_ks']:.3f}; digests: {digests}"
+    ks = "" if _only_masks(info) else f"mean pairwise KS of the training labels: {info['mean_ks']:.3f}; "
+    return f"{ks}digests: {digests}"
 
 
 def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:

@@ -32,7 +32,8 @@ def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> Non
     console = Console()
     console.print(table)
     console.print(_of_images(found))
-    for name, distances in {"labels": found["pairwise_ks"], **found["ks"]}.items():
+    of_labels = {"labels": found["pairwise_ks"]} if len(classes) != 1 else {}  # masks without labels have one class
+    for name, distances in {**of_labels, **found["ks"]}.items():
         for pair, distance in sorted(distances.items(), key=lambda one: -one[1])[:PAIRS]:
             console.print(f"KS of the {WORDS[name]} of {pair}: {distance:.3f}")
     for sentence in found["guidance"]:

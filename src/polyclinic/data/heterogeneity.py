@@ -50,3 +50,8 @@ def mean_ks(labels_by_site: Mapping[str, np.ndarray]) -> float:
     table = pairwise_ks(labels_by_site)
     pairs = table[np.triu_indices(len(table), k=1)]
     return float(pairs.mean()) if len(pairs) else 0.0
+
+
+def masked_share(masks: np.ndarray | None) -> float:
+    """The share of pixels inside a mask, of masks [N, H, W] read one by one; 0 where there are none."""
+    return float(np.mean([np.mean(mask > 0) for mask in masks])) if masks is not None and len(masks) else 0.0

@@ -34,7 +34,8 @@ def draw(
 ) -> Figure:
     """Counts per site and class (or the distribution of values in `unit`), pairwise KS, and sample images.
 
-    `samples` says which images are shown. One site has nothing to differ from, and no panel about that.
+    `samples` says which images are shown. One site has nothing to differ from, and no panel about that; so have images
+    of one class, as those with masks and no label.
     Save it with `figure.savefig(path, dpi=150)`; it belongs to no window and no global state.
     """
     from matplotlib.figure import Figure
@@ -48,8 +49,9 @@ def draw(
     figure = Figure(figsize=(12, above + below + 1.2), facecolor="white", layout=layout)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.9, 1), height_ratios=(above, below))
     figure.suptitle(title or f"{len(sites)} sites", x=0.01, ha="left", fontsize=17, weight="bold", color=INK)
-    _what_they_hold(figure.add_subplot(grid[0, 0] if len(sites) > 1 else grid[0, :]), labels, classes, unit)
-    if len(sites) > 1:
+    differ = len(sites) > 1 and len(classes) != 1
+    _what_they_hold(figure.add_subplot(grid[0, 0] if differ else grid[0, :]), labels, classes, unit)
+    if differ:
         _how_they_differ(figure.add_subplot(grid[0, 1]), labels)
     shown = {name: images for name, (_, images) in sites.items()}
     _what_they_look_like(figure.add_subplot(grid[1, :]), shown, samples)
@@ -90,7 +92,7 @@ def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequenc
     axes.set_xlim(0, longest * 1.09)
     axes.set_xlabel("training images of each class" if len(classes) > 1 else "training images", color=INK)
     columns = min(len(classes), 5)
-    if len(classes) <= MOST_NAMED:
+    if 1 < len(classes) <= MOST_NAMED:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2)
 
 

@@ -193,7 +193,7 @@ def about_sites(told: Mapping[str, Mapping[str, list[int]]], federation: Federat
         "pairwise_ks": distances,
         "ks": {name: _pairwise(each, name) for name in ("intensities", "sides", "spacings")},
         "mean_ks": mean,
-        "guidance": guidance(each, mean),
+        "guidance": guidance(each, mean, has_labels=len(target.classes) != 1),
     }
 
 
@@ -217,10 +217,14 @@ def histogram_ks(one: list[int], other: list[int]) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def guidance(each: Mapping[str, Mapping[str, list[int]]], mean_ks: float | None) -> list[str]:
+def guidance(
+    each: Mapping[str, Mapping[str, list[int]]], mean_ks: float | None, *, has_labels: bool = True
+) -> list[str]:
     """Whether to train together, and with which method, by what was measured (docs/choose.md)."""
     words = []
-    if mean_ks is None:
+    if not has_labels:  # masks only
+        pass
+    elif mean_ks is None:
         words.append("How the sites differ is not known from totals; ask with federation.sum = 'float' for that.")
     elif mean_ks < 0.2:
         words.append(f"Labels are alike (mean KS {mean_ks:.2f}): fedavg and its relatives are a good choice.")

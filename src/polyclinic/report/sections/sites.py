@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.data.heterogeneity import masked_share
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.pictures import SHOWN, rows_png
@@ -19,6 +20,8 @@ MOST_SITES = 16
 
 def section(run: RunEvidence) -> Section:
     blocks: list[Block] = [_words(run), _counts(run)]
+    if len(run.classes) == 1:  # masks without labels
+        return Section("sites", "How the sites differ", [*blocks, *_masked(run), *_samples(run)])
     labels = run.result["heterogeneity"].get("labels")
     if labels:
         blocks.append(_histograms(run, labels))
@@ -31,6 +34,8 @@ def _words(run: RunEvidence) -> Text:
     ks = run.result["heterogeneity"].get("mean_ks")
     if ks is None:
         return Text("Images and labels are at the sites; nobody else knows how they differ.")
+    if len(run.classes) == 1:
+        return Text("Images have masks and no labels, so there is no distance (KS) between the sites' labels.")
     how = "hardly differ" if ks < 0.1 else "differ" if ks < 0.5 else "differ very much"
     return Text(f"The sites' labels {how}: the mean KS between two sites is {ks:.2f}.")
 
@@ -40,6 +45,15 @@ def _counts(run: RunEvidence) -> Table:
     counts = run.result["data"]["counts"]
     rows = [[site, *(own.get(split) for split in splits)] for site, own in counts.items()]
     return Table(("site", "training images", "validation images", "test images"), rows, "Images of each site")
+
+
+def _masked(run: RunEvidence) -> list[Block]:
+    """The share of masked pixels of each site, where its images are at hand."""
+    sites = {name: data.train for name, data in run.images.sites.items() if data.train.masks is not None}
+    if run.images.why_none or not sites:
+        return []
+    rows = [[site, f"{masked_share(train.masks):.1%}"] for site, train in sites.items()]
+    return [Table(("site", "masked pixels"), rows, "Share of pixels inside masks, training images")]
 
 
 def _histograms(run: RunEvidence, labels: dict[str, Any]) -> Chart:
