@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 demo: $(VENV)/.ready
 	rm -rf runs/demo
-	$(BIN)/polyclinic compare examples/hands.toml --methods standalone,fedavg,cwt,cwt-replay,fedreplay,analytic,centralized \
+	$(BIN)/polyclinic compare examples/demo.toml --methods standalone,fedavg,cwt,fedreplay,analytic,centralized \
 		--set analytic:model.backbone=efficientnet-lite0-1024 --set analytic:model.input_size=128 --out runs/demo
 	$(BIN)/polyclinic audit runs/demo/fedreplay-seed0  # what its latents and its encoder give away, in pictures
 

@@ -15,7 +15,7 @@ from polyclinic.data.plots import INK
 
 HERE = Path(__file__).parent
 ACROSS = 5
-#: methods of the demo from the top: what the picture calls them, and the colour of their kind
+#: methods of the demo from the top, if it has them: what the picture calls them, and the colour of their kind
 ALONE, PLAIN, REPLAY, POOLED = "#9aa5b1", "#d9822b", "#0f8b8d", "#4a5568"
 SHOWN = {
     "standalone": ("each hospital alone", ALONE),
@@ -59,11 +59,12 @@ def draw_hospitals(axes, folder: Path) -> None:
 
 def draw_errors(axes, folder: Path) -> None:
     methods = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["methods"]
-    for place, (name, (_, colour)) in enumerate(SHOWN.items()):
+    shown = {name: look for name, look in SHOWN.items() if name in methods}
+    for place, (name, (_, colour)) in enumerate(shown.items()):
         error = methods[name]["test_mae"]["mean"]
         axes.barh(place, error, color=colour, height=0.72)
         axes.text(error + 0.5, place, f"{error:.0f}", va="center", color=INK, fontsize=10)
-    axes.set_yticks(range(len(SHOWN)), [words for words, _ in SHOWN.values()], color=INK)
+    axes.set_yticks(range(len(shown)), [words for words, _ in shown.values()], color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("error of the bone age in months (lower is better)", color=INK)
     axes.set_title("How wrong is the model?", color=INK, fontsize=11)
