@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.claims.catalogue import CLAIMS, find_claim
 from polyclinic.claims.claim import SCALES, Claim
-from polyclinic.claims.page import RECORDS, page, reason, records
+from polyclinic.claims.page import RECORDS, is_stale, page, reason, records
 from polyclinic.claims.reproduce import STUDIES, plan, slug
 from polyclinic.claims.rules import AllOf, Rule
 from polyclinic.errors import BadInput
@@ -91,3 +91,11 @@ def test_a_reason_is_found_where_an_experiment_says_yes() -> None:
     assert reason(experiments, kept).startswith(f"reason not found ({first}: no; ")
     kept[second, "quick"] = {"holds": "yes"}
     assert reason(experiments, kept).startswith(f"a reason was found ({second}: yes; {first}: no; ")
+
+
+def test_a_record_of_another_study_is_stale() -> None:
+    claim = CLAIMS["ours-one-site"]
+    changes = {label: list(claim.changes(label, "quick", phantom=False)) for label in claim.arms}
+    found = {"claim": claim.name, "scale": "quick", "phantom": False, "changes": changes}
+    assert not is_stale(found)
+    assert is_stale(found | {"changes": {**changes, "fedavg": ["method.rounds=99"]}})

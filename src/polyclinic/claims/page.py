@@ -23,7 +23,8 @@ This page is written by `python docs/building/claims_page.py` from the files in
 `yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
 *Post hoc*: a result was known when the rule was written. Every record names the machine of a run:
 `quick` is meant for two cores, and most runs were made on one core each of a larger machine, or on
-its GPU. Commit 07b3dbfac6 of those runs is 78abc01 on the main branch, but for its parent.
+its GPU. Commits 07b3dbfac6 and bc246f5ebc of such runs are 78abc01 and its
+successors on the main branch, but for their parents.
 
 """
 
@@ -41,6 +42,13 @@ def last_verdict(name: str, kept: Kept, scale: str) -> str:
         return "not run"
     real = ", phantoms" if found["phantom"] else ""
     return f"{found['holds']} ({found['date']}{real})"
+
+
+def is_stale(found: dict[str, Any]) -> bool:
+    """Whether the claim's studies have changed since the record was made."""
+    claim = CLAIMS[found["claim"]]
+    now = {label: list(claim.changes(label, found["scale"], phantom=found["phantom"])) for label in claim.arms}
+    return bool(now != found["changes"])
 
 
 def minutes_of(claim: Claim, scale: Scale, kept: Kept) -> str:
@@ -67,7 +75,8 @@ def _scoreboard(kept: Kept) -> Iterator[str]:
     scales = ", ".join(f"{sum(scale == one for _, one in kept)} at `{scale}`" for scale in SCALES)
     yield from _wrapped(
         f"{len(CLAIMS)} claims and deciding experiments. Records: {scales}. *Why* marks an experiment that looks for "
-        "the reason of a claim that did not hold; (full: ...) is the verdict at the larger scale."
+        "the reason of a claim that did not hold; (full: ...) is the verdict at the larger scale; † "
+        "marks a record of an earlier study of the claim, which has changed since."
     )
     yield ""
     yield f"| | {' | '.join(VERDICTS)} |"
@@ -88,6 +97,8 @@ def _link(claim: Claim, kept: Kept) -> str:
     short = claim.name.partition("-")[2]
     full = kept.get((claim.name, "full"))
     told = f" (full: {full['holds']})" if full and (claim.name, "quick") in kept else " (full)" if full else ""
+    mine = [kept[claim.name, scale] for scale in SCALES if (claim.name, scale) in kept]
+    told += " †" if any(map(is_stale, mine)) else ""
     return f"[{'*why* ' if claim.decides else ''}{short}](#{claim.decides or claim.name}){told}"
 
 
@@ -128,7 +139,8 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     given = ", as given" if found.get("commit_given") else ""
     spent = sum(found["minutes"].get(name, 0) for name in ("runs", "audits"))
     where = f"({found['date']}, {found['machine']}, commit {found['commit'][:10]}{given}; {spent:.1f} minutes of runs)"
-    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.")
+    stale = " The study has changed since: run it again." if is_stale(found) else ""
+    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.{stale}")
 
 
 def _not_run(claim: Claim, scales: list[str]) -> Iterator[str]:
