@@ -59,7 +59,8 @@ def zero_moments(optimizer: torch.optim.Adam) -> torch.Tensor:
 
 def moments_fit(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether `zero_moments` knows the state of these: float32, without gaps in memory."""
-    return all(one.dtype == torch.float32 and _is_one_block(one) for one in parameters)
+    known = all(one.dtype == torch.float32 and _is_one_block(one) for one in parameters)
+    return known and any(one.requires_grad for one in parameters)
 
 
 def _is_one_block(one: torch.Tensor) -> bool:

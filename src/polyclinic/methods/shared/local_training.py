@@ -97,7 +97,7 @@ def fit(site: Site, weights: Weights, how: FitSpec = PLAIN) -> tuple[dict[str, T
             optimizer,
             class_weights=how.class_weights,
             correct=how.correct,
-            mixing=site.rng("mixup"),
+            mixing=site.rng("mixup") if "mixup" in trainer.optimizer.augment else None,
             objective=how.objective or restricted_loss(site),
         )
     keep_optimizer(site, optimizer, how.optimizer_group)
