@@ -104,7 +104,9 @@ def test_hospitals_are_not_taken_for_classes(tmp_path, capsys):
         '[method]\nname = "fedavg"\nrounds = 1\n'
     )
     assert run_app(["study", "check", str(study)]) == 0
-    assert "WARNING: the classes are hospitals (General, Lakeside, StMary)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "WARNING: the classes are hospitals (General, Lakeside, StMary)" in said
+    assert "let `polyclinic study new --for` find both" in said
 
 
 # --- archives -------------------------------------------------------------------------------------------
@@ -214,7 +216,9 @@ def draw_named(tmp_path, masks):
 @pytest.mark.parametrize("masks", [False, True])
 def test_sites_in_the_names_of_files(tmp_path, capsys, masks):
     scans, file = draw_named(tmp_path, masks), tmp_path / "s.toml"
-    assert run_app(["study", "new", str(file), "--for", str(scans), "--site", "^([A-Z]+)_"]) == 0
+    assert run_app(["study", "new", str(file), "--for", str(scans)]) == 0
+    assert "# if names of files say it: study new --for DIR --site REGEX --force" in file.read_text()
+    assert run_app(["study", "new", str(file), "--for", str(scans), "--site", "^([A-Z]+)_", "--force"]) == 0
     assert run_app(["study", "check", str(file)]) == 0
     assert "2 sites (CS: 6, DU: 6)" in capsys.readouterr().out
     study = load_study(file)

@@ -161,6 +161,7 @@ def _sites(found: Survey) -> list[str]:
     return [
         "[sites]",
         'partition = "iid"  # nothing says where an image was taken: they are dealt out at random',
+        *(["# if names of files say it: study new --for DIR --site REGEX --force"] if found.source != "npz" else []),
         f"count = {SITES}  # simulated sites",
     ]
 

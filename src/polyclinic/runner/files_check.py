@@ -91,8 +91,8 @@ def _classes_that_are_sites(data: FileSource, listing: Listing) -> list[str]:
         if len(names) > 1 and are_same_names(listing.classes, names):
             return [
                 f"WARNING: the classes are hospitals ({', '.join(listing.classes)}): a model would learn to tell "
-                "hospitals apart, and not what images show. Put a folder per class into each hospital's folder, or "
-                "name the column of the classes in data.label (docs/data.md)"
+                "hospitals apart, and not what images show. Put a folder per class into each hospital's folder and "
+                "let `polyclinic study new --for` find both, or name the column of the classes in data.label"
             ]
     return []
 
