@@ -62,6 +62,7 @@ __all__ = [
     "Fitted",
     "WeightsFile",
     "build",
+    "check_public_weights",
     "cuts",
     "describe",
     "find",
@@ -155,6 +156,13 @@ def public_weights(backbone: str) -> WeightsFile:
         have = [name for name, kind in BACKBONES.working().items() if kind.public_weights.__func__ is not _NO_WEIGHTS]  # type: ignore[attr-defined]
         raise BadInput(f"model.weights: '{backbone}' has no public weights; choose one of {', '.join(have)}, or a file")
     return found
+
+
+def check_public_weights(backbone: str) -> None:
+    """BadInput where a backbone has no public weights. Those of the package are not opened: it takes torch."""
+    kind = BACKBONES.builtin.get(backbone)
+    if kind is None or kind.public_weights.__func__ is _NO_WEIGHTS:  # type: ignore[attr-defined]
+        public_weights(backbone)
 
 
 def find_weights(

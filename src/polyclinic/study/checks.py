@@ -19,9 +19,9 @@ from polyclinic.models import (
     PUBLIC,
     RANDOM,
     Encoded,
+    check_public_weights,
     find,
     is_importable,
-    public_weights,
     registry_of,
     split,
 )
@@ -168,7 +168,7 @@ def _check_first_weights(study: Study, cuts: tuple[str, ...]) -> None:
             "they are random; set model.weights to 'public' or a file"
         )
     if model.weights == PUBLIC and not issubclass(backbone_of(study), Encoded):
-        public_weights(model.backbone)
+        check_public_weights(model.backbone)
     if method.traits.needs_encoder and not issubclass(backbone_of(study), Encoded):
         can = ", ".join(name for name in ENCODERS.working() if name not in BACKBONES)
         raise BadInput(
