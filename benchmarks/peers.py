@@ -161,11 +161,12 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
                 raise SystemExit(f"{name}: weights lie {away:.1e} from the bare loop's: it did not do the same work")
             turns[-1][name] = {**each, "start": few["cpu"], "away": away}
             print(name, {kind: round(one, 3) for kind, one in turns[-1][name].items()}, file=sys.stderr, flush=True)
-        keep(options, turns)
+            keep(options, turns)  # a program that takes too long costs only itself
+    print(json.dumps(keep(options, turns)))
 
 
-def keep(options: argparse.Namespace, turns: list[Turn]) -> None:
-    """Write all turns, those of earlier runs first, and a row for each program."""
+def keep(options: argparse.Namespace, turns: list[Turn]) -> dict[str, Any]:
+    """All turns, those of earlier runs first, and a row for each program; written where the options say so."""
     turns = [*options.earlier, *turns]
     names = list(dict.fromkeys(name for turn in turns for name in turn))
     figures = {"benchmark": "peers", "sites": options.sites, "images of a site": options.images}
@@ -173,15 +174,15 @@ def keep(options: argparse.Namespace, turns: list[Turn]) -> None:
     figures["turns"] = turns
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures))
+    return figures
 
 
 def row(name: str, turns: list[Turn]) -> dict[str, Any]:
     own = [turn[name] for turn in turns if name in turn]
 
-    def ratio(kind: str, other: str) -> float:
+    def ratio(kind: str, other: str) -> float | None:
         pairs = [(turn[name][kind], turn[other][kind]) for turn in turns if name in turn and other in turn]
-        return round(statistics.median(one / of_other for one, of_other in pairs), 3)
+        return round(statistics.median(one / of_other for one, of_other in pairs), 3) if pairs else None
 
     return {
         "program": name,
