@@ -140,6 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 pairs of runs instead of 9, of one round each")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--pairs", type=int, help="pairs of runs to take the median of")
+    parser.add_argument("--cases", default="", help="numbers of the cases, such as 1,3; all if not given")
     parser.add_argument("--sites", type=int, help="number of sites in every case")
     parser.add_argument("--images-per-site", type=int, help="training images of a site in every case")
     return parser.parse_args()
@@ -148,7 +149,8 @@ def arguments() -> argparse.Namespace:
 def chosen_cases(options: argparse.Namespace) -> list[Case]:
     changes = {"rounds": 1 if options.quick else None, "sites": options.sites}
     changes |= {"images_per_site": options.images_per_site}
-    return [replace(case, **{name: value for name, value in changes.items() if value}) for case in CASES]
+    wanted = [CASES[int(number) - 1] for number in options.cases.split(",") if number] or CASES
+    return [replace(case, **{name: value for name, value in changes.items() if value}) for case in wanted]
 
 
 def show(row: Mapping[str, Any]) -> None:

@@ -159,6 +159,22 @@ def stylegan2_check(figures: Figures) -> str:
     return table(["images", "what", "relative difference"], rows)
 
 
+def gan_steps(figures: Figures) -> str:
+    """Steps of small GANs, recorded and not."""
+    rows = []
+    for row in figures["rows"]:
+        found = row["steps a second"]
+        recorded, plain = found["recorded"], found["kernel by kernel"]
+        rows.append([f"{row['generator']}, {row['size']} px", plain, recorded, f"{recorded / plain:.1f}"])
+    return table(["generator", "steps a second", "recorded as a CUDA graph", "times as fast"], rows)
+
+
+def one_pass(figures: Figures) -> str:
+    """Scoring one model at many sites."""
+    row = [figures["sites"], figures["site by site, ms"], figures["in one pass, ms"]]
+    return table(["sites", "scored one by one, ms", "in one pass, ms"], [row])
+
+
 def peers(figures: Figures) -> str:
     """The same job by other programs, as ratios to the bare loop."""
     names = {"bare": "bare loop", "polyclinic": "Polyclinic", "pfl": "pfl-research", "fedlab": "FedLab"}
@@ -190,6 +206,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "vqvae2": ("VQ-VAE-2 on a GPU, 256 px, batches of 32", vqvae2),
     "stylegan2": ("StyleGAN2 on a GPU, 256 px, batches of 32", stylegan2),
     "stylegan2_check": ("StyleGAN2's kernels against plain layers: whole steps on a GPU", stylegan2_check),
+    "gan_steps": ("Small GANs on a GPU, as FedER's sites train them", gan_steps),
+    "one_pass": ("One model scored at many simulated sites, on a GPU", one_pass),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
     "peers": ("The same job by other programs, on a CPU", peers),
