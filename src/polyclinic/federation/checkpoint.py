@@ -39,6 +39,8 @@ def read_manifest(path: Path) -> Manifest:
         noted = content.pop("sha256", None)  # older versions noted none
         manifest = Manifest(**content)
         _check_types(manifest)
+        if not {"round", "files", "plain", "sites"} <= content.keys():
+            raise TypeError("a part of the manifest is missing")
         manifest.sites = {name: SitePosition(*position) for name, position in manifest.sites.items()}
     except FileNotFoundError:
         raise Damaged(f"{path}: is missing") from None

@@ -239,5 +239,20 @@ def test_a_site_cannot_send_scores_of_one_model_and_nothing_of_another(tiny, tmp
     assert {(one["site"], one["operation"]) for one in result["failures"]} == {(LIAR, "evaluate")}
 
 
+def test_the_first_scores_cannot_be_of_a_million_times_as_many_images(tiny, tmp_path, monkeypatch):
+    honest = InProcess.call
+    grown = tensors("metrics", lambda s: {name: (t.double() * 1e6).to(t.dtype) for name, t in s.items()})
+
+    def call(engine, calls):
+        for asked, answer in zip(calls, honest(engine, calls), strict=True):
+            if (asked.operation, asked.site, asked.arguments.get("split")) == ("evaluate", LIAR, "test"):
+                answer = Reply(LIAR, tuple(grown(list(answer.parcels))), answer.head, answer.head_soon)
+            yield answer
+
+    monkeypatch.setattr(InProcess, "call", call)
+    result = run(tiny("fedsgd", {"data.samples": 36}, rounds=1), tmp_path / "run")
+    assert [(one["site"], one["operation"]) for one in result["failures"]] == [(LIAR, "evaluate")]
+
+
 def history(folder):
     return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]

@@ -124,6 +124,11 @@ class ReplyCheck:
             # the confusion matrix of a deployed site is rounded cell by cell, from nothing to twice as many images
             sums = parcel.tensors
             images = float(sums["histograms"][:, 1].sum()) if "histograms" in sums else int(sums["count"])
+            counts = [
+                said for name, said in self.said.items() if name.startswith(f"{call.site}/") and "/samples" in name
+            ]
+            if counts and images > 1000 * (max(counts) + 1):
+                raise ParcelRejected(f"metrics: scores of {images:g} images, and the site trains on {max(counts):g}")
             before = self.said.setdefault(about, images)
             # a deployed site rounds its counts, by each class: they may differ a little from round to round
             if not before / 2 <= images <= 2 * max(before, 1):
