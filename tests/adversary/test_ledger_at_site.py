@@ -250,5 +250,5 @@ def test_an_officer_reads_sentences(kit, capsys):
     assert "- weights of a model: once, in round 1, " in words
     assert "to the coordinator (step 'train')." in words
     assert "Differential privacy covers nothing of this" in words
-    assert "Refused 1 times" in words
+    assert "The gate kept parcels back 1 times" in words
     assert "kept back metrics of 'evaluate'" in words

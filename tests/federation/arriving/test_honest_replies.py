@@ -12,7 +12,7 @@ from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.task import Target
 
 TASK, TARGET = Classification(), Target(tuple("abcdefgh"))
-FEDERATION = SimpleNamespace(trainer=SimpleNamespace(task=TASK, target=TARGET))
+FEDERATION = SimpleNamespace(trainer=SimpleNamespace(task=TASK, target=TARGET, privacy=None))
 
 
 class Anything:
@@ -47,6 +47,13 @@ def test_coarse_scores_of_other_models_are_of_the_same_images():
 
 def test_scores_that_a_site_keeps_back_are_no_lie():
     check(ReplyCheck(Anything()), "evaluate", Parcel("metrics", {}))
+
+
+def test_scores_may_begin_when_there_is_a_model_to_score():
+    checker, given = ReplyCheck(Anything()), Parcel("metrics", scores(torch.zeros(80, dtype=torch.long)))
+    for parcels in ((), (given,), (given,)):
+        for site in ("s", "t"):
+            checker.check(FEDERATION, Call(site, "evaluate", 1), Reply(site, parcels))
 
 
 def test_sums_of_a_task_that_is_built_on_ours_may_have_other_names():

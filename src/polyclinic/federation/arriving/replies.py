@@ -108,10 +108,11 @@ class ReplyCheck:
 
     def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
         """Sums of scores that no set of images can have, or that are of another number of images than before."""
-        about, trainer = f"{call.site}/evaluate/{call.arguments.get('split', 'validation')}", federation.trainer
+        asked, trainer = f"/evaluate/{call.arguments.get('split', 'validation')}", federation.trainer
+        about = f"{call.site}{asked}"
         # with noised scores a site's budget may come to its end
         if trainer.privacy is None or trainer.privacy.score_noise is None:
-            self._check_whether_scored(about, bool(parcels))
+            self._check_whether_scored(call.site, f"{asked}/any", bool(parcels))
         for parcel in parcels:
             if not parcel.tensors:  # scores that a site keeps back
                 continue
@@ -134,9 +135,13 @@ class ReplyCheck:
             if not before / 2 <= images <= 2 * max(before, 1):
                 raise ParcelRejected(f"metrics: scores of {images:g} images, and they were of {before:g} before")
 
-    def _check_whether_scored(self, about: str, came: bool) -> None:
-        """A site has images of a split or none: it cannot send scores once and nothing another time."""
-        before = self.said.setdefault(f"{about}/any", float(came))
+    def _check_whether_scored(self, site: str, asked: str, came: bool) -> None:
+        """A site has images of a split or none: it cannot send scores once and nothing another time, unless no site
+        had a model to score before."""
+        if came and not any(value for about, value in self.said.items() if about.endswith(asked)):
+            for about in [about for about in self.said if about.endswith(asked)]:
+                del self.said[about]
+        before = self.said.setdefault(f"{site}{asked}", float(came))
         if came != bool(before):
             raise ParcelRejected("scores came, and none did before" if came else "no scores came, and they did before")
 
