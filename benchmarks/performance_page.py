@@ -184,7 +184,7 @@ def peers(figures: Figures) -> str:
             names.get(row["program"], row["program"]),
             row["cpu seconds a round"],
             row["cpu, ratio to the bare loop"],
-            row["cpu, ratio to polyclinic"],
+            "" if row["cpu, ratio to polyclinic"] is None else row["cpu, ratio to polyclinic"],
             row["cpu seconds with one round, start-up included"],
             row["turns"],
         ]
