@@ -164,6 +164,8 @@ class Mutants:
     def _judge(self, room: str, file: Path, function: str, until: float) -> tuple[bool | None, str]:
         """Whether a test fails that does not without the change, and which; None if they did not end in time."""
         calling, others = self._chosen(room, file, function)
+        if not calling and not others:
+            return None, "no watched test"
         tried, left = 0, LONGEST
         for tests in (*_portions(self.calls, calling), *_portions(self.calls, others)):
             if self.calls.seconds(tests) > left or time.monotonic() > until:
