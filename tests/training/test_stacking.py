@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import polyclinic
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.methods.shared.method import Method
 from polyclinic.models import build
 from polyclinic.training import choices, stacking
 from polyclinic.training.graphs import WARM_UP
@@ -200,3 +201,16 @@ def test_auto_counts_the_sites(sites, stacked, tiny, tmp_path, monkeypatch):
     study = tiny("fedavg", {**options, "engine.workers": 1, "optimizer.batch_size": 4, "method.rounds": 1})
     polyclinic.run(study, tmp_path / "run")
     assert bool(used) == stacked
+
+
+def test_when_one_pass_over_all_sites_fails_each_site_is_scored_alone(tiny, tmp_path, monkeypatch):
+    study = tiny("fedavg", {"engine.stacked": "always"})
+    expected = polyclinic.run(study, tmp_path / "expected")
+
+    def fail(self, sites, **given):
+        raise RuntimeError("an image cannot be read")
+
+    monkeypatch.setattr(Method, "evaluate_in_one_pass", fail)
+    found = polyclinic.run(study, tmp_path / "found")
+    assert found["failures"] == []
+    assert found.metrics["per_site"].keys() == expected.metrics["per_site"].keys()

@@ -88,7 +88,9 @@ class StackedModel:
         for name in weights[0]:
             values = [one[name] for one in weights]
             same = all(value is values[0] for value in values)
-            own[name].copy_(values[0] if same else torch.stack(values), non_blocking=True)
+            # what a site has kept on disk lies on the CPU
+            together = values[0] if same else torch.stack([value.to(own[name].device) for value in values])
+            own[name].copy_(together, non_blocking=True)
 
     def states(self, device: torch.device | str | None = None) -> list[dict[str, Tensor]]:
         """A copy of each network's state dict, on the device if none is named."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.federation.leaving.gate import Gate, GateRefused
+from polyclinic.federation.leaving.gate import Gate, GateRefused, GateRefusedData, check_finite
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
@@ -202,3 +202,11 @@ def test_if_one_parcel_stays_all_stay(make_gate, bad):
     ]
     parcels[bad] = Parcel(parcels[bad].kind, {"c": torch.tensor(math.nan)})
     refused(gate, *parcels)
+
+
+def test_numbers_that_changed_after_a_first_look_are_looked_at_again():
+    parcel = Parcel("weights", {"w": torch.ones(3)})
+    check_finite(parcel)
+    parcel.tensors["w"].fill_(float("nan"))
+    with pytest.raises(GateRefusedData, match="holds NaN"):
+        check_finite(parcel)

@@ -137,9 +137,18 @@ class Parcel:
     def tensor_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
-    @cached_property
+    @property
     def norms(self) -> dict[str, float]:
-        """The Euclidean norm of each tensor of floating-point numbers, in one pass: a GPU is waited for once."""
+        """The Euclidean norm of each tensor of floating-point numbers, worked out again where a tensor has changed."""
+        versions = [tensor._version for tensor in self.tensors.values() if not tensor.is_inference()]
+        known, norms = vars(self).get("_norms", (None, {}))
+        if known != versions:
+            norms = self._worked_out_norms()
+            vars(self)["_norms"] = (versions, norms)
+        return norms
+
+    def _worked_out_norms(self) -> dict[str, float]:
+        """In one pass: a GPU is waited for once."""
         floats = {name: t for name, t in self.tensors.items() if t.is_floating_point() and t.numel()}
         # the norm of many half-precision numbers is more than half precision holds
         wide = [t.detach().float() if t.itemsize < 4 else t.detach() for t in floats.values()]

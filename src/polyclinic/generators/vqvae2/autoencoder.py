@@ -7,7 +7,7 @@ convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(channels // 2, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if suits_a_gpu(x):
+        if suits_a_gpu(x, (self.conv1, self.conv2)):
             return x + biased(self.conv2, biased(self.conv1, self.relu1(x), active=True))
         return x + self.conv2(self.relu2(self.conv1(self.relu1(x))))
 
@@ -74,9 +74,9 @@ GROUPED = 8
 def through(layers: nn.Sequential, x: Tensor) -> Tensor:
     """The layers one after another; of images with channels last, on a GPU, in the way that suits it there.
 
-    Private learning has other images: Opacus follows calls of whole modules.
+    Not so in private learning: Opacus follows calls of whole modules.
     """
-    if not suits_a_gpu(x):
+    if not suits_a_gpu(x, layers):
         return layers(x)
     was_conv = False
     for layer, after in zip(layers, [*layers, None][1:], strict=True):
@@ -90,9 +90,11 @@ def through(layers: nn.Sequential, x: Tensor) -> Tensor:
     return x
 
 
-def suits_a_gpu(x: Tensor) -> bool:
-    """Whether to compute in the way that suits a GPU: the result is the same up to rounding."""
-    return x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
+def suits_a_gpu(x: Tensor, layers: Iterable[nn.Module]) -> bool:
+    """Whether to compute in the way that suits a GPU: the result is the same up to rounding. Private learning watches
+    layers by hooks, which they must not be passed by; images of one channel have both layouts."""
+    laid_out = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
+    return laid_out and not any(layer._forward_hooks for layer in layers)
 
 
 def biased(conv: nn.Conv2d, x: Tensor, *, active: bool = False) -> Tensor:
@@ -243,7 +245,7 @@ class Autoencoder(nn.Module):
 
     @staticmethod
     def _latents(conv: nn.Conv2d, x: Tensor) -> Tensor:
-        return biased(conv, x) if suits_a_gpu(x) else conv(x)
+        return biased(conv, x) if suits_a_gpu(x, (conv,)) else conv(x)
 
     def _images(self, top: Tensor, bottom: Tensor) -> Tensor:
         decoded = through(self.decode_bottom, torch.cat([through(self.lift_top, top), bottom], 1))

@@ -60,8 +60,9 @@ class Method(Settings):
 
     def may_stack(self, trainer: TrainerLike, sites: int, operation: str) -> bool:
         """Whether an operation with a `together` may work at so many simulated sites at once."""
-        if operation == "evaluate":  # of one model: nothing is stacked
-            return trainer.stacked != "never" and type(self).score is Method.score and not trainer.local_names
+        if operation == "evaluate":  # of one model: nothing is stacked; masks of all sites would fill the memory
+            one_model = type(self).score is Method.score and not trainer.local_names
+            return trainer.stacked != "never" and one_model and not trainer.task.dense
         return type(self).replayed is Method.replayed and can_stack(trainer, sites)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
