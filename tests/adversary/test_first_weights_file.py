@@ -10,6 +10,7 @@ from polyclinic.cli.deploy import with_digest_of_weights
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, Approvals, NotApproved
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
+from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
 from polyclinic.files import write_tensors
@@ -86,6 +87,8 @@ def test_no_rule_approves_a_second_model_that_the_site_does_not_have(kit, file):
     def told():
         return " ".join(Asked(asked, SITE, kit.folder, policy_of(approvals.policy_file)).sentences(None))
 
+    with pytest.raises(BadInput, match="name its file"):
+        study(method={"name": "evaluate", "against_digest": digest})
     with pytest.raises(NotApproved):
         approvals.require("compare")
     assert "'weights.safetensors', which your site does not have" in told()

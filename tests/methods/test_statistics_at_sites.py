@@ -271,3 +271,11 @@ def test_a_model_that_says_huge_numbers_tells_no_image():
 def test_what_is_no_interval_is_refused(lie):
     with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
         check_told({name: tensor.double() for name, tensor in lie.items()}, 2)
+
+
+def test_a_deployed_site_without_test_images_has_nothing_to_tell(scores, tmp_path):
+    labels, good, _ = scores
+    site = binary(labels)
+    site.secret, site.folder, site.round, site.data.test = "secret", tmp_path, 1, part_of(labels[:0])
+    asked = SafeStatistics(lambda _: None, rounds=3, ends_early=True)
+    assert asked.give_statistics(site, {"outputs": good}).tensors == {}

@@ -8,6 +8,7 @@ from polyclinic.metrics.statistics.safe import (
     bounds_of_classes,
     calibration_counts,
     mean_of_sites,
+    rounded_interval,
     safe_intervals,
     smallest_class,
     told_cells,
@@ -56,7 +57,7 @@ def test_one_patient_changes_a_figure_by_its_bound():
     """Four patients; one has half of the images, and all of class 1."""
     labels, patients = np.array([0, 0, 0, 1, 1, 1]), np.array([1, 2, 3, 4, 4, 4])
     bounds = bounds_of_classes(labels, patients, classes=3)
-    assert bounds == {"accuracy": 2, "calibration_error": 2, "auc": 4, "balanced_accuracy": 4, "brier": 4}
+    assert bounds == {"accuracy": 2, "calibration_error": 4, "auc": 4, "balanced_accuracy": 4, "brier": 4}
     assert bounds_of_classes(labels, patients)["brier"] == 2
     assert smallest_class(labels, patients) == 1
 
@@ -92,3 +93,21 @@ def test_what_is_hidden_in_drawn_tables_is_of_enough_patients():
         hidden = set().union(*(cells[number].tolist() for number in np.flatnonzero(~told)))
         assert len(hidden) not in range(1, 10) or sizes[told].sum() == 0
         assert not set(sizes[told].tolist()) & set(range(1, 10))
+
+
+@pytest.mark.parametrize("count", [10, 20, 40, 100, 250])
+def test_of_two_models_that_differ_on_one_patient_the_change_of_accuracy_is_told_as_of_equal_ones(count):
+    same = rounded_interval(0.0, 0.0, 0.0, 2.0, count, 5, paired=True)
+    for right in range(count):
+        change = (right + 1) / count - right / count  # which floating-point numbers round up or down
+        reach = 1.4 * change
+        for sign in (1, -1):
+            value = sign * change
+            told = rounded_interval(value, value - reach, value + reach, 2.0, count, 5, paired=True)
+            assert told == pytest.approx(same), right
+
+
+def test_a_patient_whose_probability_moves_changes_two_bins_of_the_calibration():
+    labels = np.arange(100) % 2
+    bounds = bounds_of_classes(labels, None)
+    assert bounds["calibration_error"] == 2 * bounds["accuracy"]

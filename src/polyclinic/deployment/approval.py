@@ -210,7 +210,8 @@ class Approvals:
         whoever chose them may have crafted them, and no rule approves that. The same of a second model."""
         model, method = request.study.get("model", {}), request.study.get("method", {})
         trusted = self.kit / TRUSTED_WEIGHTS
-        if method.get("against") and trusted_tensors(trusted, method.get("against_digest")) is None:
+        second = method.get("against") or method.get("against_digest")
+        if second and trusted_tensors(trusted, method.get("against_digest")) is None:
             return True
         if model.get("weights", RANDOM) in (RANDOM, PUBLIC):
             return False

@@ -103,9 +103,9 @@ class Asked:
     def second_model(self) -> list[str]:
         """The model that the first one is compared with, if there is one."""
         method = self.study.method
-        if not isinstance(method, EvaluateOnly) or method.against is None:
+        if not isinstance(method, EvaluateOnly) or not (method.against or method.against_digest):
             return []
-        name = f"It compares them, on your test images, with the model in the file '{Path(method.against).name}'"
+        name = f"It compares them, on your test images, with the model in the file '{Path(method.against or '').name}'"
         known = trusted_tensors(self.kit / TRUSTED_WEIGHTS, method.against_digest)
         if known is not None:
             return [f"{name}: your site has it as {known.name}."]

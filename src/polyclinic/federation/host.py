@@ -177,7 +177,7 @@ class SiteHost:
             scored.check_left_out(call, self.course)
         if declared.begins_round:
             scored.begin(call)
-        TestedModel(site, declared, scored_splits(call, declared, self._work_of(call))).check(call)
+        TestedModel(site, declared, call, self._work_of(call)).check(call)
 
     def _refuse_while_stopped(self) -> None:
         """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
@@ -316,7 +316,7 @@ class SiteHost:
         if policy.deployed and any(parcel.kind == SCORES for parcel in parcels):
             ScoredWeights(site.folder / SCORED).note(call)
         if policy.deployed and parcels:
-            TestedModel(site, declared, self._splits(turn, declared)).note(call)
+            TestedModel(site, declared, call, self._work_of(call)).note(call)
         if self.spec.archive:
             kept = outgoing if self.spec.wire in ROUNDING else parcels  # an attacker gets the rounded numbers
             self.spec.archive.released(site, call, kept, turn.used, declared.address, self._left_as(declared, outgoing))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Reply
@@ -43,6 +43,12 @@ class EvaluateOnly(Method):
 
     summary: ClassVar[str] = "nothing is trained: the sites score a model that was brought (polyclinic deploy evaluate)"
     traits: ClassVar[Traits] = Traits(private_networks=(), samples_sites=False, has_course=False, label_sets=True)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.against_digest and not self.against:
+            raise ValueError("against_digest is of the second model: name its file in method.against, or remove it")
+        return self
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

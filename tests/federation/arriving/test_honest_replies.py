@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from polyclinic.federation.arriving.replies import ReplyCheck
@@ -49,11 +50,14 @@ def test_scores_that_a_site_keeps_back_are_no_lie():
     check(ReplyCheck(Anything()), "evaluate", Parcel("metrics", {}))
 
 
-def test_scores_may_begin_when_there_is_a_model_to_score():
+@pytest.mark.parametrize("liar", [False, True])
+def test_scores_may_begin_when_there_is_a_model_to_score(liar):
+    """Also where one site says that it has scored a model that nobody has yet."""
     checker, given = ReplyCheck(Anything()), Parcel("metrics", scores(torch.zeros(80, dtype=torch.long)))
     for parcels in ((), (given,), (given,)):
-        for site in ("s", "t"):
-            checker.check(FEDERATION, Call(site, "evaluate", 1), Reply(site, parcels))
+        for site in ("s", "t", "u"):
+            sent = (given,) if liar and site == "s" else parcels
+            checker.check(FEDERATION, Call(site, "evaluate", 1), Reply(site, sent))
 
 
 def test_sums_of_a_task_that_is_built_on_ours_may_have_other_names():

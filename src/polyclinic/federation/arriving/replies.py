@@ -112,7 +112,7 @@ class ReplyCheck:
         about = f"{call.site}{asked}"
         # with noised scores a site's budget may come to its end
         if trainer.privacy is None or trainer.privacy.score_noise is None:
-            self._check_whether_scored(call.site, f"{asked}/any", bool(parcels))
+            self._check_whether_scored(call.site, asked, bool(parcels))
         for parcel in parcels:
             if not parcel.tensors:  # scores that a site keeps back
                 continue
@@ -136,14 +136,18 @@ class ReplyCheck:
                 raise ParcelRejected(f"metrics: scores of {images:g} images, and they were of {before:g} before")
 
     def _check_whether_scored(self, site: str, asked: str, came: bool) -> None:
-        """A site has images of a split or none: it cannot send scores once and nothing another time, unless no site
-        had a model to score before."""
-        if came and not any(value for about, value in self.said.items() if about.endswith(asked)):
-            for about in [about for about in self.said if about.endswith(asked)]:
-                del self.said[about]
-        before = self.said.setdefault(f"{site}{asked}", float(came))
-        if came != bool(before):
-            raise ParcelRejected("scores came, and none did before" if came else "no scores came, and they did before")
+        """A site has images of a split or none. One that sent scores cannot send nothing later, nor begin with scores
+        later than most other sites: before, there may have been no model to score."""
+        first = self.said.setdefault(f"{site}{asked}/first", float(came))
+        began = bool(self.said.setdefault(f"{site}{asked}/began", first))
+        if came == began:
+            return
+        if began:
+            raise ParcelRejected("no scores came, and they did before")
+        self.said[f"{site}{asked}/began"] = 1.0  # refused once, at most
+        others = [value for about, value in self.said.items() if about.endswith(f"{asked}/first")]
+        if 2 * sum(others) > len(others) - 1:
+            raise ParcelRejected("scores came, and none did before, when most other sites sent some")
 
 
 def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:

@@ -7,11 +7,14 @@ would learn from the difference of the two.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyclinic.federation.leaving.budget import SCORES
+from polyclinic.federation.leaving.cohort import scored_splits
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.operation import signature_of
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
@@ -29,10 +32,12 @@ class TestedModel:
 
     __test__ = False  # no test, whatever its name says
 
-    def __init__(self, site: Site, declared: Operation, splits: tuple[str, ...]) -> None:
+    def __init__(self, site: Site, declared: Operation, call: Call, work: Callable[..., Any]) -> None:
         self._path, self._local = site.folder / TESTED, bool(site.trainer.local_names)
         kinds = [kind for kind in (SCORES, STATISTICS) if kind in declared.releases]
-        self._kind = kinds[0] if kinds and splits == ("test",) else None
+        self._kind = kinds[0] if kinds and scored_splits(call, declared, work) == ("test",) else None
+        own = signature_of(work).parameters.get("own")
+        self._own = "current" if own is None else str(own.default)  # where the call does not say
 
     def check(self, call: Call) -> None:
         """GateRefused where figures of the other kind were told about another model."""
@@ -54,7 +59,7 @@ class TestedModel:
     def _model(self, call: Call) -> str:
         """The weights that came, and which part of its own the site adds to them, where it has one."""
         digest = call.parcels["weights"].digest if "weights" in call.parcels else ""
-        return f"{digest} {call.arguments.get('own', 'current') if self._local else 'none'}"
+        return f"{digest} {call.arguments.get('own', self._own) if self._local else 'none'}"
 
 
 def was_scored(site: Site) -> bool:

@@ -24,6 +24,8 @@ BINS = 5
 #: steps from the value of a difference to the ends of its interval, at least. A step is what one patient can change in
 #: both models; the patient is drawn up to three times in 97.5 % of the bootstrap's draws, which is one and a half steps
 NARROWEST = 2
+#: of a step: less is rounding of floating-point numbers
+SLACK = 1e-6
 
 
 def safe_intervals(
@@ -68,7 +70,8 @@ def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None, classes: 
     of_class = number * max(_largest_part(labels, patients, one) for one in np.unique(labels))
     brier = 2 * mean if classes > 2 else mean
     return {
-        **dict.fromkeys(("accuracy", "calibration_error"), mean),
+        "accuracy": mean,
+        "calibration_error": 2 * mean,  # whose probability moves to another bin changes the gaps of two
         **dict.fromkeys(("auc", "balanced_accuracy"), of_class),
         "brier": brier,
     }
@@ -107,11 +110,17 @@ def _told(one: Interval, step: float, *, paired: bool = False) -> list[float]:
     differ on one patient only, it is the same as of two models that are the same."""
     value, low, high = one.value, one.low, one.high
     if step:
-        steps, least = round(value / step), NARROWEST if paired else 0
-        low = min(math.floor(low / step), steps - least) * step
-        high = max(math.ceil(high / step), steps + least) * step
+        steps, least = (_towards_zero(value / step), NARROWEST) if paired else (round(value / step), 0)
+        slack = SLACK if paired else 0.0
+        low = min(math.floor(low / step + slack), steps - least) * step
+        high = max(math.ceil(high / step - slack), steps + least) * step
         value = steps * step
     return [value, low, high, ((high - low) / (2 * 1.959964)) ** 2]
+
+
+def _towards_zero(steps: float) -> int:
+    """The nearest whole number; of two, the one nearer to zero, whatever a subtraction has rounded."""
+    return int(math.copysign(max(math.ceil(abs(steps) - 0.5 - SLACK), 0), steps))
 
 
 def rounded_interval(
