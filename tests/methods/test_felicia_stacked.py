@@ -13,7 +13,6 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.stack import StackedGAN
-from polyclinic.methods.shared import gan_site
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of
@@ -21,6 +20,7 @@ from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
+from polyclinic.training import graphs
 
 SITES = ("site-1", "site-2", "site-3")
 STUDY = {
@@ -124,7 +124,7 @@ def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(felicia, mon
         recorded.append(name)
         return function
 
-    monkeypatch.setattr(gan_site, "GraphedFunction", played)
+    monkeypatch.setattr(graphs, "GraphedFunction", played)
     monkeypatch.setattr(SiteGANs, "__init__", _with_graphs(SiteGANs.__init__))
     check_same(felicia("never"), plain, run(felicia("always"), tmp_path / "graphed"))
     assert len(recorded) == 2  # one graph in each round
