@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
 from polyclinic.models.encoded import QuadraticHead
@@ -104,3 +107,23 @@ def test_a_quadratic_head_predicts_from_its_file(tiny_run, tmp_path):
     [prediction] = load_predictor(result.folder).predict([tmp_path / "scan.png"])
     shares = [value for value in prediction.values.values() if isinstance(value, float)]
     assert sum(shares) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
+@pytest.mark.parametrize(
+    ("name", "place", "lie"),
+    [("counts", 0, 2**24), ("counts", 0, 2**62), ("counts", 0, 3), ("first", 1, 2**40), ("second", 0, -1)],
+)
+def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
+    """Of three sites; the second class has no image."""
+    sums = moments.sums_and_squares if rule == "naive-bayes" else moments.sums_and_products
+    pairs = [sums(numpy_rng("lies").standard_normal((count, 2)).astype(np.float32)) for count in (5, 0)]
+    sent = {"counts": torch.tensor([5, 0]), "first": torch.stack([one for one, _ in pairs])}
+    sent["second"] = torch.stack([two for _, two in pairs])
+    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a", "b", "c"])
+    check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
+    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
+    wrong = sent | {name: sent[name].clone()}
+    wrong[name].view(-1)[place] = lie
+    with pytest.raises(ParcelRejected, match="statistics: "):
+        check(federation, "give_class_sums", Parcel("statistics", wrong, {"samples": 5}))

@@ -72,5 +72,34 @@ def test_what_a_site_sends_is_checked():
             moments.checked(wrong, "north", 2, 1)
     with pytest.raises(WorkFailed, match="site 'north' sent sums of another form"):
         moments.checked(sent, "north", 3, 1)
+    with pytest.raises(WorkFailed, match="sums are of 2 images, and the limit is 1"):
+        moments.checked(sent, "north", 2, 1, most=1)
     with pytest.raises(WorkFailed, match="can overflow"):
         moments.check_count(MOST_IMAGES + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "lie"),
+    [
+        ("products", 3, -1),  # the square of the first feature
+        ("products", 3, 2 * 2**38 + 1),
+        ("products", 1, 2**40),
+        ("products", 4, -(2**63)),
+        ("squares", 0, -1),
+        ("squares", 0, 2 * 2**34 + 1),
+        ("cross", 1, 2**62),
+        ("cross", 0, 3 * 2**15),
+    ],
+)
+def test_sums_that_no_images_have_are_refused(name, place, lie):
+    sent = {key: tensor.clone() for key, tensor in moments.moments(FEATURES, TARGETS).tensors().items()}
+    sent[name].view(-1)[place] = lie
+    with pytest.raises(WorkFailed, match="site 'north' sent sums that no 2 images have"):
+        moments.checked(sent, "north", 2, 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5000])
+def test_the_largest_features_and_targets_pass(count):
+    signs = np.where(numpy_rng("signs").random((count, 3)) < 0.5, -1e9, 1e9).astype(np.float32)
+    sent = moments.moments(signs, torch.full((count, 2), -100.0)).tensors()
+    assert moments.checked(sent, "north", 3, 2).count == count

@@ -279,3 +279,34 @@ def test_a_deployed_site_without_test_images_has_nothing_to_tell(scores, tmp_pat
     site.secret, site.folder, site.round, site.data.test = "secret", tmp_path, 1, part_of(labels[:0])
     asked = SafeStatistics(lambda _: None, rounds=3, ends_early=True)
     assert asked.give_statistics(site, {"outputs": good}).tensors == {}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"auc": [0.5, 0.4, 0.6, -1.0]},
+        {"auc": [0.5, 0.4, 0.6, 1.0]},
+        {"auc": [1e308] * 4},
+        {"change of mae": [1e308, -1e308, 1e308, 1e308]},
+        {"auc": [0.7, 0.4, 0.6, 0.01]},
+        {"calibration_error": [0.5, 0.6, 0.4, 0.0]},
+        {"bins": [5, 5, 5, 5, -1], "right": [1, 1, 1, 1, -2]},
+        {"bins": [2**62] * 5, "right": [1] * 5},
+        {"bins": [5] * 5, "right": [6] * 5},
+        {"right": [6] * 5},
+        {"classes told": [1, 2**62]},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_cases_have_are_refused(lie):
+    with pytest.raises(ParcelRejected, match=r"statistics: '.*' (is no interval|has numbers that no images have)"):
+        check_told({name: torch.tensor(numbers, dtype=kind_of(numbers)) for name, numbers in lie.items()}, 2)
+
+
+def kind_of(numbers):
+    return torch.int64 if isinstance(numbers[0], int) else torch.float64
+
+
+def test_the_draws_of_a_calibration_error_may_all_lie_above_it():
+    """Gaps have no sign, so chance widens them; a simulated site does not round the ends outwards."""
+    check_told({"calibration_error": torch.tensor([0.01, 0.02, 0.04, 0.00003], dtype=torch.float64)}, 2)

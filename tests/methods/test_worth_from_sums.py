@@ -5,7 +5,8 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.runner.worth import worth
 
 
@@ -57,3 +58,52 @@ def test_worth_wants_open_sums(study_of, how):
 def test_sums_over_validation_images_leave_only_where_the_study_asks_for_worth(study_of):
     with pytest.raises(ParcelRejected, match=r"the study has no method\.worth"):
         study_of({"name": "analytic"}).method.give_held_out_sums(None)
+
+
+GO_ON = {"on_failure": "continue", "quorum": 0.5}
+
+
+def lying(monkeypatch, operation, lie):
+    """The first site that is asked multiplies or swaps what it sends."""
+    honest, liars = OneRound.sums_at, []
+
+    def sums_at(self, site, which="training"):
+        sent = honest(self, site, which)
+        liars.append(site.name)
+        return lie(sent) if site.name == liars[0] and which == operation else sent
+
+    monkeypatch.setattr(OneRound, "sums_at", sums_at)
+    return liars
+
+
+def times(factor):
+    def lie(sent):
+        tensors = {name: factor * tensor for name, tensor in sent.tensors.items()}
+        return Parcel("statistics", tensors, {"samples": int(tensors["products"][0])})
+
+    return lie
+
+
+def count_only(sent):
+    products = sent.tensors["products"].clone()
+    products[0] = 2**24
+    return Parcel("statistics", {**sent.tensors, "products": products}, sent.metadata)
+
+
+@pytest.mark.parametrize(
+    ("operation", "lie", "words"),
+    [
+        ("training", count_only, "and the limit is"),
+        ("training", times(10**6), "and the limit is"),
+        ("training", lambda sent: Parcel("statistics", sent.tensors, {"samples": 3}), "samples = 3"),
+        ("validation", times(10**5), "validation images beside"),
+    ],
+    ids=["count", "multiplied", "samples", "held-out"],
+)
+def test_a_site_that_lies_in_its_sums_is_named_and_left_out(tiny_run, monkeypatch, operation, lie, words):
+    liars = lying(monkeypatch, operation, lie)
+    found = tiny_run({"name": "analytic", "numbers": 6, "worth": True}, engine=GO_ON)
+    (failure,) = json.loads((found.folder / "result.json").read_text())["failures"]
+    assert failure["site"] == liars[0]
+    assert words in failure["reason"]
+    assert found.values["worth"]["all"] > -1

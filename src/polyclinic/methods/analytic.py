@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.federation.call import Failure
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
@@ -28,6 +29,8 @@ from polyclinic.methods.shared.traits import Traits
 
 #: penalties that are tried, as shares of the mean variance of a feature times the number of images
 PENALTIES = tuple(10.0 ** (step / 4) for step in range(-24, 9))
+#: validation images of a site that are believed: so many times its training images, and so many more
+MOST_HELD_OUT, MORE_HELD_OUT = 10, 100
 #: more numbers than that are solved on the device: on a CPU it takes minutes
 ON_CPU = 2048
 
@@ -56,7 +59,7 @@ class Analytic(OneRound):
             each = self.collect_each(federation)
             sums = reduce(add, each.values())
             if self.worth:
-                held_out = self.collect_each(federation, "give_held_out_sums")
+                held_out = within_training(federation, each, self.collect_each(federation, "give_held_out_sums"))
                 federation.report("worth", worth_from_sums(each, held_out, self.head_of))
             penalty, head = solve(sums, self.penalty, federation.trainer.device)
             federation.report("analytic", {"penalty": penalty, "images": sums.count, "numbers": sums.width})
@@ -89,6 +92,21 @@ class Analytic(OneRound):
             return self.sums_at(site, "validation")
         finally:
             site.data = whole
+
+
+def within_training(
+    federation: Federation, train: dict[str, Moments], held_out: dict[str, Moments]
+) -> dict[str, Moments]:
+    """Sums over validation images without those of sites that say far more than they have training images: one site
+    would decide what all are worth. They have failed."""
+    many = {
+        site: f"{sums.count} validation images beside {train[site].count} training images; at most {MOST_HELD_OUT} "
+        f"times as many and {MORE_HELD_OUT} more are believed"
+        for site, sums in held_out.items()
+        if sums.count > MOST_HELD_OUT * train[site].count + MORE_HELD_OUT
+    }
+    federation.note_failures([Failure(site, "give_held_out_sums", reason) for site, reason in many.items()])
+    return {site: sums for site, sums in held_out.items() if site not in many}
 
 
 def solve(sums: Moments, penalty: float | None, device: torch.device | str = "cpu") -> tuple[float, Tensor]:

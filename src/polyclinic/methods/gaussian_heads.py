@@ -23,7 +23,14 @@ from polyclinic.federation.release_checks import check_classes, check_more_image
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION
-from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape, warn_of_small_sites
+from polyclinic.methods.shared.one_round import (
+    ENCODER_TRAITS,
+    OneRound,
+    check_samples,
+    head_shape,
+    most_images,
+    warn_of_small_sites,
+)
 from polyclinic.methods.shared.traits import Traits
 
 LEAST_VARIANCE = (4 * RESOLUTION) ** 2  # below that a feature is mostly rounding
@@ -73,6 +80,22 @@ class GaussianHeads(OneRound):
             found = {name: tuple(t.shape) for name, t in sent.items() if t.dtype == torch.int64}
             if found != wanted or len(sent) != len(wanted) or bool((sent["counts"] < 0).any()):
                 raise ParcelRejected(f"statistics: the sums are of another form than {wanted}")
+            self.check_class_sums(federation, call.operation, reply.parcel("statistics"))
+
+    def check_class_sums(self, federation: Federation, operation: str, parcel: Parcel) -> None:
+        """ParcelRejected for sums of more images than fit, or that no images within the features' limit have."""
+        counts, most = parcel.tensors["counts"], most_images(federation, operation)
+        if int(counts.max()) > most or not 0 < int(counts.sum()) <= most:
+            raise ParcelRejected(f"statistics: the sums are of no image or of more than {most:,}")
+        check_samples(federation, operation, parcel, int(counts.sum()))
+        first, second = parcel.tensors["first"].double(), parcel.tensors["second"].double()
+        number, width = counts.double()[:, None], first.shape[1]
+        row, column = torch.triu_indices(width, width)
+        squares = second if self.rule == "naive-bayes" else second[:, row == column]
+        limit = number * (moments.LIMIT / RESOLUTION) ** 2
+        fits = (squares >= 0) & (squares <= limit) & (first.square() <= number * squares * moments.SLACK)
+        if not bool(fits.all()) or not bool((second.abs() <= limit).all()):
+            raise ParcelRejected("statistics: the sums are those of no images")
 
     def collect_by_class(self, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
         """Counts [C], sums [C, D] and second moments, [C, D] or [C, D (D + 1) / 2], of all sites' classes, int64."""

@@ -21,6 +21,7 @@ LIMIT = 2.0**7  #: features beyond it count as if they were it
 TARGET_RESOLUTION = 2.0**-15  #: of targets, which lie between -1 and 1, or are clipped to +-LIMIT_OF_TARGETS
 LIMIT_OF_TARGETS = 4.0
 MOST_IMAGES = 2**24
+SLACK = 1 + 1e-9  # of float64 beside int64
 PIECE = 4096  # rows of one product in float64: its sums stay below 2^53, so that they are exact
 
 
@@ -121,8 +122,8 @@ def full(triangle: Tensor, width: int) -> Tensor:
     return matrix
 
 
-def checked(tensors: Mapping[str, Tensor], site: str, width: int, outputs: int) -> Moments:
-    """What a site sent as moments; WorkFailed where it is something else."""
+def checked(tensors: Mapping[str, Tensor], site: str, width: int, outputs: int, most: int = MOST_IMAGES) -> Moments:
+    """What a site sent as moments of at most so many images; WorkFailed where it is something else."""
     wanted = {
         "products": ((width + 1) * (width + 2) // 2,),
         "cross": (width + 1, outputs),
@@ -132,6 +133,24 @@ def checked(tensors: Mapping[str, Tensor], site: str, width: int, outputs: int) 
     if found != wanted or len(tensors) != len(wanted):
         raise WorkFailed(f"site '{site}' sent sums of another form than {wanted}; it must run the same study")
     sums = Moments(tensors["products"], tensors["cross"], tensors["squares"])
-    if not 0 < sums.count <= MOST_IMAGES:
-        raise WorkFailed(f"site '{site}' says that its sums are of {sums.count} images; leave it out")
+    if not 0 < sums.count <= most:
+        raise WorkFailed(
+            f"site '{site}' says that its sums are of {sums.count} images, and the limit is {most:,}; leave it out"
+        )
+    if not _possible(sums):
+        raise WorkFailed(f"site '{site}' sent sums that no {sums.count} images have; leave it out")
     return sums
+
+
+def _possible(sums: Moments) -> bool:
+    """Whether squares are those of numbers within the limits, and products no larger than squares allow (Cauchy)."""
+    matrix = full(sums.products, sums.width + 1).double()
+    features, targets = matrix.diag(), sums.squares.double()
+    for squares, limit in ((features[1:], LIMIT / RESOLUTION), (targets, LIMIT_OF_TARGETS / TARGET_RESOLUTION)):
+        if not bool(((squares >= 0) & (squares <= sums.count * limit**2)).all()):
+            return False
+    return _below(matrix, features, features) and _below(sums.cross.double(), features, targets)
+
+
+def _below(products: Tensor, first: Tensor, second: Tensor) -> bool:
+    return bool((products.abs() <= torch.outer(first.sqrt(), second.sqrt()) * SLACK).all())

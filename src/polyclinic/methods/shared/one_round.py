@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.release_checks import check_classes, check_more_images_than
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.moments import RESOLUTION, Moments, whole_features
+from polyclinic.methods.shared.moments import MOST_IMAGES, RESOLUTION, Moments, whole_features
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
 from polyclinic.randomness import torch_rng
@@ -81,8 +81,10 @@ class OneRound(Method):
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation in ("give_sums", "give_held_out_sums"):
-            outputs = head_shape(federation)[1]
-            moments.checked(reply.parcel("statistics").tensors, reply.site, self.width(federation), outputs)
+            parcel, outputs = reply.parcel("statistics"), head_shape(federation)[1]
+            most = most_images(federation, call.operation)
+            sums = moments.checked(parcel.tensors, reply.site, self.width(federation), outputs, most)
+            check_samples(federation, call.operation, parcel, sums.count)
 
     def linear_head(self, federation: Federation, head: Tensor) -> dict[str, Tensor]:
         """The model with this head [k + 1, T], offset first, in terms of all features."""
@@ -116,6 +118,18 @@ class OneRound(Method):
         found = kept_features(model.features.encoder(site.trainer.device), site.data.train.images)
         signs = projection(found.shape[1], self.numbers)
         return found if signs is None else project(found, signs)
+
+
+def most_images(federation: Federation, operation: str) -> int:
+    """Images that one reply may be of: its part of what sums can hold, so that those of all sites fit."""
+    return MOST_IMAGES // (1 if federation.sums.covers(operation) else max(1, len(federation.chosen)))
+
+
+def check_samples(federation: Federation, operation: str, parcel: Parcel, count: int) -> None:
+    """ParcelRejected where a site says another number of images than its sums have; a sum of sites says none."""
+    said = parcel.metadata.get("samples")
+    if said != count and not federation.sums.covers(operation):
+        raise ParcelRejected(f"statistics: samples = {said}, and the sums are of {count} images")
 
 
 def head_shape(federation: Federation) -> tuple[int, int]:

@@ -41,6 +41,7 @@ from polyclinic.metrics.statistics.safe import (
 )
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
+from polyclinic.tasks.task import MOST_IMAGES
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -57,6 +58,10 @@ CHANGE = "change of "
 TOLD = "statistics_told.json"
 #: histograms of counts; and whether a class has enough images to be told of
 HISTOGRAMS, CLASSES = ("bins", "right"), "classes told"
+#: metrics in the unit of labels, and what no figure of theirs exceeds; others are shares, whose rounded ends reach 10
+OF_LABELS, MOST_OF_LABELS, MOST = ("mae", "rmse", "bias"), 1e9, 20.0
+#: without a sign, so that chance widens it: all draws of its bootstrap may lie above it
+UPWARDS = "calibration_error"
 #: letters of a name that is told
 LONGEST = 120
 
@@ -267,6 +272,29 @@ def check_told(tensors: Mapping[str, Tensor], classes: int) -> None:
         finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
         if (tensor.dtype, tuple(tensor.shape)) != wanted or not finite or len(name) > 2 * LONGEST:
             raise ParcelRejected(f"statistics: '{name[:40]}' is no interval and no histogram")
+        if not (_plausible(name, tensor.tolist()) if tensor.is_floating_point() else _counted(name, tensors)):
+            raise ParcelRejected(f"statistics: '{name[:40]}' has numbers that no images have")
+
+
+def _plausible(name: str, interval: Sequence[float]) -> bool:
+    """Whether images can have this interval: ends in order around the value, a variance that their distance allows."""
+    value, low, high, variance = interval
+    most = MOST_OF_LABELS if name.endswith(OF_LABELS) else MOST
+    if not max(abs(value), abs(low), abs(high)) <= most:
+        return False
+    slack = 1e-6 * max(1.0, abs(value))
+    around = low - slack <= value <= high + slack or name.endswith(UPWARDS)
+    return around and low <= high and 0 <= variance <= (high - low) ** 2 + slack**2
+
+
+def _counted(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether whole numbers are 0 or 1 of each class, or counts of images: all of a bin, and those that are right."""
+    if name == CLASSES:
+        return bool(((tensors[name] == 0) | (tensors[name] == 1)).all())
+    bins, right = (tensors.get(one) for one in HISTOGRAMS)
+    if bins is None or right is None or bins.shape != right.shape:
+        return False
+    return bool(((right >= 0) & (right <= bins) & (bins <= MOST_IMAGES)).all())
 
 
 def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
