@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import ForkedWorker
 
 from polyclinic.runner import engines
@@ -94,6 +95,7 @@ def follow(folder: Path, source: Path, method: str) -> None:
     assert done.stdout.strip() in ("healthy", "diseased")
 
 
+@pytest.mark.slow
 def test_inside_the_repository(tmp_path):
     """The file that CONTRIBUTING shows, and one line."""
     copy = tmp_path / "src" / "polyclinic"

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 
 from polyclinic import attacks, models
@@ -16,6 +17,7 @@ from polyclinic.federation.leaving.defence_settings import Defence
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.slow
 def test_the_examples_of_gradient_inversion_run(capsys, tmp_path, monkeypatch):
     example, trajectory, coordinator = re.findall(
         r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.DOTALL

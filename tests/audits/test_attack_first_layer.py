@@ -53,5 +53,6 @@ def test_one_image_of_a_perceptron_comes_back(findings, method, settings):
     assert "linear layer with a bias" in found["threat_model"]
 
 
+@pytest.mark.slow
 def test_a_network_that_begins_with_a_convolution_has_no_such_finding(findings):
     assert findings("fedsgd", "lenet5", batch="mini") == []

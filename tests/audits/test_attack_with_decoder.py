@@ -32,6 +32,7 @@ def folder(tiny, undisturbed, tmp_path):
     return shutil.copytree(done.folder, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_latents_leak_and_the_right_image_is_picked_out(folder):
     report = audit(folder, kinds=["latents"])
     (parcel,) = [p for p in report["parcels"] if p["kind"] == "latents"][:1]

@@ -148,6 +148,7 @@ def test_what_a_secure_sum_shows_is_attacked_and_nothing_else(audited):
         ("stylegan2", {"generator.steps": 1, "generator.width": 4, "generator.latent": 8}),
     ],
 )
+@pytest.mark.slow
 def test_generators_of_every_kind_are_projected_into(audited, generator, changes):
     table = {"generator.name": generator, "generator.batch_size": 8, **changes}
     replay = {"replay.codes": "prior", "replay.probe": False, "replay.samples": 8}

@@ -26,6 +26,7 @@ def public_file(tmp_path_factory):
     return str(file)
 
 
+@pytest.mark.slow
 def test_codes_of_latents_are_inverted_and_their_generator_has_no_images(
     tiny, undisturbed, tmp_path, hurry, public_file
 ):

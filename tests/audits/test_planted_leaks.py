@@ -45,6 +45,7 @@ def evidence(report: dict, attack: str) -> dict:
     return report["verdicts"]["generator"]["evidence"][attack]
 
 
+@pytest.mark.slow
 def test_a_generator_overfitted_on_fifty_images_fails(report_on):
     report = report_on("overfitted")
     assert report["verdicts"]["generator"]["verdict"] == "leaks"
@@ -59,6 +60,7 @@ def test_a_generator_that_mirrors_training_images_fails(report_on):
     assert "mirrored is training image" in report["verdicts"]["generator"]["words"]
 
 
+@pytest.mark.slow
 def test_images_of_other_patients_pass(report_on):
     report = report_on("honest")
     assert report["verdicts"]["generator"]["verdict"] != "leaks"

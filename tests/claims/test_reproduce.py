@@ -32,6 +32,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     patch.undo()
 
 
+@pytest.mark.slow
 def test_a_claim_is_run_and_judged(checked: tuple[dict, Path]) -> None:
     found, out = checked
     assert found["holds"] == "yes"

@@ -123,6 +123,7 @@ def test_a_threat_model_is_checked_when_the_study_is_read(here, capsys):
     assert "audit.threat_model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_grid_prints_what_defences_cost(here, capsys):
     sets = ["--set", "audit.keep_parcels=0", "--set", 'audit.defences=["quantise"]']
     assert run_app(["run", "study.toml", *sets, "--out", "out", "--quiet"]) == 0

@@ -136,6 +136,7 @@ def rehearsal(deployment):
                 process.kill()
 
 
+@pytest.mark.slow
 def test_a_study_runs_at_the_sites_as_in_one_process(tiny, undisturbed, rehearsal, tmp_path, capsys):
     study = two_sites(tiny)
     submitted = ["deploy", "submit", str(rehearsal.parent / "study.toml"), "-d", str(rehearsal)]

@@ -1,5 +1,6 @@
 """Encoders: features of images, the same as of the network itself, and of each image by itself."""
 
+import pytest
 import torch
 
 from polyclinic.encoders import ENCODERS
@@ -23,6 +24,7 @@ def test_features_by_hand_over_several_batches():
     assert Means().features(images[:0]).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_efficientnet_lite0_gives_what_its_network_gives_at_its_own_size():
     images = torch.randint(0, 256, (2, 3, 224, 224), generator=torch_rng("encoder"), dtype=torch.uint8)
     encoder = ENCODERS["efficientnet-lite0-1280"]()

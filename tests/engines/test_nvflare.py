@@ -56,6 +56,7 @@ def check_same_run(study, undisturbed, folder):
     assert not [name for name in names if "nvflare" in name or "polyclinic.runner.worker" in name]
 
 
+@pytest.mark.slow
 def test_splitnn_sends_every_mini_batch_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path):
     """Names of sites that NVFlare cannot take, too, and what a site holds in memory from call to call."""
     study = tiny("splitnn", {"sites.count": None, "sites.names": ["Graz (A)", "wien"]}, rounds=1, local_steps=3)

@@ -102,6 +102,7 @@ SLOW = {"classes apart, local"}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way in SLOW else []) for way in WAYS])
+@pytest.mark.slow
 def test_stacked_sites_learn_what_they_learn_one_by_one(felicia, built, tmp_path, way):
     settings, method = WAYS[way]
     results = [run(felicia(how, settings, **method), tmp_path / how) for how in ("never", "always")]

@@ -93,6 +93,7 @@ def test_steps_are_those_written_out(felicia, undisturbed, options):
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "local"])
+@pytest.mark.slow
 def test_only_synthetic_images_leave_and_a_resumed_run_ends_with_the_same_bits(
     felicia, undisturbed, tmp_path, monkeypatch, schedule
 ):

@@ -62,6 +62,7 @@ REGRESSION = sorted(name for name in METHODS if "regression" in METHODS[name].tr
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in REGRESSION]
 )
+@pytest.mark.slow
 def test_a_method_learns_what_it_learned(tiny_run, method):
     backbone = "small-cnn" if method == "fedbn" else "lenet5"
     result = tiny_run({"name": method, "rounds": 15, **SETTINGS.get(method, {})}, **STUDY, model={"backbone": backbone})

@@ -116,6 +116,7 @@ def test_only_with_its_own_features_a_distance_is_called_fid():
     assert not {name for name in names["EffLite0"] if "FID" in name}
 
 
+@pytest.mark.slow
 def test_a_file_of_weights_is_kept_and_found(tensors, tmp_path, monkeypatch, capsys):
     file = tmp_path / inception.FILE
     torch.save(tensors, file)

@@ -96,6 +96,7 @@ def test_a_model_of_a_package_that_has_changed_is_refused(package, tmp_path):
         prediction.load_predictor(done.folder)
 
 
+@pytest.mark.slow
 def test_from_the_command_line_in_processes_of_their_own(package, tmp_path):
     """`compare` starts `polyclinic run`, which was not told of the package."""
     summary = polyclinic.compare(median_study(), ["fed-median"], tmp_path / "both", jobs=1)

@@ -9,6 +9,7 @@ from polyclinic.runner import folder_lock
 from polyclinic.runner.run import run
 
 
+@pytest.mark.slow
 def test_without_checkpoints_only_the_newest_state_of_a_site_stays(tiny, tmp_path):
     """Two workers write a state after every call."""
     settings = {"engine.checkpoint_every": 0, "engine.workers": 2, "sites.count": 2, "evaluation.every": 0}

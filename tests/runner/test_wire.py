@@ -87,6 +87,7 @@ def test_rounded_numbers_are_near_the_exact_ones(runs):
 
 
 @pytest.mark.parametrize("wire", ["int8", "delta"])
+@pytest.mark.slow
 def test_worker_processes_end_in_the_same_bits(runs, wire, tmp_path):
     cache = runs[wire].folder.parent / "cache"
     other = run(study(wire, engine={"workers": 2}), tmp_path / "run", cache=cache)

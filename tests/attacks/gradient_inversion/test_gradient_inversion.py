@@ -49,6 +49,7 @@ def test_dlg_finds_images_and_labels(one_image_each):
         {"label": "sign", "distance": "cosine", "optimizer": "adam", "lr": 0.1, "iterations": 250, "decay_at": (0.6,)},
     ],
 )
+@pytest.mark.slow
 def test_other_settings_find_images_too(one_image_each, settings):
     model, images, _, parcels = one_image_each
     found = GradientInversion(**{**FAST, **settings}).run(parcels[:4], knowledge(model))
@@ -323,6 +324,7 @@ def test_train_mode_batch_norm_of_our_backbones(sent):
     assert "training mode" in found.threat_model
 
 
+@pytest.mark.slow
 def test_resnet_of_the_papers_in_miniature(sent, smooth_images):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -154,6 +154,7 @@ def test_trajectory_with_adam(one_image_each):
     torch.testing.assert_close(kept.distance[:, 2], kept.loss[:, 2] - rough)
 
 
+@pytest.mark.slow
 def test_trajectory_with_lbfgs_stands_still_at_the_end(one_image_each):
     """Targets finish at steps of their own; the kept steps of the one that finishes first end with its result."""
     model, _, _, parcels = one_image_each

@@ -51,6 +51,7 @@ def test_the_same_draws_give_the_same_bits_and_leave_torch_alone():
     assert not torch.equal(other.sample(labels, rng(6)), model.sample(labels, rng(5)))
 
 
+@pytest.mark.slow
 def test_it_learns_what_a_label_means():
     bright = torch.arange(64) % 2
     images = (60 + 130 * bright[:, None, None, None] + torch.randint(-20, 20, (64, 1, 28, 28), generator=rng())).byte()
