@@ -148,7 +148,6 @@ def test_an_actor_that_fits_nowhere_is_refused():
         Share("auto", 1, 0.5).actors_for(3, {"CPU": 8.0})
 
 
-@pytest.mark.slow
 def test_from_the_command_line_ray_is_started_and_ended(tiny, undisturbed, running, tmp_path, monkeypatch):
     """Also in a process that has already read another token, and another home folder, than there are now."""
     ray.shutdown()
