@@ -147,6 +147,7 @@ def test_a_site_that_is_not_chosen_for_every_round_may_leave_rounds_out(kit):
         for scored in (number, number + 1):
             ask(host, "evaluate", scored, weights=times(weights, 1 + scored))
             weights = times(weights, 1 + scored) if scored > number else weights
+    assert Suspensions(kit.folder).all() == []
 
 
 def test_a_run_is_not_put_back_for_other_calls_without_end(kit):

@@ -3,15 +3,14 @@
 import json
 import tomllib
 
-import psutil
 import pytest
 from processes import ForkedProgram, free_port, wait_for
+from rehearsals import rehearsed
 from run_folders import history_without_bytes, left, result
 
 from polyclinic.audits.open_run import read_study
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import find_kit
-from polyclinic.deployment.processes import Rehearsal
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.runner.predict import load_predictor
 
@@ -123,17 +122,8 @@ def test_a_server_that_is_not_there_is_one_sentence(deployment, capsys):
 @pytest.fixture(scope="module")
 def rehearsal(deployment):
     """Server and sites, running; ended by their numbers whatever happens."""
-    started = run_app(["deploy", "up", "--here", "-d", str(deployment), "--within", "900"])
-    assert started == 0, (deployment / "server" / "console.log").read_text()[-2000:]
-    started = list(Rehearsal(deployment).running().values())
-    tree = [one for pid in started for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
-    try:
-        yield deployment
-    finally:
-        run_app(["deploy", "down", "-d", str(deployment)])
-        for process in tree:
-            if process.is_running():
-                process.kill()
+    with rehearsed(deployment) as running:
+        yield running
 
 
 @pytest.mark.slow

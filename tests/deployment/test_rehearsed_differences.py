@@ -5,14 +5,13 @@ import json
 import shutil
 
 import numpy as np
-import psutil
 import pytest
 from processes import free_port
+from rehearsals import rehearsed
 
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import own_data
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
-from polyclinic.deployment.processes import Rehearsal
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.files import write_tensors
 from polyclinic.models import read_weights
@@ -87,17 +86,8 @@ def deployment(tmp_path_factory, study):
         kinds = ["weights", "statistics", "metrics", "keys"]
         policy = f'kinds = {json.dumps(kinds)}\nmin_cohort = 5\nscores = "fine"\n[incoming]\non = false\n'
         (kit / "local" / "policy.toml").write_text(policy + "[approve]\nevery = true\n")
-    started = run_app(["deploy", "up", "--here", "-d", str(out), "--within", "900"])
-    running = list(Rehearsal(out).running().values())
-    tree = [one for pid in running for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
-    try:
-        assert started == 0
-        yield out
-    finally:
-        run_app(["deploy", "down", "-d", str(out)])
-        for process in tree:
-            if process.is_running():
-                process.kill()
+    with rehearsed(out) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

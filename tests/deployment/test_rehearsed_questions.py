@@ -5,13 +5,12 @@ import json
 import shutil
 from pathlib import Path
 
-import psutil
 import pytest
 from processes import free_port
+from rehearsals import rehearsed
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
-from polyclinic.deployment.processes import Rehearsal
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.runner.run import run
 from polyclinic.study import load_study
@@ -31,17 +30,8 @@ def flags(settings):
 def rehearsal(tmp_path_factory):
     out = tmp_path_factory.mktemp("questions") / "deployment"
     assert run_app(["deploy", "init", str(EXAMPLE), "--out", str(out), "--port", str(free_port())]) == 0
-    started = run_app(["deploy", "up", "--here", "-d", str(out), "--within", "900"])
-    running = list(Rehearsal(out).running().values())
-    tree = [one for pid in running for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
-    try:
-        assert started == 0
-        yield out
-    finally:
-        run_app(["deploy", "down", "-d", str(out)])
-        for process in tree:
-            if process.is_running():
-                process.kill()
+    with rehearsed(out) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

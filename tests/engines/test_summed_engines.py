@@ -3,14 +3,13 @@
 import json
 import shutil
 
-import psutil
 import pytest
 from processes import free_port
+from rehearsals import rehearsed
 from run_folders import assert_same_run, result
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
-from polyclinic.deployment.processes import Rehearsal
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.runner.run import run
 
@@ -38,17 +37,8 @@ def rehearsal(tiny, tmp_path_factory):
     (folder / "study.toml").write_text(plain.to_toml())
     out = folder / "deployment"
     assert run_app(["deploy", "init", str(folder / "study.toml"), "--out", str(out), "--port", str(free_port())]) == 0
-    started = run_app(["deploy", "up", "--here", "-d", str(out), "--within", "900"])
-    running = list(Rehearsal(out).running().values())
-    tree = [one for pid in running for one in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid))]
-    try:
-        assert started == 0
-        yield out
-    finally:
-        run_app(["deploy", "down", "-d", str(out)])
-        for process in tree:
-            if process.is_running():
-                process.kill()
+    with rehearsed(out) as running:
+        yield running
 
 
 @pytest.mark.slow
