@@ -14,6 +14,7 @@ from polyclinic.cli import run_app
 from polyclinic.study.reading import default_path
 from polyclinic.without_torch import need_torch, without_torch
 
+LATENTS = ["method.name=cwt-replay", "replay.space=latents", "model.weights=public", "optimizer.augment=[]"]
 #: studies, and mistakes in them
 CHECKS = [
     ["method.name=felicia"],
@@ -32,6 +33,8 @@ CHECKS = [
     ["method.name=private-head", "privacy.noise=1.0", "model.backbone=efficientnet-lite0-1024"],
     ["model.backbone=efficientnet-lite0", "model.weights=public"],
     ["model.backbone=lenet5", "model.weights=public"],
+    [*LATENTS, "model.backbone=efficientnet-lite0", "model.freeze=block5"],
+    [*LATENTS, "model.backbone=efficientnet-lite0-1024", "model.freeze=features"],
 ]
 LIGHT = """
 import contextlib, io, json, sys

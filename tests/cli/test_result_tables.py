@@ -1,6 +1,18 @@
 """Sentences under the table of a run."""
 
-from polyclinic.cli.tables import replay_sentence
+from rich.console import Console
+
+from polyclinic.cli.tables import print_warnings, replay_sentence
+
+
+def test_a_warning_that_was_shown_is_not_repeated(capsys):
+    print_warnings(Console(), ["few images", "few steps"], shown=["few images"])
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: few steps",
+        "1 warning stands above the table, and in result.json",
+    ]
+    print_warnings(Console(), [], shown=[])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_replay_is_put_into_words():

@@ -7,6 +7,7 @@ import pytest
 from test_survey import draw, write_dicom, write_study, written
 
 from polyclinic.cli import run_app
+from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.survey import survey
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
@@ -230,3 +231,48 @@ def test_sites_in_the_names_of_files(tmp_path, capsys, masks):
     assert run_app([*wrong, "("]) == 2
     assert "--site: '(' is not a regular expression" in capsys.readouterr().err
     assert not (tmp_path / "t_cases.csv").exists()
+
+
+def folder_study(tmp_path, capsys, setting=""):
+    """What `study check` says of a study whose source is the folder `scans` itself."""
+    study = tmp_path / "study.toml"
+    study.write_text(
+        f'[data]\nsource = "folder"\npath = "scans"\n{setting}\n[sites]\npartition = "iid"\ncount = 2\n'
+        '[method]\nname = "fedavg"\nrounds = 1\n'
+    )
+    code = run_app(["study", "check", str(study)])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_source_folder_refuses_to_guess_between_hospitals_and_classes(tmp_path, capsys):
+    draw_tree(tmp_path / "scans", HOSPITALS, CLASSES)
+    code, said = folder_study(tmp_path, capsys)
+    assert code == 2
+    assert "has the folders General, Lakeside, StMary, and in these the folders normal, tb" in said
+    assert "set data.class_folders = 'lower'; if they are the classes, set it to 'upper'" in said
+    code, said = folder_study(tmp_path, capsys, 'class_folders = "upper"')
+    assert code == 0
+    assert "classes: General, Lakeside, StMary" in said
+    code, said = folder_study(tmp_path, capsys, 'class_folders = "lower"')
+    assert code == 0
+    assert "classes: normal, tb" in said
+
+
+@pytest.mark.parametrize("splits", [(), ("train", "test")])
+def test_lower_folders_are_classes_and_upper_ones_sites(tmp_path, splits):
+    for top in [tmp_path / split for split in splits] or [tmp_path]:
+        draw_tree(top, HOSPITALS, CLASSES, each=1)
+    listing = Folder(path=tmp_path, class_folders="lower").listing()
+    assert listing.classes == CLASSES
+    places = [name.split("/")[-3:-1] for name in listing.ids.tolist()]
+    assert [[site, CLASSES[label]] for site, label in zip(listing.site, listing.labels, strict=True)] == places
+    draw(tmp_path.joinpath(*splits[:1]) / "General" / "loose.png")
+    with pytest.raises(BadInput, match="loose.png' lies in no folder of a class"):
+        Folder(path=tmp_path, class_folders="lower").listing()
+
+
+@pytest.mark.parametrize("inside", [("left", "right"), ("p001", "p002"), HOSPITALS])
+def test_source_folder_takes_plain_classes_as_before(tmp_path, inside):
+    draw_tree(tmp_path, CLASSES, inside, each=1)
+    assert Folder(path=tmp_path).listing().classes == CLASSES

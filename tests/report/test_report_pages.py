@@ -254,9 +254,12 @@ def test_where_a_ledger_does_not_hold_nobody_says_that_no_image_left(copied):
 
 
 def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classification, tmp_path):
-    written = write_report(classification, out=tmp_path / "page.html")
+    written = write_report(classification, out=tmp_path / "page.html", title="Lungs,\n <b>2026</b>")
     text = written.html.read_text(encoding="utf-8")
-    page, drawn = Page(text), build_report(classification).charts()
+    assert "<h1>Lungs, &lt;b&gt;2026&lt;/b&gt;</h1>" in text
+    report = build_report(classification)
+    assert report.title == "fundus-phantom: classification with fedavg"
+    page, drawn = Page(text), report.charts()
     assert page.count("svg") == len(drawn) == page.count("details")
     assert page.count("script") == 0
     assert len(page.ids()) == len(set(page.ids()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from polyclinic.encoders import ENCODERS
 from polyclinic.models import BACKBONES, NORMS, find, norm_names
 from polyclinic.privacy.obstacles import BATCH_NORM, obstacles
-from polyclinic.study.network import has_batch_norm, network_obstacle
+from polyclinic.study.network import gives_square_map, has_batch_norm, network_obstacle, shape_at
 
 OWN = [*BACKBONES.builtin, next(iter(ENCODERS.builtin))]
 
@@ -21,6 +23,16 @@ def test_a_backbone_has_the_norm_layers_that_it_says(name):
         said = bool(kind.norm_layers) and norm == "batch"
         assert bool(norm_names(network)) == said, norm
         assert obstacles(network) == ([BATCH_NORM] if said else []), norm
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_cut_gives_a_square_map_where_the_package_says_so(name):
+    pytest.importorskip("monai")
+    model = SimpleNamespace(backbone=name, arguments={}, norm="batch", input_size=None)
+    study = SimpleNamespace(data=SimpleNamespace(size=64), model=model)
+    for cut in [*find(name, size=64).stages][:-1]:
+        shape = shape_at(study, cut)
+        assert gives_square_map(study, cut) == (len(shape) == 3 and shape[1] == shape[2]), (cut, shape)
 
 
 def test_a_backbone_that_is_derived_from_ours_is_looked_at(tiny, monkeypatch):

@@ -83,6 +83,8 @@ class RunDisplay(Display):
         self._metric = ""
         self._said = 0.0
         self._inner = InnerProgress(self.console)
+        #: warnings that were shown, so that the end of a run need not repeat them
+        self.warnings: list[str] = []
 
     def preparing(self, what: str, done: int, total: int) -> None:
         self._show(what, done, total, "")
@@ -110,6 +112,7 @@ class RunDisplay(Display):
         self.console.print(f"site '{failure.site}' failed ({failure.operation}): {failure.reason}", style="yellow")
 
     def warned(self, sentence: str) -> None:
+        self.warnings.append(sentence)
         self.console.print(f"warning: {sentence}", style="yellow", highlight=False, soft_wrap=True)
 
     def round_done(self, line: JsonMapping, rounds: int) -> None:

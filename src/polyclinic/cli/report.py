@@ -29,6 +29,9 @@ def report(
         None, help="Share of patients with the disease, for PPV and NPV.  [default: that of the test images]"
     ),
     images: bool = typer.Option(True, "--images/--no-images", help="Show a few images of the study."),
+    title: str = typer.Option(
+        "", help="The title of the report.  [default: name of the images, task and method]", show_default=False
+    ),
     out: Path | None = typer.Option(
         None, help="The HTML file to write, or the dossier's folder.  [default: report.html, or dossier, in the folder]"
     ),
@@ -40,13 +43,13 @@ def report(
     if out is not None:
         check_place(out)
     if dossier:
-        if pdf or by or prevalence is not None:
-            raise BadInput("--dossier: takes no --pdf, --by or --prevalence; leave them out")
+        if pdf or by or prevalence is not None or title:
+            raise BadInput("--dossier: takes no --pdf, --by, --prevalence or --title; leave them out")
         _write_dossier(folder, out)
         return
     from polyclinic.report.write import write_report
 
-    written = write_report(folder, out=out, pdf=pdf, by=by, prevalence=prevalence, images=images)
+    written = write_report(folder, out=out, pdf=pdf, by=by, prevalence=prevalence, images=images, title=title)
     typer.echo(f"written: {written.html}" + (f" and {written.pdf}" if written.pdf else ""))
 
 

@@ -67,7 +67,7 @@ def run(
     elif not quiet:
         from polyclinic.cli.tables import print_result
 
-        print_result(result)
+        print_result(result, shown=display.warnings if isinstance(display, RunDisplay) else ())
 
 
 def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:

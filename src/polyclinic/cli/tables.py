@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from polyclinic.runner.result import Result
 
 
-def print_result(result: Result) -> None:
-    """The metrics of a run, pooled, as a mean over sites, and of each site: test images, or validation images only."""
+def print_result(result: Result, shown: Sequence[str] = ()) -> None:
+    """The metrics of a run, pooled, as a mean over sites, and of each site: test images, or validation images only.
+
+    Of warnings that were `shown` while it ran, it says only how many there are.
+    """
     metrics, images = result.metrics, "test"
     if scored := metrics.get("validation"):
         metrics, images = {"test": scored["pooled"], **scored}, "validation"
@@ -40,10 +43,19 @@ def print_result(result: Result) -> None:
     console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
     if found := result.values.get("replay"):
         console.print(replay_sentence(found), soft_wrap=True)
-    for sentence in result.values.get("warnings", []):
-        console.print(f"warning: {sentence}", style="yellow", highlight=False, soft_wrap=True)
+    print_warnings(console, result.values.get("warnings", []), shown)
     if result["privacy"]:
         console.print(privacy_sentence(result["privacy"]), soft_wrap=True)
+
+
+def print_warnings(console: Console, warnings: Sequence[str], shown: Sequence[str]) -> None:
+    """Each warning that nobody saw yet, and how many others there are."""
+    for sentence in warnings:
+        if sentence not in shown:
+            console.print(f"warning: {sentence}", style="yellow", highlight=False, soft_wrap=True)
+    if above := sum(sentence in shown for sentence in warnings):
+        words = "1 warning stands" if above == 1 else f"{above} warnings stand"
+        console.print(f"{words} above the table, and in result.json", style="yellow", highlight=False, soft_wrap=True)
 
 
 def replay_sentence(found: Mapping[str, float]) -> str:

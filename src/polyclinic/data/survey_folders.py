@@ -33,6 +33,7 @@ class Levels:
     sites: list[str]
     labels: list[str]
     note: str
+    upper_are_sites: bool = True
 
 
 def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
@@ -47,7 +48,8 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
     institutions = institutions_of(files)
     swapped = _are_sites(lower, institutions) if institutions else _sound_like_sites(lower, upper)
     if swapped and not _are_sites(upper, institutions):
-        return Levels(institutions or lower, upper, _sentence(lower, upper, "lower", "upper", bool(institutions)))
+        note = _sentence(lower, upper, "lower", "upper", bool(institutions))
+        return Levels(institutions or lower, upper, note, upper_are_sites=False)
     return Levels(institutions or upper, lower, _sentence(upper, lower, "upper", "lower", bool(institutions)))
 
 
@@ -98,15 +100,16 @@ def are_same_names(first: Iterable[str], second: Iterable[str]) -> bool:
 
 
 def _sentence(sites: Sequence[str], classes: Sequence[str], where: str, other: str, from_headers: bool) -> str:
-    taken = f"{other} folders ({_some(classes)}) are taken for the classes"
+    taken = f"{other} folders ({some(classes)}) are taken for the classes"
     if from_headers:
         return f"{taken}; {institutions_note(len(set(sites)))}"
     return (
-        f"{where} folders ({_some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
+        f"{where} folders ({some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
         "columns' names label and site in the table below"
     )
 
 
-def _some(names: Sequence[str], most: int = 4) -> str:
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first few different names."""
     different = sorted(set(names))
     return ", ".join([*different[:most], *(["..."] if len(different) > most else [])])

@@ -8,7 +8,7 @@ from polyclinic.report.blocks import Report, number
 from polyclinic.report.comparison_evidence import ComparisonEvidence, share_recovered
 from polyclinic.report.sections import again, methods, sites
 from polyclinic.report.sections.same_images import paired_section
-from polyclinic.report.words import LOWER, counted, listed, metric_name
+from polyclinic.report.words import LOWER, counted, listed, metric_name, name_of_images
 
 
 def report_of_comparison(found: ComparisonEvidence) -> Report:
@@ -23,8 +23,10 @@ def report_of_comparison(found: ComparisonEvidence) -> Report:
     ]
     if found.first is not None:
         sections += [sites.section(found.first), again.section(found.first)]
-    title = f"{counted(len(names), 'method')} compared"
-    source = found.content.get("study", {}).get("data", {}).get("source", "")
+    data = found.content.get("study", {}).get("data", {})
+    source = data.get("source", "")
+    images = name_of_images(data, str(source))
+    title = f"{images}: {counted(len(names), 'method')} compared" if images else f"{counted(len(names), 'method')} compared"
     subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {counted(len(found.content['rows']), 'run')}"
     return Report(title, subtitle, _summary(found), [one for one in sections if one is not None], dict(found.sources))
 

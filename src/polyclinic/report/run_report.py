@@ -10,6 +10,7 @@ from polyclinic.report.blocks import Report, Section, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.sections import again, classes, course, leaving, masks, scores, sites, told, values
 from polyclinic.report.summary import summary_of, warnings_of
+from polyclinic.report.words import name_of_images
 
 WITHOUT_CASES = (
     "Curves, calibration and single cases need what the model says about each image, and this run kept none. Deployed "
@@ -37,7 +38,8 @@ def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | 
         again.section(run),
     ]
     name = Path(run.folder).resolve().name
-    title = f"{run.result['method']} on {run.result['data']['source']}"
+    images = name_of_images(run.study.get("data"), str(run.result["data"]["source"]))
+    title = f"{images}: {run.like} with {run.result['method']}"
     subtitle = f"Run '{name}', seed {run.result['seed']}, polyclinic {run.result['environment'].get('polyclinic', '')}"
     kept = [section for section in chosen if section is not None]
     return Report(title, subtitle, summary_of(run), kept, dict(run.sources), warnings_of(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
 from polyclinic.report.blocks import number
 
@@ -61,6 +62,12 @@ DEFINITIONS = {
 
 #: what stands above the warnings of a run
 WARNINGS = "Warnings of the run"
+
+
+def name_of_images(data: object, source: str) -> str:
+    """What to call a study's images in a title: the name of their file or folder, else of their source."""
+    path = data.get("path") if isinstance(data, Mapping) else None
+    return (PurePath(path).name if isinstance(path, str) else "") or source
 
 
 def metric_name(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyclinic.errors import BadInput
@@ -63,9 +63,11 @@ def write_report(
     by: Sequence[str] = (),
     prevalence: float | None = None,
     images: bool = True,
+    title: str = "",
 ) -> Written:
     """Write `report.html` (and `report.pdf`) into a run folder or a comparison's, or to `out`."""
     report = build_report(Path(folder), by=by, prevalence=prevalence, images=images)
+    report = replace(report, title=" ".join(title.split()) or report.title)
     file = out or Path(folder) / "report.html"
     with _damage_said(Path(folder)):  # charts are drawn here; both pages before either is written
         page, paper = html_of(report), pdf_of(report) if pdf else None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.labelled import LabelledSource
 from polyclinic.encoders import ENCODERS
@@ -23,7 +21,6 @@ from polyclinic.models import (
     find,
     is_importable,
     registry_of,
-    split,
 )
 from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.registry import notice_once
@@ -31,6 +28,7 @@ from polyclinic.settings import no_such_choice
 from polyclinic.study.network import (
     backbone_of,
     cuts_of,
+    gives_square_map,
     has_batch_norm,
     network_obstacle,
     network_of,
@@ -214,16 +212,8 @@ def _check_latents(study: Study) -> None:
             f"replay.space: '{study.method.name}' with '{study.generator.name}' cannot; choose cwt-replay "
             "or fedavg-replay, and vqvae2"
         )
-    shape = _shape_of_latents(study)
-    if len(shape) != 3 or shape[1] != shape[2]:
+    if not gives_square_map(study, model.freeze):
         raise BadInput(f"model.freeze: '{model.freeze}' gives no square map for an image; choose an earlier cut")
-
-
-def _shape_of_latents(study: Study) -> tuple[int, ...]:
-    network, size = network_of(study), study.data.size
-    network.resize_to(study.model.input_size or backbone_of(study).input_side(size), size)
-    front = split(network.eval(), study.model.freeze or "")[0]
-    return tuple(front(torch.zeros(1, 1, size, size, device="meta")).shape[1:])
 
 
 def check_tuning(study: Study) -> None:

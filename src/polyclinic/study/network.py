@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from polyclinic.errors import BadInput
-from polyclinic.models import BACKBONES, Backbone, find, norm_names
+from polyclinic.models import BACKBONES, Backbone, Encoded, find, norm_names, split
 from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.obstacles import BATCH_NORM, mixes_samples, obstacles
 from polyclinic.randomness import torch_rng
@@ -38,6 +38,24 @@ def has_batch_norm(study: Study) -> bool:
     """Whether the study's network has batch-norm layers."""
     said = _said_norm_layers(backbone_of(study))
     return bool(norm_names(network_of(study))) if said is None else said and study.model.norm == "batch"
+
+
+def gives_square_map(study: Study, cut: str) -> bool:
+    """Whether a stage gives a square map for a square image, and no vector. Of the package's networks only encoders
+    that nobody trains end in a vector before the head; anybody else's is asked with an image that has no memory."""
+    kind = backbone_of(study)
+    if _said_norm_layers(kind) is not None:
+        return not issubclass(kind, Encoded)
+    shape = shape_at(study, cut)
+    return len(shape) == 3 and shape[1] == shape[2]
+
+
+def shape_at(study: Study, cut: str) -> tuple[int, ...]:
+    """The shape of what a stage gives for one image of the study."""
+    network, size = network_of(study), study.data.size
+    network.resize_to(study.model.input_size or backbone_of(study).input_side(size), size)
+    front = split(network.eval(), cut)[0]
+    return tuple(front(torch.zeros(1, 1, size, size, device="meta")).shape[1:])
 
 
 def network_obstacle(study: Study) -> str | None:

@@ -52,7 +52,12 @@ from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
 #: settings that are left out of a study's tables where they are as usual: so they are in older studies
-NEWER = (("data", "max_pixels", MOST_PIXELS), ("data", "allow_outside", False), ("method", "apart", 0.0))
+NEWER = (
+    ("data", "max_pixels", MOST_PIXELS),
+    ("data", "allow_outside", False),
+    ("data", "class_folders", "auto"),
+    ("method", "apart", 0.0),
+)
 
 
 class Study(Settings):

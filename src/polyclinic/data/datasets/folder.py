@@ -15,6 +15,7 @@ from polyclinic.data.labels import natural
 from polyclinic.data.listing import Listing
 from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
+from polyclinic.data.survey_folders import levels_of, some
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
 from polyclinic.registry import notice_once
@@ -30,6 +31,11 @@ class Folder(FileSource):
     site: str = Field(
         "", description="a regular expression that finds the institution in a file's name, e.g. '^([A-Z]+)_'"
     )
+    class_folders: Literal["auto", "upper", "lower"] = Field(
+        "auto",
+        description="which folders are the classes: the upper ones; or the lower ones, with the sites above them; auto: "
+        "the upper ones, unless it looks like a folder for each hospital",
+    )
     window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
 
@@ -40,10 +46,13 @@ class Folder(FileSource):
     or, with splits of your own,
         path/train/benign/a.png
         path/test/malignant/b.jpg
+    or, with class_folders = "lower", a folder for each hospital,
+        path/Graz/benign/a.png
+        path/Wien/malignant/b.jpg
     Classes are the folders' names. PNG, JPEG, TIFF, BMP, DICOM and NIfTI (.nii, .nii.gz) may be mixed."""
 
     def listing(self) -> Listing:
-        found = [(split, label, file) for split, top in self._tops() for label, file in _classes(top)]
+        found = [(split, label, file) for split, top in self._tops() for label, file in self._labelled(top)]
         classes = tuple(sorted({label for _, label, _ in found}, key=natural))
         if len(classes) < 2:
             raise BadInput(
@@ -67,6 +76,15 @@ class Folder(FileSource):
             ids=np.array(names),
         )
 
+    def _labelled(self, top: Path) -> list[tuple[str, Path]]:
+        """(class, file) of every image below `top`."""
+        if self.class_folders == "lower":
+            return [one for hospital in _hospitals(top) for one in _classes(hospital)]
+        found = _classes(top)
+        if self.class_folders == "auto":
+            _refuse_hospitals(top, [file for _, file in found])
+        return found
+
     def _tops(self) -> list[tuple[str, Path]]:
         """The folders that hold the class folders, each with the split it stands for."""
         if not self.location.is_dir():
@@ -83,8 +101,12 @@ class Folder(FileSource):
         return np.array([part_of_name(file.name, self.patient, "patient") for file in files])
 
     def _sites(self, files: list[Path]) -> np.ndarray | None:
-        found = [part_of_name(file.name, self.site, "site") for file in files] if self.site else None
-        return None if found is None else safe_names(found)
+        if self.site:
+            return safe_names([part_of_name(file.name, self.site, "site") for file in files])
+        if self.class_folders != "lower":
+            return None
+        tops = [top for _, top in self._tops()]
+        return safe_names([file.relative_to(next(top for top in tops if top in file.parents)).parts[0] for file in files])
 
 
 def part_of_name(name: str, pattern: str, what: str) -> str:
@@ -108,6 +130,32 @@ def _classes(top: Path) -> list[tuple[str, Path]]:
     if empty := [name for name, files in found.items() if not files]:
         notice_once(f"data.path: no image lies in {', '.join(empty)} of '{top}', which makes no class")
     return [(name, file) for name, files in found.items() for file in files]
+
+
+def _hospitals(top: Path) -> list[Path]:
+    """The folders of `top`; BadInput where an image lies in one of them and in no folder of a class."""
+    hospitals = _folders(top)
+    for hospital in hospitals:
+        loose = [entry for entry in sorted(hospital.iterdir()) if entry.is_file() and is_image_name(entry)]
+        if loose:
+            raise BadInput(
+                f"data.class_folders: '{loose[0]}' lies in no folder of a class; with 'lower' an image lies in "
+                f"{hospital.name}/CLASS: move it there, or set data.class_folders = 'upper'"
+            )
+    return hospitals
+
+
+def _refuse_hospitals(top: Path, files: list[Path]) -> None:
+    """BadInput where the same classes lie in a folder for each hospital: a model would learn hospitals."""
+    levels = levels_of(top, files)
+    if levels is None or not levels.upper_are_sites:
+        return
+    upper = sorted({file.relative_to(top).parts[0] for file in files}, key=natural)
+    lower = sorted(set(levels.labels), key=natural)
+    raise BadInput(
+        f"data.path: '{top}' has the folders {some(upper)}, and in these the folders {some(lower)}: if the upper ones "
+        "are hospitals, set data.class_folders = 'lower'; if they are the classes, set it to 'upper'"
+    )
 
 
 def images_below(folder: Path) -> list[Path]:
