@@ -27,14 +27,14 @@ def audit(
     run: Path = typer.Argument(..., help="A run folder whose study has the table [audit]; at a site, KIT/runs/NAME."),
     budget: str = BUDGET,
     features: str = FEATURES,
-    kinds: str = typer.Option("", help="Only parcels of these kinds, with commas between them."),
-    sites: str = typer.Option("", help="Only parcels of these sites, with commas between them."),
+    kinds: str = typer.Option("", help="Only parcels of these kinds, separated by commas."),
+    sites: str = typer.Option("", help="Only parcels of these sites, separated by commas."),
     grid: bool = typer.Option(False, "--grid", help="Run and audit the study with each defence: leakage and utility."),
     device: str = typer.Option("auto", help="cpu, cuda, ...; auto takes a GPU where there is one."),
     study: Path | None = typer.Option(None, help="The run's study, at a site whose kit does not have it any more."),
     plugins: list[str] = PLUGIN,
     trajectory: str = typer.Option(
-        "", help="Steps of a gradient inversion to keep and draw, with commas between them, such as 0,10,100."
+        "", help="Steps of a gradient inversion to keep and draw, separated by commas, such as 0,10,100."
     ),
     coordinator: bool = typer.Option(
         False, "--coordinator", help="Also rehearse a coordinator that sends crafted weights to a site of this run."

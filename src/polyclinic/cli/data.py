@@ -70,7 +70,7 @@ def show(name: str = typer.Argument(..., help="A source, as `polyclinic data lis
 def inspect(
     path: Path = typer.Argument(..., help="The study, a TOML file."),
     sets: list[str] = SET,
-    out: Path | None = typer.Option(None, help="The picture to write; by default STUDY_sites.png beside you."),
+    out: Path | None = typer.Option(None, help="The picture to write; by default STUDY_sites.png in the current folder."),
     picture: bool = typer.Option(True, help="Draw the picture."),
     as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON, and draw nothing."),
     federated: bool = typer.Option(
@@ -120,7 +120,7 @@ def inspect_by_question(path: Path, sets: list[str], out: Path | None, *, pictur
 
 @app.command("clean")
 def clean(
-    older_than: float = typer.Option(30.0, min=0, metavar="DAYS", help="Only what was not used for so many days."),
+    older_than: float = typer.Option(30.0, min=0, metavar="DAYS", help="Only what was not used for this many days."),
     yes: bool = typer.Option(False, "--yes", help="Remove it; without this flag it is only listed."),
 ) -> None:
     """Remove prepared images from the cache: they are made again when a study needs them. Not while one runs."""

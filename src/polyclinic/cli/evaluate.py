@@ -25,7 +25,7 @@ def evaluate(
     label_map: list[str] = typer.Option(
         [],
         "--label-map",
-        help="A class that the model calls otherwise: ill=sick, north:ill=sick; ill=- leaves it out.",
+        help="A class that the model calls by another name: ill=sick, north:ill=sick; ill=- leaves it out.",
     ),
     by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of data.columns; may be repeated."),
     against: Path = typer.Option(None, help="A second model: paired tests of the two on the same cases."),

@@ -38,7 +38,7 @@ def new(
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
     ),
-    scale: float = typer.Option(1.0, help="With --preset: images, rounds, epochs and widths so many times smaller."),
+    scale: float = typer.Option(1.0, help="With --preset: divide images, rounds, epochs and widths by this number."),
     phantom: bool = typer.Option(False, "--phantom", help="With --preset: on drawn images instead of the paper's."),
     list_presets: bool = typer.Option(False, "--list-presets", help="Name the presets, and do nothing else."),
     force: bool = typer.Option(
@@ -125,7 +125,7 @@ def check(
     path: Path = typer.Argument(..., help="The study, a TOML file."),
     sets: list[str] = SET,
     images: bool = typer.Option(
-        True, help="Look at the images, too: --no-images where they lie on another machine than this."
+        True, help="Read the images as well; --no-images where they are on another machine."
     ),
 ) -> None:
     """Say whether a study can run, without running it: its settings, and whether its images can be read.

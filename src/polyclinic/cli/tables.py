@@ -40,7 +40,11 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
         console.print(f"note: {few}", highlight=False, soft_wrap=True)
     carried = human_bytes(result["communication"]["total_bytes"])
     selected = result["selected"]
-    console.print(f"model of round {selected['round']} ({selected['by']}); {carried} carried; {result.folder}")
+    why = {"best": "the best on validation images", "last": "the last"}.get(selected["by"], selected["by"])
+    console.print(
+        f"model of round {selected['round']} ({why}); {carried} sent and received in all; folder: {result.folder}",
+        soft_wrap=True,
+    )
     if found := result.values.get("replay"):
         console.print(replay_sentence(found), soft_wrap=True)
     print_warnings(console, result.values.get("warnings", []), shown)

