@@ -268,7 +268,7 @@ def test_lower_folders_are_classes_and_upper_ones_sites(tmp_path, splits):
     places = [name.split("/")[-3:-1] for name in listing.ids.tolist()]
     assert [[site, CLASSES[label]] for site, label in zip(listing.site, listing.labels, strict=True)] == places
     draw(tmp_path.joinpath(*splits[:1]) / "General" / "loose.png")
-    with pytest.raises(BadInput, match="loose.png' lies in no folder of a class"):
+    with pytest.raises(BadInput, match=r"loose\.png' lies in no folder of a class"):
         Folder(path=tmp_path, class_folders="lower").listing()
 
 

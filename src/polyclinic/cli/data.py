@@ -70,7 +70,9 @@ def show(name: str = typer.Argument(..., help="A source, as `polyclinic data lis
 def inspect(
     path: Path = typer.Argument(..., help="The study, a TOML file."),
     sets: list[str] = SET,
-    out: Path | None = typer.Option(None, help="The picture to write; by default STUDY_sites.png in the current folder."),
+    out: Path | None = typer.Option(
+        None, help="The picture to write; by default STUDY_sites.png in the current folder."
+    ),
     picture: bool = typer.Option(True, help="Draw the picture."),
     as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON, and draw nothing."),
     federated: bool = typer.Option(

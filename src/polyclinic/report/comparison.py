@@ -26,7 +26,7 @@ def report_of_comparison(found: ComparisonEvidence) -> Report:
     data = found.content.get("study", {}).get("data", {})
     source = data.get("source", "")
     images = name_of_images(data, str(source))
-    title = f"{images}: {counted(len(names), 'method')} compared" if images else f"{counted(len(names), 'method')} compared"
+    title = f"{images or 'One study'}: {counted(len(names), 'method')} compared"
     subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {counted(len(found.content['rows']), 'run')}"
     return Report(title, subtitle, _summary(found), [one for one in sections if one is not None], dict(found.sources))
 

@@ -33,8 +33,8 @@ class Folder(FileSource):
     )
     class_folders: Literal["auto", "upper", "lower"] = Field(
         "auto",
-        description="which folders are the classes: the upper ones; or the lower ones, with the sites above them; auto: "
-        "the upper ones, unless it looks like a folder for each hospital",
+        description="which folders are the classes: the upper ones, or the lower ones, with the sites above them; "
+        "auto: the upper ones, but a folder for each hospital is refused",
     )
     window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")
@@ -106,7 +106,9 @@ class Folder(FileSource):
         if self.class_folders != "lower":
             return None
         tops = [top for _, top in self._tops()]
-        return safe_names([file.relative_to(next(top for top in tops if top in file.parents)).parts[0] for file in files])
+        return safe_names(
+            [file.relative_to(next(top for top in tops if top in file.parents)).parts[0] for file in files]
+        )
 
 
 def part_of_name(name: str, pattern: str, what: str) -> str:
