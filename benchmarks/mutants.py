@@ -1,295 +1,235 @@
-"""Mutants: small changes of the core rooms, and whether the tests of the same room notice.
+"""Mutants: small changes of the core rooms, and whether the tests notice.
 
-    python benchmarks/mutants.py [--quick] [--minutes N] [--workers N] [--seed S] [--rooms a,b] [--calls FILE]
-                                 [--json FILE]
+    python benchmarks/mutants.py [--quick] [--minutes N] [--workers N] [--seed S] [--rooms a,b] [--each N]
+                                 [--again FILE] [--longest SECONDS] [--lines FILE] [--json FILE]
 
-Each mutant negates a comparison, changes a number, swaps + and -, and and or, or drops a guard, in a copy of the tree.
-First the tests of the rooms run once as they are, to learn which functions each one calls (kept in `--calls`). A mutant
-is judged by the tests of its room, and those of the file's own name, that call the changed function; the quickest come
-first, then the other tests of the same files. A mutant that lives is listed with its line; some change nothing that a
-result depends on, and somebody must look. One whose tests came to the end of the time is counted as neither.
+Each mutant negates a comparison, changes a number, swaps + and -, and and or, or drops a guard. All places of a room
+are as likely. First the tests run once as they are, to learn which lines each one runs (kept in `--lines`). A mutant is
+judged by the quick tests that run its line, the quickest first, until one fails that passes without the change; where
+no test runs the line, it lives. Those that live are listed with their line; some change nothing that a result depends
+on, and somebody must look. `--again FILE` judges the ones that lived in an earlier campaign.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import compileall
-import gzip
 import json
-import py_compile
-import random
-import shutil
+import os
 import tempfile
 import time
-from collections import defaultdict
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutants_children import run_tests, warm
+from mutants_children import ROOT, Outcome, Server, forked, run_imported, serve, warm
+from mutants_judge import Judge, Run
+from mutants_lines import Lines, read_kept, write_kept
+from mutants_places import Place, draw, found_again
 from parallel import in_parallel
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("federation", "methods", "privacy", "attacks", "generators", "tasks", "data")
-#: rooms of tests that try the guards of others
-MORE_TESTS = {"federation": ("adversary",), "privacy": ("adversary",)}
-#: processor seconds of tests that one mutant is given, and those of the first, quickest ones
-LONGEST, FIRST = 100.0, 15.0
-#: a mutant whose tests take so many times as long, and so many seconds more, does not end: its tests notice
-ENDLESS = (8.0, 40.0)
+#: tests that start processes of their own, which see no mutant, or look at pages; and one that differs from CPU to CPU
+LEFT_OUT = (
+    *("browser", "claims", "report", "plugins", "cli", "test_docs", "test_contributing", "test_without_posix"),
+    *("test_without_torch", "test_fault_campaign", "test_fuzz_campaign", "test_examples", "test_tutorial", "test_lock"),
+    *("test_recorded_digests", "test_publishing", "test_dependencies", "test_sbom", "test_repository", "test_layers"),
+    *("test_reference_pages", "test_benchmarks", "test_extras", "test_schemas", "test_public_api", "test_ray"),
+)
 #: seconds that all tests of one file may take while they are watched
-LONGEST_FILE = 150.0
-
-SWAPPED: dict[type, type] = {
-    **{ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And},
-}
+LONGEST_FILE = 120.0
 
 
-def mutations(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
-    """The places of a file that can be changed, how, and the function they are in ("" where they run at import)."""
-    for node, function in _with_functions(tree, "", ""):
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-            yield node, "negated comparison", function
-        elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPPED:
-            yield node, "other operator", function
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            yield node, "other number", function
-        elif isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise | ast.Return):
-            yield node, "dropped guard", function
+def test_files() -> list[str]:
+    found = sorted((ROOT / "tests").rglob("test_*.py"))
+    paths = [path.relative_to(ROOT) for path in found]
+    return [str(path) for path in paths if path.parts[1] not in LEFT_OUT and path.stem not in LEFT_OUT]
 
 
-def _with_functions(node: ast.AST, prefix: str, function: str) -> Iterator[tuple[ast.AST, str]]:
-    """All nodes below, each with the qualified name of its function; not those that only a type checker sees."""
-    for field, value in ast.iter_fields(node):
-        inside, path = function, prefix
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and field == "body":
-            inside, path = prefix + node.name, f"{prefix}{node.name}.<locals>."
-        elif isinstance(node, ast.ClassDef) and field == "body":
-            path = f"{prefix}{node.name}."
-        elif field in ("annotation", "returns") or (
-            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        ):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield child, inside
-                yield from _with_functions(child, path, inside)
-
-
-def mutate(node: ast.AST, how: str) -> None:
-    if isinstance(node, ast.Compare):
-        node.ops[0] = SWAPPED[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp | ast.BoolOp):
-        node.op = SWAPPED[type(node.op)]()
-    elif isinstance(node, ast.Constant):
-        node.value = node.value + 1 if isinstance(node.value, int) else node.value * 2 + 0.5
-    elif isinstance(node, ast.If):
-        node.test = ast.Constant(False)
-
-
-class Calls:
-    """Which functions each test calls, how long it takes, and whether it passes as things are."""
-
-    def __init__(self, rows: Sequence[dict]) -> None:
-        self.rows = {row["test"]: row for row in rows if row["passed"] and not row.get("skipped")}
-        self.of_file = defaultdict(list)
-        for test in self.rows:
-            self.of_file[test.split("::")[0]].append(test)
-
-    def of_function(self, file: str, function: str) -> list[str]:
-        """The tests that call a function, or where it has no name, any function of the file."""
-        called = ((test, row["called"].get(file, ())) for test, row in self.rows.items())
-        return [test for test, names in called if (function in names if function else names)]
-
-    def seconds(self, tests: Sequence[str]) -> float:
-        return sum(self.rows[test]["seconds"] for test in tests)
-
-    def quickest(self, tests: Sequence[str]) -> list[str]:
-        return sorted(tests, key=lambda test: self.rows[test]["seconds"])
-
-
-def test_files(rooms: Sequence[str]) -> list[str]:
-    """The test files of rooms, and those elsewhere whose name is that of a file of theirs; room by room."""
-    found: list[Path] = []
-    for room in rooms:
-        for name in (room, *MORE_TESTS.get(room, ())):
-            found += sorted((ROOT / "tests" / name).rglob("test_*.py"))
-        for file in sorted((ROOT / "src" / "polyclinic" / room).rglob("*.py")):
-            found += sorted((ROOT / "tests").rglob(f"test_{file.stem}.py"))
-    return [str(path.relative_to(ROOT)) for path in dict.fromkeys(found)]
-
-
-def copy_tree(copy: Path) -> None:
-    """A copy of the tree, compiled; a compiled file counts as long as the text is the same."""
-    for name in ("src", "tests", "benchmarks", "examples", "docs", "deploy"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
-    for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("*.txt")):
-        shutil.copy(path, copy)
-    checked = py_compile.PycInvalidationMode.CHECKED_HASH
-    compileall.compile_dir(copy / "src", quiet=2, invalidation_mode=checked)
-
-
-class Mutants:
-    """A copy of the tree, one of whose files is changed at a time."""
-
-    def __init__(self, copy: Path, seed: int, rooms: Sequence[str], calls: Calls) -> None:
-        self.copy, self.calls, self.draw = copy, calls, random.Random(seed)
-        self.files = {room: sorted((ROOT / "src" / "polyclinic" / room).rglob("*.py")) for room in rooms}
-        self.count = seed  # which room is next
-
-    def one(self, until: float) -> dict[str, object] | None:
-        """Draw a mutant and run its tests until a moment; None for a file without a place to change."""
-        room = list(self.files)[self.count % len(self.files)]
-        [file] = self.draw.choices(self.files[room], [path.stat().st_size for path in self.files[room]])
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        places = list(mutations(tree))
-        if not places:
-            return None
-        self.count += 1
-        node, how, function = self.draw.choice(places)
-        before = ast.unparse(node).splitlines()[0]
-        mutate(node, how)
-        changed = self.copy / file.relative_to(ROOT)
-        changed.write_text(ast.unparse(tree), encoding="utf-8")
-        killed, by = self._judge(room, file, function, until)
-        shutil.copy(file, changed)
-        where = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-        found = {"room": room, "where": where, "function": function, "how": how, "before": before}
-        return {**found, "after": ast.unparse(node).splitlines()[0], "killed": killed, "by": by}
-
-    def _judge(self, room: str, file: Path, function: str, until: float) -> tuple[bool | None, str]:
-        """Whether a test fails that does not without the change, and which; None if they did not end in time."""
-        calling, others = self._chosen(room, file, function)
-        if not calling and not others:
-            return None, "no watched test"
-        tried, left = 0, LONGEST
-        for tests in (*_portions(self.calls, calling), *_portions(self.calls, others)):
-            if self.calls.seconds(tests) > left or time.monotonic() > until:
-                return (None, "no time") if tried < len(calling) else (False, f"{tried} tests passed")
-            failed = self._failed(tests, until)
-            if failed != "":
-                return (None, "no time") if failed is None else (True, failed)
-            tried += len(tests)
-            left -= self.calls.seconds(tests)
-        return False, f"{tried} tests passed"
-
-    def _chosen(self, room: str, file: Path, function: str) -> tuple[list[str], list[str]]:
-        """Tests of the room that call the function, the quickest first; then those beside them in the same files."""
-        name = str(file.relative_to(ROOT / "src"))
-        rooms, own = tuple(f"tests/{one}/" for one in (room, *MORE_TESTS.get(room, ()))), f"/test_{file.stem}.py"
-        calling = [t for t in self.calls.of_function(name, function) if t.startswith(rooms) or own in t]
-        files = dict.fromkeys(test.split("::")[0] for test in calling)
-        if not files:  # nobody calls it, or it is a number at the top of a file
-            files = dict.fromkeys(path for path in self.calls.of_file if own in path)
-        beside = [test for path in files for test in self.calls.of_file[path] if test not in set(calling)]
-        return self.calls.quickest(calling), self.calls.quickest(beside)
-
-    def _failed(self, tests: Sequence[str], until: float) -> str | None:
-        """The test that fails, "" for none, None where the time came to its end."""
-        limit = ENDLESS[0] * self.calls.seconds(tests) + ENDLESS[1]
-        begun = time.monotonic()
-        rows, ended = run_tests(self.copy, sorted(tests), min(limit, max(1.0, until - begun)))
-        failed = [row["test"] for row in rows if not row["passed"]]
-        if failed:
-            return failed[0]
-        if not ended:
-            return "the tests do not end" if time.monotonic() - begun >= limit else None
-        # fewer rows than tests: the process died, or a file cannot be imported
-        return "" if len(rows) >= len(tests) else "the tests cannot run"
-
-
-def _portions(calls: Calls, tests: Sequence[str]) -> Iterator[list[str]]:
-    """The quickest tests, and then all others."""
-    first: list[str] = []
-    for test in tests:
-        if first and calls.seconds(first) + calls.seconds([test]) > FIRST:
-            break
-        first.append(test)
-    yield from (part for part in (first, list(tests[len(first) :])) if part)
-
-
-def counted(found: list[dict], seed: int, rooms: Sequence[str]) -> dict[str, Any]:
-    """Killed and tried in each room, and those that live or were not judged."""
-    counts = {}
-    for room in rooms:
-        judged = [one["killed"] for one in found if one["room"] == room and one["killed"] is not None]
-        if judged:
-            counts[room] = {"tried": len(judged), "killed": sum(judged)}
-    alive = [one for one in found if one["killed"] is False]
-    unjudged = [one for one in found if one["killed"] is None]
-    return {"seed": seed, "rooms": counts, "alive": alive, "not_judged": unjudged}
-
-
-def watch(files: Sequence[str], workers: int, place: Path, until: float, kept: Path | None) -> list[dict]:
-    """The calls of all tests of these files; those of files in `kept` are known, and new ones are added to it."""
-    known: list[dict] = []
-    if kept and kept.exists():
-        with gzip.open(kept, "rt", encoding="utf-8") as lines:
-            known = [json.loads(line) for line in lines]
-    missing = [file for file in files if file not in {row["file"] for row in known}]
+def watch(server: Server, workers: int, folder: Path, until: float, kept: Path | None) -> list[dict[str, Any]]:
+    """The lines of all collected tests; those of files that are as they were are known from `kept`."""
+    known = read_kept(kept, ROOT)
+    of_file: dict[str, list[str]] = {}
+    for test in server.items:
+        of_file.setdefault(test.split("::")[0], []).append(test)
+    missing = [file for file in of_file if file not in {row["file"] for row in known}]
 
     def work(number: int, tell: Callable[[Any], None]) -> None:
-        for file in missing[number::workers]:
-            if time.monotonic() > until:
-                return
-            rows, _ = run_tests(place / str(number), [file], min(LONGEST_FILE, until - time.monotonic()), watch=True)
-            for row in rows or [{"test": file, "passed": False, "called": {}, "seconds": 0.0}]:
-                tell({"file": file, **row})
+        for file in _claimed(missing, folder, "file"):
+            left = until - time.monotonic()
+            if left > 0:
+                outcome = _watched(server, of_file[file], folder, min(LONGEST_FILE, left))
+                for row in outcome.rows:
+                    tell({"file": file, **row})
 
-    def keep(rows: list[Any]) -> None:
-        if kept:
-            with gzip.open(kept, "wt", encoding="utf-8") as lines:
-                lines.writelines(json.dumps(row) + "\n" for row in [*known, *rows])
-
-    told, _ = in_parallel(work, workers, place / "watched", until, keep)
-    keep(told)
+    told, _ = in_parallel(work, workers, folder, until)
+    if kept:
+        write_kept(kept, [*known, *told], ROOT)
     return [*known, *told]
 
 
-def main() -> None:
+def _watched(server: Server, tests: Sequence[str], folder: Path, limit: float) -> Outcome:
+    return forked(folder, lambda told: server.run(tests, told, watch=True), limit)
+
+
+def _claimed(things: Sequence[Any], folder: Path, name: str) -> Iterator[Any]:
+    """Each thing for the worker that asks first."""
+    for number, thing in enumerate(things):
+        try:
+            os.close(os.open(folder / f"{name}-{number}.claim", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        yield thing
+
+
+def judged(judge: Judge, places: Sequence[Place], workers: int, note: Callable[[list[Any]], None]) -> None:
+    """Judge mutants in several processes; `note` gets what is known, every 20 seconds and at the end."""
+
+    def work(number: int, tell: Callable[[Any], None]) -> None:
+        for place in _claimed(places, judge.folder, "mutant"):
+            if time.monotonic() < judge.until:
+                tell(judge.judge(place))
+
+    told, crashed = in_parallel(work, workers, judge.folder, judge.until, note)
+    note(told + [{"crashed": word} for word in crashed])
+
+
+def counted(found: Sequence[dict[str, Any]], chosen: argparse.Namespace) -> dict[str, Any]:
+    """Killed and tried in each room, and those that live or were not judged."""
+    rows = [one for one in found if "where" in one]
+    counts = {}
+    for room in dict.fromkeys(one["room"] for one in rows):
+        results = [one["killed"] for one in rows if one["room"] == room and one["killed"] is not None]
+        if results:
+            counts[room] = {"tried": len(results), "killed": sum(results)}
+    groups = {"alive": False, "not_judged": None, "killed": True}
+    listed = {name: [one for one in rows if one["killed"] is value] for name, value in groups.items()}
+    return {"seed": chosen.seed, "rooms": counts, "crashed": [one for one in found if "where" not in one], **listed}
+
+
+def _chosen() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two mutants")
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", default=",".join(ROOMS))
-    parser.add_argument("--calls", type=Path, help="which functions each test calls: read, and written (.jsonl.gz)")
+    parser.add_argument("--each", type=int, default=1000, help="mutants of each room, at most")
+    parser.add_argument("--again", type=Path, help="judge only those that live in this campaign")
+    parser.add_argument("--longest", type=float, default=60.0, help="seconds of tests for one mutant")
+    parser.add_argument("--lines", type=Path, help="which lines each test runs: read, and written (.jsonl.gz)")
+    parser.add_argument("--tests", help="test files, with commas (all, unless given)")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    started, rooms = time.monotonic(), chosen.rooms.split(",")
-    until = started + 60 * chosen.minutes
-    warm()
+    return parser.parse_args()
 
-    def write(found: list[Any]) -> dict[str, Any]:
-        result = counted(found, chosen.seed, rooms)
-        if chosen.json:
-            chosen.json.write_text(json.dumps(result, indent=1) + "\n")
+
+def _drawn(chosen: argparse.Namespace) -> list[Place]:
+    """The mutants to judge, in turn from each room."""
+    if chosen.again:
+        before = json.loads(chosen.again.read_text(encoding="utf-8"))
+        return found_again([*before["alive"], *before["not_judged"]])
+    rooms = [draw(room, chosen.seed, chosen.each) for room in chosen.rooms.split(",")]
+    longest = max(len(places) for places in rooms)
+    turns = [places[turn] for turn in range(longest) for places in rooms if turn < len(places)]
+    return turns[:2] if chosen.quick else turns
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What was asked, the mutants, and a folder in which two processes leave what they found."""
+
+    chosen: argparse.Namespace
+    places: Sequence[Place]
+    folder: Path
+    started: float
+
+    @property
+    def lines(self) -> Path:
+        return self.folder / "lines.jsonl.gz"
+
+    @property
+    def until(self) -> float:
+        return self.started + 60 * self.chosen.minutes
+
+    @property
+    def importing(self) -> int:
+        """Workers for mutants that run at import: about a quarter of all places."""
+        return max(1, self.chosen.workers // 4)
+
+    def judge_functions(self) -> None:
+        """Collect and watch the tests, then judge the mutants of functions."""
+        files = self.chosen.tests.split(",") if self.chosen.tests else test_files()
+        serve(files, self._with_server)
+
+    def _with_server(self, server: Server) -> None:
+        half = self.started + 36 * self.chosen.minutes  # tests that are not watched by then judge nothing
+        rows = watch(server, self.chosen.workers, self.folder, half, self.chosen.lines)
+        write_kept(self.lines, rows, ROOT)  # the other process begins
+        workers = max(1, self.chosen.workers - self.importing)
+        self._judge("functions", lambda tests, told, place: server.run(tests, told, place=place), workers, server.holds)
+
+    def judge_imports(self) -> None:
+        """Wait for the lines of the tests, then judge the mutants that run at import."""
+        while not self.lines.exists():
+            if time.monotonic() > self.until:
+                return
+            time.sleep(0.2)
+        self._judge("imports", run_imported, self.importing)
+
+    def _judge(self, name: str, run: Run, workers: int, holds: Callable[[Place], bool] = lambda place: True) -> None:
+        folder = self.folder / name
+        folder.mkdir()
+        judge = Judge(run, Lines(read_kept(self.lines, ROOT)), folder, self.chosen.longest, self.until, holds)
+        places = [place for place in self.places if bool(place.function) == (name == "functions")]
+        judged(judge, places, workers, _noting(self.folder / f"{name}.json"))
+
+    def result(self) -> dict[str, Any]:
+        """What is known until now."""
+        files = [self.folder / f"{name}.json" for name in ("functions", "imports")]
+        found = [one for file in files if file.exists() for one in json.loads(file.read_text(encoding="utf-8"))]
+        result = counted(found, self.chosen)
+        if self.chosen.json:
+            self.chosen.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         return result
 
+
+def _noting(file: Path) -> Callable[[list[Any]], None]:
+    def note(found: list[Any]) -> None:
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        partial.replace(file)
+
+    return note
+
+
+def _begun(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    chosen, started = _chosen(), time.monotonic()
+    places = _drawn(chosen)
+    warm()
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        for number in range(chosen.workers):
-            copy_tree(place / str(number))
-        (place / "watched").mkdir()
-        half = started + 30 * chosen.minutes  # tests that are not watched by then judge nothing
-        calls = Calls(watch(test_files(rooms), chosen.workers, place, half, chosen.calls))
-
-        def work(number: int, tell: Callable[[Any], None]) -> None:
-            mutants = Mutants(place / str(number), chosen.seed * 1009 + number, rooms, calls)
-            done = 0
-            while time.monotonic() < until and not (chosen.quick and done >= 2):
-                if (mutant := mutants.one(until)) is not None:
-                    done += 1
-                    tell(mutant)
-
-        told, crashed = in_parallel(work, chosen.workers, place, until, lambda found: write(found) and None)
-    result = write(told)
-    short = {name: len(result[name]) for name in ("alive", "not_judged")}
-    print(json.dumps(result | short | {"crashed": crashed}))
+        campaign = Campaign(chosen, places, Path(name), started)
+        children = [_begun(campaign.judge_functions), _begun(campaign.judge_imports)]
+        while children:
+            children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
+            campaign.result()
+            time.sleep(2)
+        result = campaign.result()
+    print(json.dumps({name: len(value) if isinstance(value, list) else value for name, value in result.items()}))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,34 @@
-"""Tests in forked children of a process that has imported what is large and never changes, such as torch.
+"""Tests in forked children, each with one mutant in memory: nothing is imported twice, and no file changes.
 
-A child imports Polyclinic from a copy of the tree, so that it sees the mutant in it. While tests are watched, each one
-is noted with the functions that it calls: only these tests can notice a change of such a function.
+Two processes fork such children. A *server* has collected all tests once; its child exchanges the code of the changed
+function. A process that has not imported Polyclinic forks the children of mutants that run at import.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FunctionType
 from typing import Any
 
+from mutants_lines import Watcher
+from mutants_places import SOURCE, Place
+
+ROOT = SOURCE.parent
 #: imported once, where it is installed
 LARGE = (
     *("torch", "numpy", "scipy.stats", "scipy.ndimage", "pytest", "hypothesis", "pydantic", "rich", "typer"),
@@ -30,101 +39,55 @@ LARGE = (
 )
 #: bytes of memory that the tests of a mutant may take: one may ask for an endless array
 MEMORY = 48 * 2**30
+OPTIONS = ("-q", "-s", "--tb=line", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 def warm() -> None:
-    """Import what all children need."""
+    """Import what all children need, and let Polyclinic come from this tree."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that has looked at a GPU cannot be forked
+    sys.path[:] = [str(SOURCE), *(path for path in sys.path if not path.rstrip("/").endswith("/src"))]
     for name in LARGE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
-class Watcher:
-    """A plug-in of pytest: a line of JSON for each test, with the functions that it called where `source` is given."""
+@dataclass(frozen=True)
+class Outcome:
+    """A row for each test that ended, and whether the process ended by itself."""
 
-    def __init__(self, told: Path, source: Path | None) -> None:
-        self.told = told.open("a", buffering=1, encoding="utf-8")
-        self.source = f"{source}/" if source else ""
-        self.passed, self.skipped = True, False
-        self.called, self.shared = set[tuple[str, str]](), set[tuple[str, str]]()
-
-    def pytest_runtest_setup(self, item: Any) -> None:
-        self.passed, self.skipped, self.started = True, False, time.process_time()
-        self.called.clear()  # of what was called while files were imported
-        if self.source and hasattr(sys, "monitoring"):
-            sys.monitoring.restart_events()
-
-    def pytest_runtest_call(self, item: Any) -> None:
-        self.shared |= self.called  # what a fixture did may concern all tests of the file
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.passed &= not report.failed
-        self.skipped |= report.skipped
-        if report.when != "teardown":
-            return
-        row = {"test": report.nodeid, "passed": self.passed, "skipped": self.skipped}
-        called = self.called | self.shared if self.source else set()
-        self._tell({**row, "seconds": round(time.process_time() - self.started, 2), "called": _by_file(called)})
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self._tell({"test": report.nodeid, "passed": False, "seconds": 0.0, "called": {}})
-
-    def _tell(self, row: dict[str, Any]) -> None:
-        print(json.dumps(row), file=self.told)
-
-    # --- functions that are called ---------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Note the functions of the source that are called from now on."""
-        if hasattr(sys, "monitoring"):  # from Python 3.12 on: at no cost after the first call
-            sys.monitoring.use_tool_id(4, "mutants")
-            sys.monitoring.register_callback(4, sys.monitoring.events.PY_START, self._begun)
-            sys.monitoring.set_events(4, sys.monitoring.events.PY_START)
-        else:
-            threading.settrace(self._traced)
-            sys.settrace(self._traced)
-
-    def _begun(self, code: CodeType, offset: int) -> Any:
-        self._note(code)
-        return sys.monitoring.DISABLE
-
-    def _traced(self, frame: FrameType, event: str, argument: object) -> None:
-        self._note(frame.f_code)
-
-    def _note(self, code: CodeType) -> None:
-        if code.co_filename.startswith(self.source):
-            self.called.add((code.co_filename.removeprefix(self.source), code.co_qualname))
+    rows: list[dict[str, Any]]
+    ended: bool
 
 
-def _by_file(called: set[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for file, name in sorted(called):
-        found.setdefault(file, []).append(name)
-    return found
-
-
-def run_tests(copy: Path, chosen: Sequence[str], limit: float, *, watch: bool = False) -> tuple[list[dict], bool]:
-    """Run tests of a copy of the tree, watched, or only until one fails; a row for each, and whether they ended."""
-    told = copy / "told.jsonl"
+def forked(place: Path, work: Callable[[Path], None], limit: float) -> Outcome:
+    """Run `work` in a child that writes rows to the file it is given; it ends after `limit` seconds at the latest."""
+    told = place / f"told-{os.getpid()}.jsonl"
     told.unlink(missing_ok=True)
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        _be_child(copy, chosen, told, watch)
+        _be_child(work, told)
     ended = _wait(child, limit)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what a test started ends with it
     if not ended:
         os.waitpid(child, 0)
-    return list(rows_of(told)), ended
+    shutil.rmtree(told.with_suffix(".tmp"), ignore_errors=True)
+    return Outcome(_rows_of(told), ended)
 
 
-def rows_of(told: Path) -> Iterator[dict]:
-    for line in told.read_text().splitlines(keepends=True) if told.exists() else ():
-        if line.endswith("\n"):  # the last one may be half written
-            yield json.loads(line)
+def _be_child(work: Callable[[Path], None], told: Path) -> None:
+    code = 70
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        work(told)
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def _wait(child: int, limit: float) -> bool:
@@ -132,29 +95,126 @@ def _wait(child: int, limit: float) -> bool:
     while time.monotonic() < until:
         if os.waitpid(child, os.WNOHANG)[0]:
             return True
-        time.sleep(0.02)
+        time.sleep(0.01)
     return False
 
 
-def _be_child(copy: Path, chosen: Sequence[str], told: Path, watch: bool) -> None:
-    code = 70
-    try:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        silent = os.open(copy / "printed.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        os.chdir(copy)
-        sys.dont_write_bytecode = True  # compiled mutants would stay behind
-        sys.path[:] = [str(copy / "src"), *(path for path in sys.path if not path.rstrip("/").endswith("/src"))]
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        import pytest
+def _rows_of(told: Path) -> list[dict[str, Any]]:
+    lines = told.read_text(encoding="utf-8").splitlines(keepends=True) if told.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
 
-        watcher = Watcher(told, copy / "src" if watch else None)
-        if watch:
-            watcher.begin()
-        options = ["-q", "--tb=line", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        code = int(pytest.main([*options, *([] if watch else ["-x"]), *chosen], plugins=[watcher]))
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+
+# --- mutants of functions: a server that has collected all tests ---------------------------------
+
+
+class Server:
+    """A plug-in of pytest that hands the collected tests over instead of running them."""
+
+    def __init__(self, work: Callable[[Server], None], watcher: Watcher) -> None:
+        self.work, self.watcher = work, watcher
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        self.functions = _functions()
+        gc.freeze()  # children leave these pages alone
+        self.work(self)
+        return True
+
+    def run(self, tests: Sequence[str], told: Path, *, place: Place | None = None, watch: bool = False) -> None:
+        """In a child: run tests in this order, with a mutant or watched; unless watched, until one fails."""
+        items = [self.items[test] for test in tests]
+        items[0].config._tmp_path_factory._given_basetemp = told.with_suffix(".tmp")
+        if place is not None:
+            self._exchange(place)
+        self.watcher.begin(told, watch)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.watcher.failed and not watch:
+                return
+
+    def _exchange(self, place: Place) -> None:
+        """Give the outermost function of the place its changed code; what is defined in it comes along."""
+        for function, code in self._changes(place):
+            function.__code__ = code
+
+    def holds(self, place: Place) -> bool:
+        """Whether the function of a place is in memory, so that it can be changed there."""
+        return bool(self._changes(place))
+
+    def _changes(self, place: Place) -> list[tuple[FunctionType, CodeType]]:
+        outermost = place.function.split(".<locals>")[0]
+        changed = [code for code in _codes(place.code()) if code.co_qualname == outermost]
+        keys = [(code, (code.co_filename, outermost, code.co_firstlineno)) for code in changed]
+        return [(function, code) for code, key in keys for function in self.functions.get(key, ())]
+
+
+def serve(files: Sequence[str], work: Callable[[Server], None]) -> None:
+    """Collect the tests of files, and hand them to `work`."""
+    import pytest
+
+    os.chdir(ROOT)
+    for path in sorted((SOURCE / "polyclinic").rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        if not name.endswith("__main__"):
+            with contextlib.suppress(Exception):  # one that wants an extra that is not here
+                importlib.import_module(name)
+    options = [*OPTIONS, "--continue-on-collection-errors"]
+    watcher = Watcher(SOURCE)
+    pytest.main([*options, *files], plugins=[Server(work, watcher), watcher])
+
+
+def _functions() -> dict[tuple[str, str, int], list[FunctionType]]:
+    """All functions of the source that exist now, by file, name and line."""
+    found: dict[tuple[str, str, int], list[FunctionType]] = {}
+    for one in gc.get_objects():
+        if isinstance(one, FunctionType) and one.__code__.co_filename.startswith(str(SOURCE)):
+            code = one.__code__
+            found.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(one)
+    return found
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return [*inside, *(deeper for one in inside for deeper in _codes(one))]
+
+
+# --- mutants that run at import -------------------------------------------------------------------
+
+
+def run_imported(tests: Sequence[str], told: Path, place: Place | None) -> None:
+    """In a child of a process without Polyclinic: import it with a mutant, and run tests until one fails."""
+    import pytest
+
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = True
+    if place is not None:
+        sys.meta_path.insert(0, _Changed(place))
+    watcher = Watcher(SOURCE)
+    watcher.begin(told, watch=False)
+    pytest.main([*OPTIONS, "-x", f"--basetemp={told.with_suffix('.tmp')}", *tests], plugins=[watcher])
+
+
+class _Changed(importlib.abc.MetaPathFinder):
+    """Finds the one changed module."""
+
+    def __init__(self, place: Place) -> None:
+        self.path, self.code = SOURCE / place.file, place.code()
+        parts = Path(place.file).with_suffix("").parts
+        self.package = parts[-1] == "__init__"
+        self.name = ".".join(parts[:-1] if self.package else parts)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self.name:
+            return None
+        inside = [str(self.path.parent)] if self.package else None
+        loader = _Loader(name, str(self.path), self.code)
+        return importlib.util.spec_from_file_location(name, self.path, loader=loader, submodule_search_locations=inside)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, code: CodeType) -> None:
+        super().__init__(name, path)
+        self.changed = code
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.changed

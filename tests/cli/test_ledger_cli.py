@@ -53,6 +53,14 @@ def test_a_run_without_its_result_has_the_checkpoint(folder, capsys):
     assert "manifest.json says" in said(capsys, "verify", "./verify", code=1)
 
 
+def test_a_damaged_result_beside_the_ledgers_is_named(folder, capsys):
+    result = folder / "result.json"
+    result.write_text(result.read_text().replace('"ledgers"', '"ledgerr"', 1))
+    path = folder / "ledger" / "site-1.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert "result.json: is damaged" in said(capsys, "verify", "./verify", code=2)
+
+
 def test_another_seed_has_other_keys(folder, capsys):
     study = folder / "study.toml"
     study.write_text(study.read_text().replace("seed = 0", "seed = 1", 1))

@@ -1,4 +1,5 @@
-"""Secure sums on every engine end in the weights of one process, and at deployed sites as in a simulation."""
+"""Secure sums on every engine end in the weights of one process, and at deployed sites as in a simulation; so does
+what travels in fewer bytes (`engine.wire`)."""
 
 import json
 import shutil
@@ -55,6 +56,23 @@ def test_deployed_sites_add_up_in_secret(rehearsal, undisturbed, tiny, tmp_path)
         kinds = [line["kind"] for line in verify(ledger)]
         assert "masked" in kinds
         assert "weights" not in kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["fp16", "int8", "delta"])
+def test_deployed_sites_send_fewer_bytes_and_end_as_in_a_simulation(rehearsal, undisturbed, tiny, tmp_path, wire):
+    settings = {"engine.silence": 600.0, "engine.wire": wire}
+    simulated = undisturbed(tiny("fedavg", settings, rounds=2, local_steps=2))
+    sent = ["deploy", "submit", str(rehearsal.parent / "study.toml"), "-d", str(rehearsal), "--name", f"wire-{wire}"]
+    changes = ["--set", f"engine.wire={wire}", "--set", "method.rounds=2", "--within", "900"]
+    assert run_app([*sent, *changes, "--out", str(tmp_path / "run")]) == 0
+    deployed = result(tmp_path / "run")
+    assert deployed["weights_sha256"] == simulated.values["weights_sha256"]
+    assert deployed["communication"]["by_kind"]["weights"] == simulated.values["communication"]["by_kind"]["weights"]
+    ledgers = sorted(rehearsal.glob(f"sites/*/runs/wire-{wire}/ledger/*.jsonl"))
+    assert len(ledgers) == 3
+    for ledger in ledgers:
+        assert {line["wire"] for line in verify(ledger) if line["kind"] == "weights"} == {wire}
 
 
 @pytest.mark.slow

@@ -267,3 +267,20 @@ def test_a_manifest_of_other_types_is_damaged_even_if_its_digest_fits(tmp_path, 
     checkpoint.path.write_text(json.dumps({**content, "sha256": digest_of(content)}))
     with pytest.raises(Damaged, match="manifest"):
         checkpoint.load()
+
+
+@pytest.mark.parametrize("part", ["round", "files", "plain", "sites"])
+def test_a_manifest_without_a_part_gives_way_to_the_one_before(folder, part):
+    checkpoint = Checkpoint(folder)
+    for number in (1, 2):
+        checkpoint.save(Manifest(round=number), {"state.w": tensors(number)})
+    content = json.loads(checkpoint.path.read_text())
+    del content[part], content["sha256"]  # without a digest, as an older version wrote it
+    checkpoint.path.write_text(json.dumps(content))
+    survivor = Checkpoint(folder)
+    assert survivor.load().round == 1
+    assert str(checkpoint.path) in survivor.problem
+    checkpoint.path.write_text('{"round": 1}')
+    checkpoint.previous.unlink()
+    with pytest.raises(Damaged, match=r"manifest\.json: is damaged"):
+        Checkpoint(folder).load()

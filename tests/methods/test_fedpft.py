@@ -10,6 +10,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods.fedpft import Mixture, _received, fit
 from polyclinic.randomness import torch_rng
+from polyclinic.training.optimizer import Optimizer
 
 ROWS = torch.tensor([[0.0, 1.0], [2.0, 1.0], [10.0, 5.0], [12.0, 7.0]], dtype=torch.float64)
 
@@ -36,8 +37,11 @@ def test_two_groups_are_found_and_sampled():
     assert drawn[drawn[:, 0] > 10].mean(0).tolist() == pytest.approx([20, 20], abs=0.5)
 
 
-def test_it_learns_and_warns_of_small_classes(tiny_run):
+def test_it_learns_and_warns_of_small_classes(tiny_run, monkeypatch):
+    made, make = [], Optimizer.make
+    monkeypatch.setattr(Optimizer, "make", lambda self, of, number: made.append(number) or make(self, of, number))
     result = tiny_run({"name": "fedpft", "components": 2, "passes": 10}, optimizer={"name": "adam", "lr": 0.01})
+    assert made == list(range(1, 11)), "one pass after the other, and no more"
     assert result.metrics["test"]["accuracy"] > 0.5
     assert set(result["communication"]["by_kind"]) >= {"statistics"}
     assert any("fewer than 10 images of some class" in one for one in result["warnings"])

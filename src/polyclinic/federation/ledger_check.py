@@ -17,6 +17,7 @@ from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Anchor, anchor_from_json, is_countersigned
 from polyclinic.federation.received import RECEIVED_FILE, read_received
 from polyclinic.json_types import JsonObject, parse_json
+from polyclinic.noted_files import check_noted
 
 
 class VerifyingKeys(Protocol):
@@ -108,8 +109,13 @@ def _check_countersignature(witness: Witness, evidence: Evidence) -> None:
 
 
 def witnesses_in(folder: Path) -> list[Witness]:
-    """What a run folder says about the heads of ledgers: its result, its checkpoint, what the coordinator received."""
+    """What a run folder says about the heads of ledgers: its result, its checkpoint, what the coordinator received.
+
+    Damaged where its result is not what the run wrote: it might not speak of a ledger any more.
+    """
     found = []
+    if (folder / "result.json").exists():
+        check_noted(folder, "result.json")
     for site, values in _table(folder / "result.json", "ledgers").items():
         anchor = [values.get(name, "") for name in Anchor._fields]
         found.append(_witness(folder / "result.json", site, anchor))

@@ -15,6 +15,8 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.summing import shamir
+from polyclinic.federation.summing.coordinator_sums import Unmasking
+from polyclinic.federation.summing.masks import Context
 from polyclinic.federation.summing.open_sum import known
 from polyclinic.federation.summing.settings import Federated
 
@@ -322,6 +324,19 @@ def test_a_site_that_lies_about_shares_is_noticed(company):
     some.work = work
     with pytest.raises(WorkFailed, match="do not fit; a site lied"):
         some.total()
+
+
+def test_shares_of_another_shape_are_left_out():
+    """What most sites gave is enough: the rows of `cleo` are too short, and `di` sends none."""
+    names, secret = NAMES[:4], bytes(range(32))
+    shares = [torch.frombuffer(bytearray(share), dtype=torch.uint8) for share in shamir.split(secret, 2, 4)]
+    given = {
+        name: Parcel("shares", {"shares": torch.stack([share] * 4)}) for name, share in zip(names, shares, strict=True)
+    }
+    given["cleo"] = Parcel("shares", {"shares": given["cleo"].tensors["shares"][:, :-1]})
+    given["di"] = Parcel("shares", {})
+    context = Context("run", 1, "answer", dict.fromkeys(names, b""), names)
+    assert Unmasking(context, b"", names)._secret(2, given) == secret
 
 
 def test_a_site_whose_answer_has_another_form_fails_by_name(company):

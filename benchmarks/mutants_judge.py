@@ -1,0 +1,89 @@
+"""Whether tests notice a mutant: those that run its line, the quickest first, each portion in a forked child."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mutants_children import forked
+from mutants_lines import Lines
+from mutants_places import Place
+
+#: processor seconds of the tests that one child is given: the first few tests notice most mutants
+PORTIONS = (3.0, 12.0, 60.0, 300.0)
+#: a mutant whose tests take so many times as long, and so many seconds more, does not end: its tests notice
+ENDLESS = (5.0, 15.0)
+
+
+Run = Callable[[Sequence[str], Path, Place | None], None]
+
+
+@dataclass
+class Judge:
+    """Judges mutants with one way to run tests in a child: `run(tests, told, place)`."""
+
+    run: Run
+    lines: Lines
+    folder: Path
+    longest: float
+    until: float
+    #: whether a mutant can be made at all
+    holds: Callable[[Place], bool] = lambda place: True
+
+    def judge(self, place: Place) -> dict[str, Any]:
+        tests = self._tests(place)
+        if not self.holds(place):
+            return {**place.told(), "killed": None, "by": "its function is not in memory"}
+        killed, by = self._noticed(place, tests) if tests else (False, "no test runs it")
+        return {**place.told(), "killed": killed, "by": by}
+
+    def _tests(self, place: Place) -> list[str]:
+        tests = self.lines.of(place.file, place.lines)
+        return tests if tests or place.function else self.lines.of(place.file, ())
+
+    def _noticed(self, place: Place, tests: Sequence[str]) -> tuple[bool | None, str]:
+        """Whether a test fails that does not without the change, and which; None if they did not end in time."""
+        passed = 0
+        for portion in _portions(self.lines, tests, self.longest):
+            while portion:
+                if time.monotonic() > self.until:
+                    return None, "no time"
+                failed = self._failed(portion, place)
+                if failed and time.monotonic() > self.until:
+                    return None, "no time"
+                if not failed:
+                    break
+                if not self._failed(portion[: portion.index(failed) + 1] if failed in portion else portion, None):
+                    return True, failed
+                portion = [test for test in portion if test != failed] if failed in portion else []
+            passed += len(portion)
+        return False, f"{passed} of {len(tests)} tests that run it passed"
+
+    def _failed(self, tests: Sequence[str], place: Place | None) -> str:
+        """The test that fails, or a word on how they end; "" where all pass."""
+        limit = min(ENDLESS[0] * self.lines.seconds(tests) + ENDLESS[1], self.until + 5 - time.monotonic())
+        outcome = forked(self.folder, lambda told: self.run(tests, told, place), limit)
+        failed = [row["test"] for row in outcome.rows if not row["passed"]]
+        if failed:
+            return failed[0]
+        if not outcome.ended:
+            return "the tests do not end"
+        # fewer rows than tests: the process died, or a file cannot be imported
+        return "" if len(outcome.rows) >= len(tests) else "the tests cannot run"
+
+
+def _portions(lines: Lines, tests: Sequence[str], longest: float) -> Iterator[list[str]]:
+    """The quickest tests first, in growing portions, those of a file together; `longest` seconds in all."""
+    rest, spent = list(tests), 0.0
+    for size in PORTIONS:
+        portion: list[str] = []
+        while rest and spent < longest and (not portion or lines.seconds([*portion, rest[0]]) <= size):
+            portion.append(rest.pop(0))
+            if len(portion) >= 400:
+                break
+        spent += lines.seconds(portion)
+        if portion:
+            yield sorted(portion, key=lambda test: test.split("::")[0])
