@@ -126,11 +126,11 @@ def plan_jobs(claims: list[Claim], options: argparse.Namespace) -> list[Task | J
     for claim in claims:
         mine = []
         planned = plan(claim, options.out, options.scale, options.seeds, phantom=False, runs=options.out / "runs")
-        for label, arm in planned.items():
-            for entry in arm:
-                task = tasks.setdefault(entry.folder, Task(entry))
-                task.readers.append((claim, label))
-                mine.append(task)
+        arms = [(entry, label) for label, arm in planned.items() for entry in arm]
+        for entry, label in sorted(arms, key=lambda one: one[0].seed):  # what is cut off has all arms of some seeds
+            task = tasks.setdefault(entry.folder, Task(entry))
+            task.readers.append((claim, label))
+            mine.append(task)
         jobs += [task for task in mine if task not in jobs]
         if not options.runs_only:
             jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name))

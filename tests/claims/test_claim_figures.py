@@ -50,3 +50,11 @@ def test_minutes_are_measured_where_there_is_a_record() -> None:
     kept = {(claim.name, "quick"): {"minutes": {"runs": 2.0, "audits": 0.5, "this call": 9.0}}}
     assert minutes_of(claim, "quick", kept) == "2.5"
     assert minutes_of(claim, "full", kept) == f"~{claim.minutes['full'].gpu:g}"
+
+
+def test_points_are_drawn_as_curves_beside_the_bars_of_the_rule(tmp_path: Path) -> None:
+    points = [row(label, f"score after {n} steps", n / 10) for label in ("1", "7") for n in (100, 200)]
+    content = found(*points, row("1", "auc", 0.7), row("7", "auc", 0.6))
+    assert shown_metrics(content) == ["auc"]
+    draw(content, tmp_path / "both.png")
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.claims.catalogue import CLAIMS
 from polyclinic.claims.measures import carried_each_round
-from polyclinic.claims.reproduce import ORIGIN, note_origin, origin, origin_of, plan
+from polyclinic.claims.reproduce import ORIGIN, machine, note_origin, origin, origin_of, plan
 from polyclinic.runner.compare import Entry
 
 
@@ -37,9 +37,9 @@ def test_other_studies_have_other_runs(tmp_path: Path) -> None:
 def test_a_record_names_the_machines_and_commits_of_its_runs(tmp_path: Path) -> None:
     entries = planned("ours-one-site", tmp_path)["fedavg"]
     assert len(entries) == 2
-    for entry, machine in zip(entries, ("one GPU", "two cores"), strict=True):
+    for entry, where in zip(entries, ("one GPU", "two cores"), strict=True):
         entry.folder.mkdir(parents=True)
-        note = {"date": "2026-01-02", "machine": machine, "commit": "abc", "commit_given": machine == "one GPU"}
+        note = {"date": "2026-01-02", "machine": where, "commit": "abc", "commit_given": where == "one GPU"}
         (entry.folder / ORIGIN).write_text(json.dumps(note))
     assert origin_of(entries) == {
         "date": "2026-01-02",
@@ -53,6 +53,14 @@ def test_a_run_that_ended_here_says_so(tmp_path: Path) -> None:
     note_origin(tmp_path)
     assert json.loads((tmp_path / ORIGIN).read_text()) == origin()
     assert origin_of([]) == origin()
+
+
+def test_the_machine_names_the_cores_that_a_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyclinic.claims.reproduce.os.cpu_count", lambda: 16)
+    monkeypatch.setattr("polyclinic.claims.reproduce.cores", lambda: 2)
+    assert "2 of 16 cores" in machine()
+    monkeypatch.setattr("polyclinic.claims.reproduce.cores", lambda: 16)
+    assert " of " not in machine()
 
 
 def test_an_arm_may_change_at_one_scale_only(tmp_path: Path) -> None:

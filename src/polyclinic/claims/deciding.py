@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyclinic.claims import feder, felicia, gradient_inversion, qu
-from polyclinic.claims.claim import Claim, Minutes, Scale
+from polyclinic.claims.claim import Claim, Measure, Minutes, Scale
 from polyclinic.claims.gradient_inversion import attack, gaussian
 from polyclinic.claims.measures import of_runs, test
 from polyclinic.claims.rules import AtMost, Lower, Rule, higher
@@ -272,4 +272,32 @@ MONTHS = (
     ),
 )
 
-CLAIMS = (*RETINA, *SHARING, *SKIN, *ANIMALS, *GRADIENTS, *MONTHS)
+
+def _epsilon(name: str, question: str, measure: Measure, *, post_hoc: bool = False) -> Claim:
+    """The account of Fig. 7 with one thing changed; its rule is that of the figure: both figures of the paper."""
+    base = KNOWN["qu-figure7-epsilon"]
+    told = {"name": f"why-epsilon-{name}", "sentence": question, "place": f"{base.place}: why?", "numbers": ()}
+    return replace(base, **told, measure=measure, post_hoc=post_hoc, decides=base.name)
+
+
+EPSILON = (
+    _epsilon(
+        "account",
+        "Is it the account? With the tighter PRV in place of RDP, both epsilons are as small as the paper's.",
+        qu.epsilons(accountant="prv"),
+        post_hoc=True,
+    ),
+    _epsilon(
+        "delta",
+        "Is it delta? With 0.01, which promises little, both epsilons are as small as the paper's.",
+        qu.epsilons(delta=0.01),
+    ),
+    _epsilon(
+        "noise",
+        "Is it the noise? With 1.2 in place of 0.7, both epsilons are as small as the paper's.",
+        qu.epsilons(noise=1.2),
+        post_hoc=True,
+    ),
+)
+
+CLAIMS = (*RETINA, *SHARING, *SKIN, *ANIMALS, *GRADIENTS, *MONTHS, *EPSILON)

@@ -11,6 +11,7 @@ from polyclinic.claims.coverage import coverage
 from polyclinic.claims.measures import OfRun, of_runs, test
 from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Rule, higher
 from polyclinic.noted_files import read_result
+from polyclinic.study import load_run_study
 
 PAPER = "FELICIA"
 #: local GANs are FELICIA with lambda 0
@@ -37,14 +38,17 @@ def _scores(table: Mapping[str, dict], sets: tuple[str, ...]) -> Iterator[tuple[
 
 
 def curve(name: str) -> OfRun:
-    """Test AUC along training of networks trained on one set of images: at first, and how much it rises (Fig. 9)."""
+    """Test AUC along training of networks trained on one set of images (Figs. 8, 9 and 10): after each number of steps,
+    at first, and how much it rises."""
 
     def read(run: Path) -> dict[str, float]:
-        result = read_result(run)
+        result, steps = read_result(run), load_run_study(run).method.steps
         site = next(iter(result["metrics"]["diets"]))
-        values = [row["sites"][site].get(f"test_{name}") for row in result["worth"]]
-        known = [value for value in values if value is not None]
-        return {f"first auc, {name}": known[0], f"rise of auc, {name}": known[-1] - known[0]} if known else {}
+        values = {row["round"] * steps: row["sites"][site].get(f"test_{name}") for row in result["worth"]}
+        known = {step: value for step, value in values.items() if value is not None}
+        points = {f"auc, {name} after {step} steps": value for step, value in known.items()}
+        told = list(known.values())
+        return {f"first auc, {name}": told[0], f"rise of auc, {name}": told[-1] - told[0], **points} if told else {}
 
     return read
 
@@ -122,7 +126,8 @@ def _skin(
         common=("method.weigh_every=1",),
         scales={
             "quick": (
-                *(*QUICK_GAN, "data.size=32", "method.learner_steps=150"),
+                *("method.rounds=5", "method.steps=100", "generator.width=8"),  # five points of a curve
+                *("data.size=32", "method.learner_steps=150"),
                 *("data.per_class=800", "data.test_total_per_class=100", "sites.per_class=180"),
             ),
             "full": ("method.rounds=4", "method.steps=1000"),

@@ -21,55 +21,56 @@ POINT = re.compile(r"(?P<what>.+) after (?P<place>\d+) (?P<unit>\w+)")
 
 
 def draw(found: JsonObject, file: Path) -> None:
-    """One panel for each metric; error bars are standard deviations over seeds."""
+    """A panel for each curve, then one for each metric; error bars are standard deviations over seeds."""
     from matplotlib.figure import Figure
 
-    curves = all(POINT.fullmatch(row["metric"]) for row in found["ours"])
-    metrics = [] if curves else shown_metrics(found)
+    curves = list(dict.fromkeys(match["what"] for row in found["ours"] if (match := POINT.fullmatch(row["metric"]))))
+    metrics = shown_metrics(found)[: max(0, MOST_PANELS - len(curves))]
     labels = list(dict.fromkeys(row["label"] for row in found["ours"]))
-    width = max(3.2, 1.2 + 0.55 * len(labels))
-    figure = Figure(figsize=(width * max(1, len(metrics)) + curves, 4.0), layout="constrained")
-    panels = figure.subplots(1, max(1, len(metrics)), squeeze=False)[0]
-    for axes, metric in zip(panels, metrics, strict=False):
+    widths = [4.2] * len(curves) + [max(3.2, 1.2 + 0.55 * len(labels))] * len(metrics)
+    figure = Figure(figsize=(sum(widths) or 3.2, 4.0), layout="constrained")
+    panels = figure.subplots(1, max(1, len(widths)), squeeze=False, width_ratios=widths or [1.0])[0]
+    for axes, what in zip(panels, curves, strict=False):
+        _curves(axes, found, what, labels)
+    for axes, metric in zip(panels[len(curves) :], metrics, strict=False):
         _panel(axes, found, metric, labels)
-    if curves:
-        _curves(panels[0], found, labels)
     stop = "" if found["place"].endswith("?") else "."
     figure.suptitle(f"{found['paper']}, {found['place']}{stop} Holds: {found['holds']}", fontsize=10)
-    handles, names = panels[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    told = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if told:
+        figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     with atomic_file(file) as partial:
         figure.savefig(partial, dpi=120, format="png")
 
 
 def shown_metrics(found: JsonObject) -> list[str]:
-    """The metrics that get a panel: first those of the rule, then those that the paper has."""
+    """The metrics that get bars: first those of the rule, then those that the paper has; points are of curves."""
     told = {row["metric"] for row in found["paper_numbers"]}
-    metrics = dict.fromkeys(row["metric"] for row in found["ours"])
+    metrics = dict.fromkeys(row["metric"] for row in found["ours"] if not POINT.fullmatch(row["metric"]))
     return sorted(metrics, key=lambda metric: (f"{metric} of " not in found["rule"], metric not in told))[:MOST_PANELS]
 
 
-def _curves(axes: Axes, found: JsonObject, labels: list[str]) -> None:
-    """A curve for each label, as Fig. 7 of Qu has them; crosses are the paper's."""
+def _curves(axes: Axes, found: JsonObject, what: str, labels: list[str]) -> None:
+    """A curve for each label, as Fig. 7 of Qu and Figs. 8 to 10 of FELICIA have them; crosses are the paper's."""
     for number, label in enumerate(labels):
         for side, marker in (("ours", "o-"), ("paper_numbers", "x")):
-            points = sorted(_points(found[side], label))
+            points = sorted(_points(found[side], label, what))
             name = f"{label}{'' if side == 'ours' else ', the paper'}"
             if points:
-                axes.plot(*zip(*points, strict=True), marker, color=f"C{number}", markersize=7, label=name)
-    match = POINT.fullmatch(found["ours"][0]["metric"])
-    assert match, "draw has looked"
-    axes.set_xlabel(match["unit"])
-    axes.set_ylabel(match["what"])
+                places, means, spreads = zip(*points, strict=True)
+                axes.errorbar(places, means, spreads, fmt=marker, capsize=2, color=f"C{number}", label=name)
+    points = filter(None, (POINT.fullmatch(row["metric"]) for row in found["ours"]))
+    units = {match["unit"] for match in points if match["what"] == what}
+    axes.set_xlabel(", ".join(sorted(units)))
+    axes.set_title(what, fontsize=9)
     axes.grid(alpha=0.3)
 
 
-def _points(rows: list[JsonObject], label: str) -> Iterator[tuple[float, float]]:
+def _points(rows: list[JsonObject], label: str, what: str) -> Iterator[tuple[float, float, float]]:
     for row in rows:
         match = POINT.fullmatch(row["metric"])
-        if match and row["label"] == label:
-            yield float(match["place"]), row["mean"]
+        if match and row["label"] == label and match["what"] == what:
+            yield float(match["place"]), row["mean"], row["std"] or 0.0
 
 
 def _panel(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> None:

@@ -20,11 +20,15 @@ HEAD = """# Claims of the papers, and what came of them here
 This page is written by `python docs/building/claims_page.py` from the files in
 `src/polyclinic/claims/records/`. `polyclinic reproduce CLAIM --out DIR` checks a claim again;
 `python benchmarks/claims_campaign.py` checks many, and makes a run that several need only once.
-`yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
-*Post hoc*: a result was known when the rule was written. Every record names the machine of a run:
-`quick` is meant for two cores, and most runs were made on one core each of a larger machine, or on
-its GPU. Commits 07b3dbfac6 and bc246f5ebc of such runs are 78abc01 and its
-successors on the main branch, but for their parents.
+
+- `yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
+- Methods of a claim have the same images, steps, settings and seeds; none is tuned by itself.
+  Differences are taken seed by seed. Where three seeds said *not enough data*, some claims have more
+  seeds now; their rules did not change.
+- *Post hoc*: a result was known when the rule was written. The commit of the rule is in the record.
+- Every record names its machine. Runs have a core each (or a core and a GPU that they share); two
+  cores need half of the minutes that are given for all runs together.
+- Commits 07b3dbfac6 and bc246f5ebc are 78abc01 and its successors, but for their parents.
 
 """
 

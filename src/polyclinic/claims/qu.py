@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from polyclinic.claims.claim import Claim, Minutes, Number, Row, Scale
+from polyclinic.claims.claim import Claim, Measure, Minutes, Number, Row, Scale
 from polyclinic.claims.measures import audited, carried, forgetting, of_runs, own_sites, replay_quality, test
 from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Rule, falling, higher
+
+if TYPE_CHECKING:
+    from polyclinic.privacy.epsilon import Accountant
 
 PAPER = "Qu 2022"
 BONES = "RSNA bone age, boys, 4,575 training images of 256 px"
@@ -111,17 +116,20 @@ def _replayed(name: str, base: Claim) -> Claim:
     )
 
 
-def _epsilons(_: Mapping[str, Sequence[Path]], scale: Scale) -> list[Row]:
-    """Epsilon after a number of epochs, by RDP, for the paper's batch of 32 and noise of 0.7 (Fig. 7)."""
-    from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for, steps_in
+def epsilons(noise: float = 0.7, delta: float | None = None, accountant: Accountant = "rdp") -> Measure:
+    """Epsilon after a number of epochs for the paper's batch of 32 (Fig. 7); delta is 1 / images if not given."""
 
-    rows = []
-    for samples in (1144, 5000, 10000):
-        for epochs in (50, 100, 200, 225, 300):
+    def measure(_: Mapping[str, Sequence[Path]], scale: Scale) -> list[Row]:
+        from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for, steps_in
+
+        rows = []
+        for samples, epochs in itertools.product((1144, 5000, 10000), (50, 100, 200, 225, 300)):
             steps, rate = steps_in(epochs, samples, 32), sampling_rate_for(samples, 32)
-            spent = compute_epsilon(rate, 0.7, steps, 1 / samples)
+            spent = compute_epsilon(rate, noise, steps, delta or 1 / samples, accountant)
             rows.append(Row(f"{samples} images", f"epsilon after {epochs} epochs", (spent,)))
-    return rows
+        return rows
+
+    return measure
 
 
 FIGURE_5 = (
@@ -294,7 +302,7 @@ CLAIMS = (
         our_data="arithmetic: the RDP account of `polyclinic privacy`",
         study="",
         arms={},
-        measure=_epsilons,
+        measure=epsilons(),
         rule=AllOf(
             (
                 AtMost("10000 images", "epsilon after 300 epochs", 5.0, exact=True),

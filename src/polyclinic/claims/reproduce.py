@@ -20,6 +20,8 @@ from pathlib import Path
 from polyclinic import __version__
 from polyclinic.claims.claim import Claim, Row, Scale
 from polyclinic.claims.figure import draw
+from polyclinic.claims.gradient_inversion import INVERTED
+from polyclinic.engines.worker_process import cores
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.extras import picture_if_possible
 from polyclinic.files import atomic_write, digest_of, make_folder, read_json
@@ -33,6 +35,8 @@ STUDIES = Path(__file__).parent / "studies"
 GIVEN = "POLYCLINIC_COMMIT"
 #: in a run folder: the machine, the commit and the date of the run
 ORIGIN = "origin.json"
+#: in a run folder: what its audit found
+AUDIT = "audit.json"
 
 
 def reproduce(
@@ -177,18 +181,19 @@ def commit() -> dict[str, object]:
 
 
 def audit_seconds(run: Path) -> float:
-    """How long the attacks of a run's audit took; 0 where there is none."""
-    kept = run / "audit.json"
-    parcels = read_json(kept).get("parcels", []) if kept.is_file() else []
-    return sum(float(one.get("seconds") or 0) for parcel in parcels for one in parcel["findings"])
+    """How long the attacks on a run took, those of its audit or those of all gradients at once; 0 without any."""
+    audit, together = (read_json(file) if (file := run / name).is_file() else {} for name in (AUDIT, INVERTED))
+    findings = [one for parcel in audit.get("parcels", []) for one in parcel["findings"]]
+    return sum(float(one.get("seconds") or 0) for one in [*findings, together])
 
 
 def machine() -> str:
-    """Cores, and the GPU where there is one."""
+    """Cores that the process may use, and the GPU where there is one."""
     import torch
 
-    cores = f"{os.cpu_count()} cores, {platform.machine()}"
-    return f"{torch.cuda.get_device_name()}, {cores}" if torch.cuda.is_available() else f"{cores}, no GPU"
+    some = f"{cores()} of " if cores() != os.cpu_count() else ""
+    words = f"{some}{os.cpu_count()} cores, {platform.machine()}"
+    return f"{torch.cuda.get_device_name()}, {words}" if torch.cuda.is_available() else f"{words}, no GPU"
 
 
 def rule_commit(claim: Claim) -> str:

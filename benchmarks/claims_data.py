@@ -1,0 +1,133 @@
+"""The part of the image archives that some claims need, for a machine with little room: the same images, and no others.
+
+    python benchmarks/claims_data.py --claims qu-table3-cut-depth --scale quick --fit --out small
+
+Writes the archives of these claims to the folder under their own names, with the rows that their studies take. So
+POLYCLINIC_DATA=small gives the same runs; the script prepares all studies from both, and ends with 1 if a digest of a
+split differs. `--fit` also keeps images at the studies' size, where they are stored larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from polyclinic.claims.catalogue import find_claim
+from polyclinic.claims.reproduce import plan
+from polyclinic.data.archives import Archive
+from polyclinic.data.datasets.npz import Columns, Npz
+from polyclinic.data.labels import balanced
+from polyclinic.data.parts import prepare
+from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask
+from polyclinic.study import Study
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", required=True, help="names, commas between")
+    parser.add_argument("--scale", choices=("quick", "full"), default="quick")
+    parser.add_argument("--fit", action="store_true", help="keep images at the studies' size")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    studies = studies_of(options.claims.split(","), options.scale)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for file, mine in by_file(studies).items():
+        write(file, mine, options.out / file.name, fit=options.fit)
+    wrong = [one for one in studies if facts(one) != facts(one, options.out)]
+    sizes = {file.name: file.stat().st_size for file in sorted(options.out.glob("*.npz"))}
+    print(json.dumps({"benchmark": "claims_data", "studies": len(studies), "differ": len(wrong), "bytes": sizes}))
+    sys.exit(1 if wrong else 0)
+
+
+def studies_of(names: list[str], scale: str) -> list[Study]:
+    """The studies of the claims that differ in data or sites; seeds do not change either."""
+    found = {}
+    for name in names:
+        arms = plan(find_claim(name), Path("unused"), scale, 1, phantom=False)  # type: ignore[arg-type]
+        for entries in arms.values():
+            study = entries[0].study
+            if isinstance(study.data, Npz):
+                found[study.data.model_dump_json() + study.sites.model_dump_json()] = study
+    return list(found.values())
+
+
+def by_file(studies: list[Study]) -> dict[Path, list[Npz]]:
+    found: dict[Path, list[Npz]] = {}
+    for study in studies:
+        assert isinstance(study.data, Npz), "chosen before"
+        found.setdefault(study.data.location, []).append(study.data)
+    return found
+
+
+def write(file: Path, sources: list[Npz], target: Path, *, fit: bool) -> None:
+    """The rows that all the sources take of the archive; one that draws others by `per_class` needs its own folder."""
+    rows = np.unique(np.concatenate([rows_of(one) for one in sources]))
+    for one in sources:
+        if one.per_class and len(rows) != len(rows_of(one)):
+            sys.exit(f"{file.name}: claims that draw different images of it need a call and a folder each")
+    archive = Archive(file)
+    columns = Columns(archive, sources[0].images)
+    masked = any(one.masks != "" for one in sources)
+    arrays: dict[str, np.ndarray] = {}
+    start = 0
+    for prefix, length in zip(columns.prefixes, columns.images.lengths, strict=True):
+        own = rows[(rows >= start) & (rows < start + length)] - start
+        for name in (one for one in archive if one.startswith(prefix)):
+            if masked or name != "masks":
+                arrays |= picked(archive, name, own, length)
+        start += length
+    if fit and len({one.size for one in sources}) == 1:
+        arrays = fitted(arrays, columns, rows, sources[0])
+    np.savez(target, **arrays)
+
+
+def rows_of(source: Npz) -> np.ndarray:
+    columns = Columns(Archive(source.location), source.images)
+    chosen = source.kept(columns) if source.keep else np.arange(len(columns.images))
+    return chosen[balanced(source.listing().labels, source.per_class, source.seed)] if source.per_class else chosen
+
+
+def picked(archive: Archive, name: str, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
+    """The rows of one array; of packed pictures their bytes, one behind the other."""
+    if name.endswith("_off"):
+        return {}
+    values = archive[name]
+    if f"{name}_off" in archive:
+        offsets = archive[f"{name}_off"]
+        pieces = [values[offsets[row] : offsets[row + 1]] for row in rows]
+        ends = np.cumsum([0, *map(len, pieces)])
+        return {name: np.concatenate(pieces), f"{name}_off": ends.astype(offsets.dtype)}
+    return {name: values[rows] if values.ndim and len(values) == length else values}
+
+
+def fitted(arrays: dict[str, np.ndarray], columns: Columns, rows: np.ndarray, source: Npz) -> dict[str, np.ndarray]:
+    """Images, and masks where there are any, as the preparation makes them, in place of the stored ones."""
+    size = Fit(source.size, source.shape, source.channels)
+    images = [columns.images[int(row)] for row in rows]
+    colour = 3 if images[0].ndim == 3 else 1
+    kept = {name: array for name, array in arrays.items() if name not in ("images", "jpeg", "jpeg_off")}
+    kept["images"] = np.stack([fit_image(one, size, colour) for one in images]).transpose(0, 2, 3, 1).squeeze()
+    if "masks" in kept:
+        kept["masks"] = np.stack([fit_mask(one, size) for one in kept["masks"]])
+    return kept
+
+
+def facts(study: Study, folder: Path | None = None) -> dict[str, object]:
+    """What the preparation says of a study's parts, from the archives in `folder` or from the whole ones."""
+    before = os.environ["POLYCLINIC_DATA"]
+    os.environ["POLYCLINIC_DATA"] = str(folder.resolve()) if folder else before
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            return prepare(study.data, study.sites, cache=Path(cache)).info
+    finally:
+        os.environ["POLYCLINIC_DATA"] = before
+
+
+if __name__ == "__main__":
+    main()

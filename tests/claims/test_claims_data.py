@@ -1,0 +1,59 @@
+"""The part of an archive that a claim needs gives the same parts of all sites as the whole archive."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from polyclinic.claims.catalogue import CLAIMS
+
+ROWS = 120
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "claims_data.py"
+    spec = importlib.util.spec_from_file_location("claims_data", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def eyes(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An archive such as the retinopathy claims read, of 40 px; the claim wants twenty a class at 32."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "images": rng.integers(0, 256, (ROWS, 40, 40, 3), dtype=np.uint8),
+        "labels": np.arange(ROWS) % 5,
+        "patient": np.arange(ROWS),
+        "label_names": np.array(list("01234")),
+    }
+    np.savez(tmp_path / "dr_multisite_128_jpeg.npz", **arrays)
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    claim = dataclasses.replace(
+        CLAIMS["qu-figure5-retina-low"], scales={"quick": ("data.size=32", "data.per_class=20")}
+    )
+    monkeypatch.setattr(script, "find_claim", lambda name: claim)
+    return tmp_path
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_the_parts_are_the_same_with_fewer_images(script: ModuleType, eyes: Path, tmp_path: Path, fit: bool) -> None:
+    (study,) = script.studies_of(["qu-figure5-retina-low"], "quick")
+    small = tmp_path / "small"
+    small.mkdir()
+    ((file, sources),) = script.by_file([study]).items()
+    script.write(file, sources, small / file.name, fit=fit)
+    with np.load(small / file.name) as kept:
+        assert len(kept["labels"]) == 40
+        assert kept["images"].shape[1:3] == ((32, 32) if fit else (40, 40))
+        assert len(kept["label_names"]) == 5
+    assert script.facts(study) == script.facts(study, small)
