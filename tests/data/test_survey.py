@@ -10,6 +10,7 @@ from polyclinic.cli import run_app
 from polyclinic.cli.study_for import study_for
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.survey import survey
+from polyclinic.data.survey_labels import are_labels, to_number
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 from polyclinic.study.reading import default_path
@@ -184,6 +185,71 @@ def test_labels_that_an_archive_lacks_are_said(tmp_path):
     assert found.labels.bounds == (0, 59)
     (note,) = found.notes
     assert note.startswith("2 images have no label (image 7: 'nan', counted from 0); take them out of the archive")
+
+
+def test_none_is_a_class_where_many_images_have_it_and_images_without_a_label_are_left_out(tmp_path, capsys):
+    labels = np.array(["none", "mild", "severe"] * 20)
+    labels[[3, 7]] = ""
+    images = np.random.default_rng(0).integers(0, 255, (60, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, target=labels)
+    study, said = write_study(tmp_path / "a.npz", tmp_path, capsys)
+    assert "3 classes (severe: 20, none: 19, mild: 19)" in said
+    assert "2 images have no label (image 3: '', counted from 0); data.keep leaves them out" in said
+    listing = study.data.listing()
+    assert (len(listing), set(listing.classes)) == (58, {"none", "mild", "severe"})
+
+
+@pytest.mark.parametrize("labels", [["a", "b"] * 20 + ["none"], [str(n) for n in range(38)] + ["none"] * 4])
+def test_a_rare_none_and_one_among_values_are_no_label(labels):
+    assert are_labels(labels) == [label != "none" for label in labels]
+
+
+@pytest.mark.parametrize(("text", "value"), [("168,0", 168), ("-1,25", -1.25), ("1,000", None), ("1,5,2", None)])
+def test_values_may_have_a_decimal_comma(text, value):
+    assert to_number(text) == value
+
+
+def test_a_row_that_stands_twice_counts_once(tmp_path, capsys):
+    names = [f"{number}.png" for number in range(30)]
+    for number, name in enumerate(names):
+        draw(tmp_path / name, seed=number)
+    rows = [f"{name};{number},5" for number, name in enumerate([*names, *names[:2]])]
+    rows[-2:] = rows[:2]
+    (tmp_path / "ages.csv").write_text("file;age\n" + "\n".join(rows) + "\n")
+    found = survey(tmp_path)
+    assert (found.task, found.labels.bounds, found.images) == ("regression", (0, 30), 30)
+    assert "2 rows name an image again, such as '0.png': left out" in found.notes
+    listed = Csv(path=tmp_path / "ages.csv", image="file", label="age", label_range=(0, 40), size=28).listing()
+    assert listed.patient is not None
+    assert (listed.patient[-2:] == listed.patient[:2]).all()  # never on both sides of a split
+
+
+def draw_patients(top, names):
+    for patient in range(14):
+        for name in names:
+            draw(top / f"p{patient}" / f"p{patient}_{name}.png", seed=patient)
+    return top
+
+
+def test_a_folder_for_each_patient_with_an_image_and_its_mask(tmp_path):
+    draw_patients(tmp_path, ("flair", "seg"))
+    (tmp_path / "p3" / "p3_seg.png").unlink()
+    found = survey(tmp_path)
+    assert (found.task, found.images) == ("segmentation", 13)
+    assert found.notes == ("1 image has no mask and is left out, such as p3_flair.png",)
+    assert {(row["path"], row["mask"]) for row in found.cases.rows} > {("p0/p0_flair.png", "p0/p0_seg.png")}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("flair", "t1", "seg"), "several images lie beside one mask, such as in"),
+        (("flair", "t1"), "14 folders hold 28 images, so they look like patients and not like classes"),
+    ],
+)
+def test_folders_of_patients_are_not_taken_for_classes(tmp_path, names, message):
+    with pytest.raises(BadInput, match=message):
+        survey(draw_patients(tmp_path, names))
 
 
 @pytest.mark.parametrize(

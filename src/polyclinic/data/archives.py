@@ -171,5 +171,6 @@ def as_bytes(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype == np.bool_:
         return pixels.astype(np.uint8) * 255
     if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
-        raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1")
+        cure = "; divide them by 255, or save them as uint8" if pixels.min() >= 0 and 1 < pixels.max() <= 255 else ""
+        raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1{cure}")
     return to_uint8(pixels)

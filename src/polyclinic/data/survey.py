@@ -23,7 +23,7 @@ from polyclinic.data.survey_headers import (
     patients_of,
     slices_of,
 )
-from polyclinic.data.survey_labels import Labels, labels_of
+from polyclinic.data.survey_labels import MOST_CLASSES, Labels, labels_of
 from polyclinic.data.survey_result import Survey, sizes_of
 from polyclinic.data.survey_tables import MASK_FOLDER, Cases, cases_in_table, find_table, paired_masks
 from polyclinic.data.tables import SPLIT_NAMES
@@ -31,6 +31,7 @@ from polyclinic.errors import BadInput
 
 #: the parts of file names that may say who the patient is: what stands before the first _ or -
 PATIENT = "^([^_-]+)[_-]"
+FEWEST_IN_A_FOLDER = 5  #: images of a class, on average, where there are many folders
 
 
 def survey(path: Path, ignore: Path | None = None) -> Survey:
@@ -129,6 +130,12 @@ def _classes(path: Path, folders: Sequence[Path], files: list[Path]) -> Survey:
         raise BadInput(
             f"--for {path}: {len(files)} images, and nothing says what they show; put them into a folder per class, "
             "masks into a folder beside them, or add a CSV with the columns path and label"
+        )
+    if len(classes) > MOST_CLASSES and len(files) < FEWEST_IN_A_FOLDER * len(classes):
+        raise BadInput(
+            f"--for {path}: {len(classes)} folders hold {len(files)} images, so they look like patients and not like "
+            "classes, and nothing says what the images show; put them into a folder per class, or add a CSV with the "
+            "columns path, label and patient"
         )
     notes = [f"no image lies in {', '.join(empty)}, which makes no class"] if empty else []
     masks = [name for name in classes if MASK_FOLDER.search(name)]

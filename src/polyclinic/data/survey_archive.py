@@ -53,6 +53,7 @@ def survey_archive(path: Path) -> Survey:
         sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
         patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
         notes=notes,
+        keeps_classes=found.task == "classification" and bool(notes),
     )
 
 
@@ -100,18 +101,20 @@ def _labels(
     if "labels" not in columns:
         raise BadInput(f"--for {path}: no array looks like labels [N] or masks; it has {_listed(shapes)}")
     texts = [str(value) for value in arrays[columns["labels"]].tolist()]
-    return labels_of(texts), _gaps(texts)
+    found = labels_of(texts)
+    return found, _gaps(texts, found.task)
 
 
 def _listed(shapes: Shapes) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
 
 
-def _gaps(texts: Sequence[str]) -> tuple[str, ...]:
-    """A note about images of an archive that have no label; a study cannot leave them out."""
+def _gaps(texts: Sequence[str], task: str) -> tuple[str, ...]:
+    """A note about images of an archive that have no label; a study can leave them out where labels are classes."""
     gaps = [number for number, label in enumerate(are_labels(texts)) if not label]
     if not gaps:
         return ()
     count = "1 image has" if len(gaps) == 1 else f"{len(gaps)} images have"
     such = f"image {gaps[0]}: '{texts[gaps[0]]}'"
-    return (f"{count} no label ({such}, counted from 0); take them out of the archive before you run the study",)
+    cure = "data.keep leaves them out" if task == "classification" else "take them out of the archive before you run it"
+    return (f"{count} no label ({such}, counted from 0); {cure}",)

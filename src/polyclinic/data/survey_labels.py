@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Literal
 
 MOST_CLASSES = 12  #: more different numbers than that are values
 MOST_GAPS = 0.2  #: share of the labels that may be no number where the others are
+FEWEST_OF_A_CLASS = 0.05  #: share of the labels from which on "none" is a class: nothing was found in these images
 #: what people write where they know nothing
 NOTHING = {"", "n/a", "na", "nan", "none", "null", "unknown", "missing", "-", "?"}
 
@@ -29,22 +31,27 @@ class Labels:
 
 def labels_of(texts: Sequence[str]) -> Labels:
     """Values where nearly all labels are numbers and many differ; else classes. What is no label does not count."""
-    known = [text for text in texts if not is_gap(text)]
+    known = [text for text, gap in zip(texts, gaps_in(texts), strict=True) if not gap]
     values = numbers_in(known)
     if values is None:
         return Labels("classification", dict(Counter(known).most_common()))
     return Labels("regression", bounds=(math.floor(min(values)), math.ceil(max(values))))
 
 
-def is_gap(text: str) -> bool:
-    """Whether somebody wrote that there is no label."""
-    return text.strip().lower() in NOTHING
+def gaps_in(texts: Sequence[str]) -> list[bool]:
+    """Whether somebody wrote that there is no label. "none" is a class, where words are labels and many images have it:
+    none of the diseases."""
+    plain = [text.strip().lower() for text in texts]
+    others = [text for text in plain if text not in NOTHING]
+    is_class = plain.count("none") >= max(2, FEWEST_OF_A_CLASS * len(plain)) and numbers_in(others) is None
+    return [text in NOTHING and not (is_class and text == "none") for text in plain]
 
 
 def are_labels(texts: Sequence[str]) -> list[bool]:
     """Whether each is a label; where nearly all labels are values, one that is none counts as no label."""
-    are_values = numbers_in([text for text in texts if not is_gap(text)]) is not None
-    return [not is_gap(text) and (not are_values or to_number(text) is not None) for text in texts]
+    gaps = gaps_in(texts)
+    are_values = numbers_in([text for text, gap in zip(texts, gaps, strict=True) if not gap]) is not None
+    return [not gap and (not are_values or to_number(text) is not None) for text, gap in zip(texts, gaps, strict=True)]
 
 
 def numbers_in(texts: Sequence[str]) -> list[float] | None:
@@ -55,6 +62,9 @@ def numbers_in(texts: Sequence[str]) -> list[float] | None:
 
 
 def to_number(text: str | float) -> float | None:
+    """A finite number, with a decimal point or a decimal comma; 1,000 may be a thousand, and is none."""
+    if isinstance(text, str) and re.fullmatch(r"\s*[+-]?\d+,(\d{1,2}|\d{4,})\s*", text):
+        text = text.replace(",", ".")
     try:
         value = float(text)
     except ValueError:

@@ -64,6 +64,7 @@ class Survey:
     notes: tuple[str, ...] = ()
     slices: int = 1  #: of a volume
     site_pattern: str = ""
+    keeps_classes: bool = False  #: some images of an archive have no label, and the study must leave them out
 
     @property
     def task(self) -> str:

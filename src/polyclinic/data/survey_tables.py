@@ -9,7 +9,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -137,8 +137,9 @@ Rows = list[dict[str, str]]
 
 def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) -> Cases:
     lost = [row["path"] for row, own in zip(rows, found, strict=True) if not own["path"]]
-    kept = [row for row in found if row["path"]]
+    kept, doubles = _without_doubles([row for row in found if row["path"]])
     notes = [f"{_rows(len(lost))} no image that is there, such as '{lost[0]}': left out"] if lost else []
+    notes += [f"{_rows(len(doubles))} an image again, such as '{doubles[0]}': left out"] if doubles else []
     for what in [name for name in ("label", "site", "patient", "mask") if name in columns]:
         full = _with_label(kept) if what == "label" else [row for row in kept if row[what]]
         if len(full) < len(kept):
@@ -150,6 +151,13 @@ def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) 
     if not kept:
         raise BadInput(f"--for {file}: no row has an image and a value in each of {', '.join(columns.values())}")
     return Cases(file.parent, kept, tuple(kept[0]), columns, is_new=kept != rows, notes=tuple(notes))
+
+
+def _without_doubles(rows: Rows) -> tuple[Rows, list[str]]:
+    """Rows without those that say once more what another says, and the images of these."""
+    different = {tuple(row.items()): row for row in reversed(rows)}
+    doubles = [row["path"] for row in rows if different[tuple(row.items())] is not row]
+    return [row for row in rows if different[tuple(row.items())] is row], doubles
 
 
 def _rows(count: int) -> str:
@@ -210,18 +218,31 @@ def _named_columns(table: Table, image: str) -> dict[str, str]:
 
 
 def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
-    """Images with masks that have their names; None where masks are not what this is. Images without one are left
-    out, with a note."""
-    masks = {_stem(file): file for file in files if is_mask(file, path)}
-    images = {_stem(file): file for file in files if not is_mask(file, path)}
+    """Images with masks that have their names, or that lie alone with them in a folder; None where masks are not what
+    this is. Images without one are left out, with a note."""
+    masks, images = _by(_stem, files, path)
     both = [stem for stem in images if stem in masks]
     if not both or len(both) < len(images) / 2:
-        return None
+        masks, images = _by(_folder, files, path)
+        both = [folder for folder in images if folder in masks]
+        if len(both) < max(2, len(images) / 2) or len(masks) < sum(is_mask(file, path) for file in files):
+            return None
+        if len(images) + len(masks) < len(files):
+            raise BadInput(
+                f"--for {path}: several images lie beside one mask, such as in {both[0]}; keep the one that the mask "
+                "is of, or add a CSV with the columns path and mask"
+            )
     alone = [images[stem].name for stem in images if stem not in masks]
     many = "image has no mask and is" if len(alone) == 1 else "images have no mask and are"
     notes = (f"{len(alone)} {many} left out, such as {alone[0]}",) if alone else ()
     rows = [{"path": _below(images[stem], path), "mask": _below(masks[stem], path)} for stem in both]
     return Cases(path, rows, ("path", "mask"), notes=notes)
+
+
+def _by(key: Callable[[Path], str], files: Sequence[Path], top: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Masks and images by a key."""
+    masks = {key(file): file for file in files if is_mask(file, top)}
+    return masks, {key(file): file for file in files if not is_mask(file, top)}
 
 
 def is_mask(file: Path, top: Path) -> bool:
@@ -232,6 +253,10 @@ def is_mask(file: Path, top: Path) -> bool:
 
 def _stem(file: Path) -> str:
     return MASK_ENDING.sub("", file.name.partition(".")[0])
+
+
+def _folder(file: Path) -> str:
+    return str(file.parent)
 
 
 def _below(file: Path, top: Path) -> str:

@@ -74,7 +74,7 @@ class Csv(LabelledSource):
             unit=self.unit,
             label_range=self.label_range,
             mask=None if masks is None else lambda i: reader.mask(folder / masks[items[i][0]], items[i][1]),
-            patient=self._patients(columns["patient"], rows),
+            patient=self._patients(columns["patient"], rows, paths),
             site=_taken(columns["site"], rows, safe_names),
             split=_taken(columns["split"], rows, lambda values: split_names(values, places)),
             subgroup=_taken(columns["subgroup"], rows),
@@ -144,10 +144,12 @@ class Csv(LabelledSource):
             return np.zeros(len(table), dtype=np.int64), ("image",)
         return self.targets(values, table.place)
 
-    def _patients(self, patients: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-        """Slices of one volume are one patient's even where no column says so."""
+    def _patients(self, patients: np.ndarray | None, rows: np.ndarray, paths: list[Path]) -> np.ndarray | None:
+        """Slices of one volume, and rows of one image, are one patient's even where no column says so."""
         if patients is None:
-            return None if len(set(rows.tolist())) == len(rows) else rows
+            first = {path: row for row, path in reversed([*enumerate(paths)])}
+            files = np.array([first[paths[row]] for row in rows.tolist()])
+            return None if len(set(files.tolist())) == len(rows) else files
         return patients[rows]
 
 
