@@ -3,6 +3,7 @@
 from rich.console import Console
 
 from polyclinic.cli.tables import print_warnings, replay_sentence
+from polyclinic.runner.result_display import few_images
 
 
 def test_a_warning_that_was_shown_is_not_repeated(capsys):
@@ -13,6 +14,13 @@ def test_a_warning_that_was_shown_is_not_repeated(capsys):
     ]
     print_warnings(Console(), [], shown=[])
     assert capsys.readouterr().out == ""
+
+
+def test_sites_with_few_images_and_with_none_are_named():
+    said = few_images({"north": 30, "south": 4, "west": 0}, ["north", "south"])
+    assert said.startswith("fewer than 10 images at south (4): one image decides")
+    assert said.endswith("; no row for west: none of these images is theirs")
+    assert few_images({"north": 30}, ["north"]) == ""
 
 
 def test_a_replay_is_put_into_words():

@@ -117,12 +117,21 @@ def image_counts(values: JsonMapping, images: str) -> dict[str, int]:
 
 
 def few_images(counts: dict[str, int], sites: Iterable[str]) -> str:
-    """A sentence that names sites whose figures rest on few images; empty where there are none."""
-    few = [f"{site} ({counts[site]})" for site in sites if counts.get(site, FEW_IMAGES) < FEW_IMAGES]
-    if not few:
-        return ""
-    named = ", ".join(few[:5]) + (f" and {len(few) - 5} more sites" if len(few) > 5 else "")
-    return f"fewer than {FEW_IMAGES} images at {named}: one image decides such figures, and moves the mean over sites"
+    """A sentence that names sites whose figures rest on few images, or that have none; empty where there are none."""
+    scored = list(sites)
+    few = [f"{site} ({counts[site]})" for site in scored if counts.get(site, FEW_IMAGES) < FEW_IMAGES]
+    none = [site for site, count in counts.items() if not count and site not in scored]
+    words = []
+    if few:
+        decides = "one image decides such figures, and moves the mean over sites"
+        words.append(f"fewer than {FEW_IMAGES} images at {_named(few)}: {decides}")
+    if none:
+        words.append(f"no row for {_named(none)}: none of these images is theirs")
+    return "; ".join(words)
+
+
+def _named(sites: list[str]) -> str:
+    return ", ".join(sites[:5]) + (f" and {len(sites) - 5} more sites" if len(sites) > 5 else "")
 
 
 # --- the page of a notebook ---------------------------------------------------------------------------
