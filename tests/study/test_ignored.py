@@ -38,7 +38,7 @@ OWN = {
     "data": """samples grades reader_error scanner_b slices balanced path origin shape channels patient window
         label_range unit keep merge columns rename per_class image label site split mask subgroup images labels group
         masks ids eyes graham sex step institutions finding against view subset dataset classes
-        max_pixels allow_outside""",
+        max_pixels allow_outside class_folders""",
     "sites": "target_ks alpha min_size shares rename mixing per_class subgroup share others",
     "method": """images reuse_generators steps batch mu beta server_optimizer option temperature alpha strength
         personal_after head_epochs tuning_steps noise numbers whitening phantoms bias average share weighted_loss front
