@@ -12,13 +12,13 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from clock import now
 
 from polyclinic.federation.federation import Federation
 from polyclinic.methods.shared.method import Method
@@ -46,9 +46,9 @@ def scored(archive: Path, sites: int, rounds: int, folder: Path, *, one_pass: bo
     evaluate = Federation.evaluate
 
     def timed(federation: Federation, weights: Any = None) -> None:
-        started = _now()
+        started = now()
         evaluate(federation, weights)
-        spent.append(_now() - started)
+        spent.append(now() - started)
 
     may = Method.may_stack
 
@@ -62,12 +62,6 @@ def scored(archive: Path, sites: int, rounds: int, folder: Path, *, one_pass: bo
     ):
         result = run(parse_study(tables(archive, sites, rounds)), out, cache=folder / "cache")
     return statistics.median(spent[1:]), result["metrics"]["test"]
-
-
-def _now() -> float:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ train with loops of their own, which take as many steps of the same size. Weight
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import sys
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BATCH, RATE = 32, 0.01
+#: set by `peers.py --device cuda`: images and networks lie on the GPU, and passes compute in bfloat16, as ours do there
+DEVICE = torch.device(os.environ.get("PEERS_DEVICE", "cpu"))
 Weights = dict[str, Tensor]
 
 
@@ -40,10 +43,16 @@ class Network(nn.Sequential):
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """As pfl-research asks for it."""
-        return F.cross_entropy(self(as_input(images)), labels)
+        with half_precision():
+            output = self(as_input(images))
+        return F.cross_entropy(output.float(), labels)
 
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
         return {}
+
+
+def half_precision() -> contextlib.AbstractContextManager:
+    return torch.autocast("cuda", torch.bfloat16) if DEVICE.type == "cuda" else contextlib.nullcontext()
 
 
 def as_input(images: Tensor) -> Tensor:
@@ -56,15 +65,15 @@ class Job:
     def __init__(self, file: str) -> None:
         held = np.load(file, allow_pickle=False)
         self.sites = int(held["sites"])
-        self.images = [torch.from_numpy(held[f"images/{site}"]) for site in range(self.sites)]
-        self.labels = [torch.from_numpy(held[f"labels/{site}"]) for site in range(self.sites)]
+        self.images = [torch.from_numpy(held[f"images/{site}"]).to(DEVICE) for site in range(self.sites)]
+        self.labels = [torch.from_numpy(held[f"labels/{site}"]).to(DEVICE) for site in range(self.sites)]
         names = [name for name in held.files if name.startswith("weights/")]
-        self.weights = {name.removeprefix("weights/"): torch.from_numpy(held[name]) for name in names}
+        self.weights = {name.removeprefix("weights/"): torch.from_numpy(held[name]).to(DEVICE) for name in names}
 
     def network(self) -> Network:
         made = Network(self.images[0].shape[1], len(self.weights["fc.bias"]))
         made.load_state_dict(self.weights)
-        return made
+        return made.to(DEVICE)
 
     def train(self, network: Network, weights: Weights, site: int, number: int) -> Weights:
         """An epoch of a site in a round."""

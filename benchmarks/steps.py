@@ -12,12 +12,12 @@ import contextlib
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from clock import now
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -168,17 +168,10 @@ def medians(ways: dict[str, Way], repeats: int) -> dict[str, float]:
 
 
 def timed(work: Way, count: int) -> float:
-    _wait()
-    started = time.perf_counter()
+    started = now()
     for _ in range(count):
         work()
-    _wait()
-    return time.perf_counter() - started
-
-
-def _wait() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
+    return now() - started
 
 
 def check_engine(graphs: bool) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from pathlib import Path
 
 import torch
+from clock import now
 
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.tasks import Target
@@ -36,7 +36,7 @@ def measure(width: int, code_width: int, *, size: int, images: int, epochs: int,
     profiler = torch.profiler.profile()
 
     def watch(*_: object) -> None:
-        ends.append(_now())
+        ends.append(now())
         if profile is not None and len(ends) == epochs - 1:
             profiler.start()
 
@@ -48,12 +48,6 @@ def measure(width: int, code_width: int, *, size: int, images: int, epochs: int,
         ends.pop()
     taken = [end - start for start, end in itertools.pairwise(ends[1:])]
     return images / statistics.median(taken)
-
-
-def _now() -> float:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def main() -> None:

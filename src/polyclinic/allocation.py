@@ -19,17 +19,24 @@ KEPT_BLOCKS, KEPT_AT_END, AHEAD = 2**25, 2**28, 2**24
 
 
 @functools.cache
-def keep_freed_memory() -> bool:
-    """Once in a process; whether it was done."""
+def keep_freed_memory(processes: int = 1) -> bool:
+    """Once in a process, of so many on this machine that do so; whether it was done."""
     if not sys.platform.startswith("linux") or _is_set_by_user():
         return False
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.gnu_get_libc_version  # noqa: B018  (another C library has no such function)
-        chosen = ((MMAP_THRESHOLD, KEPT_BLOCKS), (TRIM_THRESHOLD, KEPT_AT_END), (TOP_PAD, AHEAD))
+        chosen = ((MMAP_THRESHOLD, KEPT_BLOCKS), (TRIM_THRESHOLD, kept_at_end(processes)), (TOP_PAD, AHEAD))
         return sum(bool(libc.mallopt(option, value)) for option, value in chosen) == len(chosen)
     except (OSError, AttributeError):
         return False
+
+
+def kept_at_end(processes: int) -> int:
+    """Freed bytes that each of so many processes keeps at the end of its memory: together at most a 32nd of the
+    machine's, where that is less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(AHEAD, min(KEPT_AT_END, memory // 32 // max(1, processes)))
 
 
 def _is_set_by_user() -> bool:

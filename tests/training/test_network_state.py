@@ -60,3 +60,17 @@ def test_copies_of_all_sorts_of_layouts() -> None:
     targets = [torch.zeros(3), torch.zeros(2, 3, 4, 4), torch.tensor(0), torch.zeros(2, 2)]
     copy_all(targets, values)
     assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(targets, values, strict=True))
+
+
+def test_it_notices_a_layer_that_took_the_place_of_another() -> None:
+    made, changes = network(), []
+    state = NetworkState(made, lambda: changes.append(1))
+    state.train()
+    made[2][0] = nn.Linear(3, 5)
+    assert same(state, made)
+    assert changes == [1]
+    assert [one.shape for one in state.parameters()] == [one.shape for one in made.parameters()]
+    made.add_module("more", nn.Linear(2, 2).eval())
+    assert state.train().more.training
+    assert same(state, made)
+    assert changes == [1, 1]

@@ -84,7 +84,11 @@ class FedAvg(LocalWork, Method):
 
     @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(site, weights, FitSpec(self.steps_at(site), replayed=self.replayed(site)))
+        return local_training.train(site, weights, self.fit_spec(site))
 
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
-        return local_training.train_together(sites, weights, [self.steps_at(site) for site in sites])
+        return local_training.train_together(sites, weights, self.fit_spec)
+
+    def fit_spec(self, site: Site) -> FitSpec:
+        """How long a site trains, and what it replays; anew at every call."""
+        return FitSpec(self.steps_at(site), replayed=self.replayed(site))

@@ -22,7 +22,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import averaging, local_training
-from polyclinic.methods.shared.local_training import Correct, FitSpec
+from polyclinic.methods.shared.local_training import Correct
 from polyclinic.methods.shared.traits import Traits
 
 
@@ -48,9 +48,7 @@ class FedDyn(FedAvg):
     @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         regularise = self._regularise(site, weights, site.state.group("linear"))
-        parcel = local_training.train(
-            site, weights, FitSpec(self.steps_at(site), correct=regularise, replayed=self.replayed(site))
-        )
+        parcel = local_training.train(site, weights, replace(self.fit_spec(site), correct=regularise))
         return self._follow(site, weights, parcel)
 
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
@@ -63,8 +61,7 @@ class FedDyn(FedAvg):
             linear = {n: torch.stack([terms[p].get(n, torch.zeros_like(weights[0][n])) for p in places]) for n in names}
             return self._regularise(sites[places[0]], weights[0], linear)
 
-        steps = [self.steps_at(site) for site in sites]
-        parcels = local_training.train_together(sites, weights, steps, correct_for=correct_for)
+        parcels = local_training.train_together(sites, weights, self.fit_spec, correct_for=correct_for)
         return [self._follow(*one) for one in zip(sites, weights, parcels, strict=True)]
 
     def _regularise(self, site: Site, weights: Weights, terms: Weights) -> Correct:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -14,7 +15,6 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import FitSpec
 
 
 class FedProx(FedAvg):
@@ -25,13 +25,12 @@ class FedProx(FedAvg):
 
     @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        pull_back, replayed = self._pull_back(site, weights), self.replayed(site)
-        return local_training.train(site, weights, FitSpec(self.steps_at(site), correct=pull_back, replayed=replayed))
+        pull_back = self._pull_back(site, weights)
+        return local_training.train(site, weights, replace(self.fit_spec(site), correct=pull_back))
 
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
         pull_back = self._pull_back(sites[0], weights[0])  # all sites have the round's weights
-        steps = [self.steps_at(site) for site in sites]
-        return local_training.train_together(sites, weights, steps, correct_for=lambda *_: pull_back)
+        return local_training.train_together(sites, weights, self.fit_spec, correct_for=lambda *_: pull_back)
 
     def _pull_back(self, site: Site, weights: Weights) -> Callable[[nn.Module], None]:
         start = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}

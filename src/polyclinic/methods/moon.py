@@ -25,10 +25,10 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import FitSpec
+from polyclinic.methods.shared.local_training import StackedLosses
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Backbone, split
-from polyclinic.training.stacking import LossesOf, StackedModel
+from polyclinic.training.stacking import StackedModel
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -76,9 +76,7 @@ class Moon(FedAvg):
             to_common, to_last = (self._similarity(representation, refer(images)) for refer in references)
             return loss + self.mu * contrastive_loss(to_common, to_last, self.temperature)
 
-        parcel = local_training.train(
-            site, weights, FitSpec(self.steps_at(site), objective=objective, replayed=self.replayed(site))
-        )
+        parcel = local_training.train(site, weights, replace(self.fit_spec(site), objective=objective))
         site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
         return parcel
 
@@ -87,19 +85,14 @@ class Moon(FedAvg):
         common = [local_training.assemble(site, own) for site, own in zip(sites, weights, strict=True)]
         last = [site.state.group("last") or own for site, own in zip(sites, common, strict=True)]
 
-        def losses_for(places: Sequence[int]) -> LossesOf:
-            # made once for a number of sites, and then loaded: a recorded step reads where they lie
-            key = f"references of {len(places)}"
-            if key not in trainer.kept:
-                trainer.kept[key] = StackedContrast(trainer, len(places), self.mu, self.temperature)
-            trainer.kept[key].load([common[place] for place in places], [last[place] for place in places])
-            return trainer.kept[key]
+        def load(contrast: StackedContrast, places: Sequence[int]) -> None:
+            contrast.load([common[place] for place in places], [last[place] for place in places])
 
         parcels = local_training.train_together(
             sites,
             weights,
-            [self.steps_at(site) for site in sites],
-            losses_for=losses_for,
+            self.fit_spec,
+            losses=StackedLosses(lambda members: StackedContrast(trainer, members, self.mu, self.temperature), load),
             alone=lambda place: self.train(sites[place], weights[place]),
         )
         for site, own, parcel in zip(sites, common, parcels, strict=True):

@@ -24,7 +24,6 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.averaging import WeightedMean, count_sites
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
 
@@ -94,9 +93,7 @@ class Scaffold(FedAvg):
         own = _control(site, gradients)
         correct = Drift(_drift(site, own, gradients))
         fresh = self._full_gradient(site, weights) if self.option == "I" else None
-        parcel = local_training.train(
-            site, weights, FitSpec(self.steps_at(site), correct=correct, replayed=self.replayed(site))
-        )
+        parcel = local_training.train(site, weights, replace(self.fit_spec(site), correct=correct))
         return self._release(site, parcel, own, fresh or correct.mean())
 
     def train_together(  # type: ignore[override]
@@ -119,7 +116,7 @@ class Scaffold(FedAvg):
             means.update({place: partial(together.mean, member) for member, place in enumerate(places)})
             return together
 
-        parcels = local_training.train_together(sites, weights, steps, correct_for=correct_for)
+        parcels = local_training.train_together(sites, weights, self.fit_spec, correct_for=correct_for)
         every = enumerate(zip(sites, parcels, own, fresh, strict=True))
         return [self._release(site, parcel, mine, new or means[place]()) for place, (site, parcel, mine, new) in every]
 

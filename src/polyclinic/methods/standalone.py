@@ -43,7 +43,7 @@ class Standalone(LocalWork, Method):
         local_training.train(site, {}, FitSpec(self.steps_at(site)))
 
     def train_together(self, sites: list[Site]) -> list[None]:
-        local_training.train_together(sites, [{} for _ in sites], [self.steps_at(site) for site in sites])
+        local_training.train_together(sites, [{} for _ in sites], lambda site: FitSpec(self.steps_at(site)))
         return [None for _ in sites]
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -378,7 +379,8 @@ def assemble_from(worker_spec: str) -> Assembly:
 def host_from(worker_spec: str) -> SiteHost:
     """The host of sites that a worker process runs; the process computes with the study's threads."""
     assembly = assemble_from(worker_spec)
-    keep_freed_memory()
+    workers = assembly.study.engine.workers
+    keep_freed_memory(workers if isinstance(workers, int) else os.cpu_count() or 1)
     torch.set_num_threads(assembly.study.engine.threads)
     return assembly.host()
 

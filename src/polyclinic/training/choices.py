@@ -53,3 +53,12 @@ def stacking_pays(weights: int, networks: int, pixels: int) -> bool:
     """Whether networks are faster in a stack than in graphs one after the other. `weights` of one network, `pixels` of
     all batches of a step; what is larger than anything measured is not stacked."""
     return networks >= FEWEST_NETWORKS and weights <= MOST_WEIGHTS and pixels <= MOST_PIXELS
+
+
+#: generators of sites from which on one stack is faster than each recorded by itself, one after the other
+FEWEST_GANS = 4
+
+
+def stacking_gans_pays(gans: int) -> bool:
+    """Whether small GANs are faster in a stack than one after the other, each in a graph."""
+    return gans >= FEWEST_GANS

@@ -74,7 +74,8 @@ class Trainer:
         self.model = model.to(self.device)
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._state = NetworkState(self.model)
+        self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
+        self._state = NetworkState(self.model, changed=self.kept.clear)
         self.task = spec.task
         self.target = spec.target
         self.optimizer = spec.optimizer
@@ -90,7 +91,6 @@ class Trainer:
         self._frozen = FrozenFeatures(self.model, self.device) if spec.frozen_features and model.frozen else None
         self._noted: list[Tensor] | None = None
         self._shares: torch.Generator | None = None
-        self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
 

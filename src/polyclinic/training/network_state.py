@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 
 class NetworkState:
-    """What `network.state_dict()` gives, for a network whose layers stay the same."""
+    """What `network.state_dict()` gives. A layer that took the place of another is noticed at the next call, and
+    `changed` is called: what was made for the former layers, such as a recorded step, is of no use any more."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self._layers = list(network.modules())
-        self._modes: list[bool] = []  # whether each layer is in training mode
+    def __init__(self, network: nn.Module, changed: Callable[[], object] = lambda: None) -> None:
+        self._network, self._changed = network, changed
+        self._find_layers()
         self._find()
 
     def __call__(self) -> dict[str, Tensor]:
-        """By name; nobody may change the dictionary. Found anew if a tensor of the network was put in another's place
-        meanwhile."""
+        """By name; nobody may change the dictionary. Found anew if a tensor or a layer of the network was put in
+        another's place meanwhile."""
+        self._follow_layers()
         # a known tensor holds on to its memory, so that another one cannot lie at the same place
         if any(held.get(name) is None or held[name].data_ptr() != place for held, name, place in self._places):
             self._find()
@@ -33,10 +34,22 @@ class NetworkState:
 
     def train(self) -> nn.Module:
         """The network in training mode, as `network.train()` gives it."""
+        self._follow_layers()
         if [layer.training for layer in self._layers] != self._modes:
             self._network.train()
             self._modes = [layer.training for layer in self._layers]
         return self._network
+
+    def _follow_layers(self) -> None:
+        if any(tuple(inside.values()) != known for inside, known in self._inside):
+            self._find_layers()
+            self._find()
+            self._changed()
+
+    def _find_layers(self) -> None:
+        self._layers = list(self._network.modules())
+        self._modes: list[bool] = []  # whether each layer is in training mode
+        self._inside = [(one._modules, tuple(one._modules.values())) for one in self._layers if one._modules]
 
     def _find(self) -> None:
         self._state: dict[str, Tensor] = dict(self._network.state_dict())

@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.collaborators import TrainerLike as Trainer
     from polyclinic.models import Backbone
+    from polyclinic.training.replayed import ReplayedBatches
 
 #: bytes of images that are put together for stacked sites at a time
 AHEAD_BYTES = 2**28
+#: stacks that a trainer keeps, each of another number of networks: sites that are drawn anew in every round, with
+#: batches of several sizes, would need ever more memory
+MOST_STACKS = 4
 #: output and targets of one network's batch to its mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
 #: a stack, images [M, B, ...] and targets [M, B] to the losses [M] of its networks, where they are not the task's
@@ -184,28 +188,50 @@ class StackedTrainer:
         return means, [found[place] for place in range(len(steps))]
 
 
-def stacked_trainer(trainer: Trainer, members: int, losses_of: LossesOf | None = None) -> StackedTrainer:
-    """The stack of so many networks of a trainer's: made once, with its graphs. A run has one `losses_of`."""
-    key = f"stack of {members}"
-    if key not in trainer.kept:
-        trainer.kept[key] = StackedTrainer(trainer, members, losses_of)
-    return trainer.kept[key]
+def stacked_trainer(
+    trainer: Trainer, members: int, losses_of: Callable[[int], LossesOf] | None = None
+) -> StackedTrainer:
+    """The stack of so many networks of a trainer's: made once, with its graphs and with the losses that
+    `losses_of(members)` makes for it. The `MOST_STACKS` that were used last are kept; a run has one `losses_of`."""
+    stacks: dict[int, StackedTrainer] = trainer.kept.setdefault("stacks", {})
+    found = stacks.pop(members, None)
+    while found is None and len(stacks) >= MOST_STACKS:
+        del stacks[next(iter(stacks))]
+    stacks[members] = found or StackedTrainer(trainer, members, losses_of and losses_of(members))  # the newest is last
+    return stacks[members]
 
 
 @dataclass(frozen=True)
 class Member:
-    """A site's part of a stack: what it trains with, on which images, by which draws."""
+    """A site's part of a stack: what it trains with, on which images, by which draws, and what joins its batches."""
 
     trainer: Trainer
     part: ImageSet
     rng: torch.Generator
+    replayed: ReplayedBatches | None = None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Images of a mini-batch: the site's own, and replayed ones."""
+        own = min(self.trainer.optimizer.batch_size, len(self.part))
+        return own, self.replayed.size if self.replayed else 0
 
 
 def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
     """Endless mini-batches of all sites, [M, B, ...]: those that each site would draw alone."""
+    for images, targets in _own_batches(members):
+        if members[0].replayed is None:
+            yield images, targets
+            continue
+        drawn = [next(one.replayed.stream) for one in members if one.replayed]
+        more, others = (torch.stack(some) for some in zip(*drawn, strict=True))
+        yield torch.cat([images, more], 1), torch.cat([targets, others], 1)
+
+
+def _own_batches(members: Sequence[Member]) -> Iterator[Batch]:
     indices = [one.trainer.indices(one.part, one.rng) for one in members]
     trainer, part = members[0].trainer, members[0].part
-    size = min(trainer.optimizer.batch_size, len(part)) * len(members) * part.images[0].size * 4
+    size = members[0].rows[0] * len(members) * part.images[0].size * 4
     # augmentation draws between the batches
     ahead = 1 if trainer.optimizer.augment else max(1, AHEAD_BYTES // size)
     while True:
@@ -232,7 +258,6 @@ def can_stack(trainer: Trainer, members: int) -> bool:
 def is_worthwhile(members: Sequence[Member]) -> bool:
     """Whether these sites, with batches of one size, are faster as a stack, or the study wants it in any case."""
     trainer, part = members[0].trainer, members[0].part
-    rows = min(trainer.optimizer.batch_size, len(part))
     weights = sum(one.numel() for one in trainer.model.parameters())
-    pixels = len(members) * rows * part.images.shape[-1] * part.images.shape[-2]
+    pixels = len(members) * sum(members[0].rows) * part.images.shape[-1] * part.images.shape[-2]
     return trainer.stacked == "always" or stacking_pays(weights, len(members), pixels)

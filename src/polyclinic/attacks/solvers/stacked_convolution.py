@@ -13,6 +13,7 @@ from typing import Any
 from torch import Size, Tensor, nn
 from torch.autograd import Function
 
+from polyclinic.attacks.solvers.half_products import factor
 from polyclinic.attacks.solvers.vmap_convolution import (
     Window,
     by_channel,
@@ -66,7 +67,7 @@ class _SendBack(_Bilinear):
 
     @staticmethod
     def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
-        return convolve_back(y, w, window, Size((*y.shape[:2], w.shape[2], *size)))
+        return convolve_back(y, factor(w), window, Size((*y.shape[:2], w.shape[2], *size)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

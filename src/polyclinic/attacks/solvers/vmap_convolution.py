@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyclinic.attacks.solvers.half_products import Convolution, Factor, Transposed, factor, in_half, product
+
 
 class Window(NamedTuple):
     """Kernel, stride and padding of a convolution, each down and across."""
@@ -28,6 +30,8 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
+        if in_half(images):
+            return Convolution.apply(images, weight, window.stride, window.padding)
         return F.conv2d(images, weight, None, window.stride, window.padding)
 
     @staticmethod
@@ -50,38 +54,42 @@ class _Convolve(torch.autograd.Function):
 def _transposed(gradient: Tensor, weight: Tensor, size: torch.Size, window: Window) -> Tensor:
     """The gradient with respect to the images, which are [.., *size]."""
     (_, stride, padding), given, kernel = window, gradient.shape[-2:], window.kernel
-    extra = [size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
+    high, wide = (size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1))
+    extra = (high, wide)
+    if in_half(gradient):
+        return Transposed.apply(gradient, weight, stride, padding, extra)
     return F.conv_transpose2d(gradient, weight, None, stride, padding, extra)
 
 
 class _WeightGradients(torch.autograd.Function):
     """For N targets: gradients [N, B, O, H', W'] and images [N, B, C, H, W] to weight gradients [N, O, C, k, k].
 
-    Also returns what each output pixel sees, [N, C·k·k, B·H'·W'], which the derivative uses again.
+    Also returns what each output pixel sees, [N, C·k·k, B·H'·W'] as a factor, which the derivative uses again.
     """
 
     @staticmethod
-    def forward(gradient: Tensor, images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        columns = seen_by_outputs(images, window)
-        product = by_channel(gradient) @ columns.mT
-        return product.unflatten(2, (images.shape[2], *window.kernel)), columns
+    def forward(gradient: Tensor, images: Tensor, window: Window) -> tuple[Tensor, Tensor, Tensor | None]:
+        columns = columns_of(images, window)
+        found = product(factor(by_channel(gradient)), Factor(columns.values.mT, columns.undo))
+        return found.unflatten(2, (images.shape[2], *window.kernel)), *columns
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor | None]) -> None:
         gradient, images, ctx.window = inputs
         ctx.shape = images.shape
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(*(one for one in output[1:] if one is not None))
         ctx.set_materialize_grads(False)  # else zeros would be written for what each pixel sees
-        ctx.save_for_backward(gradient, output[1])
+        ctx.save_for_backward(gradient, *output[1:])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, columns = ctx.saved_tensors
-        (weights,) = gradients[:1]
+        gradient, *columns = ctx.saved_tensors
+        weights = factor(gradients[0])
         of_gradient = of_images = None
         if ctx.needs_input_grad[0]:
-            of_gradient = by_image(weights.flatten(2) @ columns, gradient.shape)
+            found = product(Factor(weights.values.flatten(2), weights.undo), Factor(*columns))
+            of_gradient = by_image(found, gradient.shape)
         if ctx.needs_input_grad[1]:
             of_images = convolve_back(gradient, weights, ctx.window, ctx.shape)
         return of_gradient, of_images, None
@@ -89,12 +97,13 @@ class _WeightGradients(torch.autograd.Function):
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], gradient: Tensor, images: Tensor, window: Window
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         """More targets: they join those that are there."""
         size = info.batch_size
         merged = [vmapped_first(t, d, size).flatten(0, 1) for t, d in ((gradient, in_dims[0]), (images, in_dims[1]))]
-        product, columns = _WeightGradients.apply(*merged, window)
-        return (product.unflatten(0, (size, -1)), columns.unflatten(0, (size, -1))), (0, 0)
+        found = _WeightGradients.apply(*merged, window)
+        apart = tuple(None if one is None else one.unflatten(0, (size, -1)) for one in found)
+        return apart, tuple(None if one is None else 0 for one in found)
 
 
 def by_channel(images: Tensor) -> Tensor:
@@ -115,7 +124,13 @@ def seen_by_outputs(images: Tensor, window: Window) -> Tensor:
     return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
 
 
-def convolve_back(gradient: Tensor, weights: Tensor, window: Window, shape: torch.Size) -> Tensor:
+def columns_of(images: Tensor, window: Window) -> Factor:
+    """`seen_by_outputs` as a factor of a product; rounded before it is spread, as it then is larger by k·k."""
+    small = factor(images)
+    return Factor(seen_by_outputs(small.values, window), small.undo)
+
+
+def convolve_back(gradient: Tensor, weights: Factor, window: Window, shape: torch.Size) -> Tensor:
     """The gradient of images, `shape`, that N targets convolve with weights [N, O, C, k, k] of their own.
 
     Without strides it is a convolution as well, of pictures turned upside down: what they see is found thrice as fast
@@ -123,9 +138,11 @@ def convolve_back(gradient: Tensor, weights: Tensor, window: Window, shape: torc
     """
     around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
     if window.stride == (1, 1) and min(around) >= 0:
-        columns = seen_by_outputs(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
-        return by_image(weights.transpose(1, 2).flatten(2) @ columns, shape).flip(3, 4)
-    columns = weights.flatten(2).mT @ by_channel(gradient)
+        columns = columns_of(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
+        turned = Factor(weights.values.transpose(1, 2).flatten(2), weights.undo)
+        return by_image(product(turned, columns), shape).flip(3, 4)
+    given = Factor(weights.values.flatten(2).mT, weights.undo)
+    columns = product(given, factor(by_channel(gradient)))
     seen = columns.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, columns.shape[2] // shape[1])
     return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
 

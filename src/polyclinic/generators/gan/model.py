@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -123,24 +123,18 @@ class GANModel(GeneratorModel):
         return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, self.settings.latent, labelled=True)
 
 
-class GANSteps:
-    """A GAN's training, step by step; `real` is the last real batch of the discriminator. On a GPU steps without a
-    further loss are recorded as a CUDA graph."""
+class StepDraws:
+    """What the steps of one GAN are made of: real batches and random numbers. `real` is the last real batch."""
 
     def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
-        # where each class has networks of its own, a step depends on how many images of a class there are
-        graphed = steps_are_recorded(list(model.networks.parameters())) and not model.settings.spec.per_class
         self.model, self.batches = model, batches
-        self.trainer = model.trainer(capturable=graphed and model.device.type == "cuda")
         self.random = RandomSource(rng, model.device)
         self.real = torch.empty(0)
-        self._take = GraphedStep(self._both, "a step of a GAN", graphed=graphed)
 
-    def step(self, image_gradient: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The discriminator's steps, then one of the generator; its loss. `image_gradient(fake)` gives the gradient of
-        a further loss w.r.t. the fake images."""
-        trainer, labels = self.trainer, torch.empty(0)
-        inputs: list[Tensor | None] = []
+    def draw(self, trainer: GANTrainer) -> list[Tensor | None]:
+        """The inputs of a step: noise, labels and augmentation of the generator's images, then six for each step of
+        the discriminator."""
+        labels, inputs = torch.empty(0), []
         for _ in range(self.model.settings.critic_steps):
             self.real, labels = self.batches.next()
             wanted = self._labels_to_make(labels)
@@ -148,30 +142,53 @@ class GANSteps:
             inputs += trainer.draw_for_discriminator(self.random, len(labels), len(wanted))
         wanted = self._labels_to_make(labels)
         noise = self.random.normal(len(wanted), self.model.settings.latent)
-        draws = trainer.draw_for_generator(self.random, len(wanted))
-        if image_gradient is not None:
-            return self._both(noise, wanted, draws, *inputs, image_gradient=image_gradient)
-        return self._take(noise, wanted, draws, *inputs).clone()  # a replay overwrites it
-
-    def _both(
-        self,
-        noise: Tensor,
-        wanted: Tensor,
-        draws: Tensor | None,
-        *inputs: Tensor | None,
-        image_gradient: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """A step from what was drawn for it: six inputs for each step of the discriminator."""
-        trainer = self.trainer
-        for start in range(0, len(inputs), 6):
-            real, labels, made, *drawn = inputs[start : start + 6]
-            trainer.discriminator_step(real, labels, made, DiscriminatorDraws(*drawn))  # type: ignore[arg-type]
-        fake = trainer.generate(noise, wanted)
-        gradient = None if image_gradient is None else image_gradient(fake)
-        return trainer.generator_step(fake, wanted, draws, gradient)
+        return [noise, wanted, trainer.draw_for_generator(self.random, len(wanted)), *inputs]
 
     def _labels_to_make(self, labels: Tensor) -> Tensor:
         return self.model.settings.labels_to_make(labels, self.model.target, self.random)
+
+
+class GANSteps:
+    """A GAN's training, step by step. On a GPU steps without a further loss are recorded as a CUDA graph."""
+
+    def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
+        graphed = gan_steps_are_recorded(model)
+        self.drawn = StepDraws(model, batches, rng)
+        self.trainer = model.trainer(capturable=graphed and model.device.type == "cuda")
+        self._take = GraphedStep(self._both, "a step of a GAN", graphed=graphed)
+
+    def step(self, image_gradient: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The discriminator's steps, then one of the generator; its loss. `image_gradient(fake)` gives the gradient of
+        a further loss w.r.t. the fake images."""
+        inputs = self.drawn.draw(self.trainer)
+        if image_gradient is not None:
+            return both_steps(self.trainer, *inputs, image_gradient=image_gradient)  # type: ignore[arg-type]
+        return self._take(*inputs).clone()  # a replay overwrites it
+
+    def _both(self, *inputs: Any) -> Tensor:
+        return both_steps(self.trainer, *inputs)
+
+
+def gan_steps_are_recorded(model: GANModel) -> bool:
+    """Where each class has networks of its own, a step depends on how many images of a class there are."""
+    return steps_are_recorded(list(model.networks.parameters())) and not model.settings.spec.per_class
+
+
+def both_steps(
+    trainer: GANTrainer,
+    noise: Tensor,
+    wanted: Tensor,
+    draws: Tensor | None,
+    *inputs: Tensor | None,
+    image_gradient: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """A step from what was drawn for it (`StepDraws.draw`), of one GAN or of a stack of GANs; the generator's loss."""
+    for start in range(0, len(inputs), 6):
+        real, labels, made, *drawn = inputs[start : start + 6]
+        trainer.discriminator_step(real, labels, made, DiscriminatorDraws(*drawn))  # type: ignore[arg-type]
+    fake = trainer.generate(noise, wanted)
+    gradient = None if image_gradient is None else image_gradient(fake)
+    return trainer.generator_step(fake, wanted, draws, gradient)
 
 
 class TunedSteps:
@@ -186,7 +203,7 @@ class TunedSteps:
     def _gradient(self, extra: ExtraLoss, fake: Tensor) -> Tensor:
         """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
         seen = fake.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(extra((self.steps.real + 1) / 2, (seen.float() + 1) / 2), seen)
+        (gradient,) = torch.autograd.grad(extra((self.steps.drawn.real + 1) / 2, (seen.float() + 1) / 2), seen)
         return gradient
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +29,6 @@ HIDDEN = -1e4
 Correct = Callable[[nn.Module], None]
 #: what changes the gradients of the sites at these places, as one stacked network or of the one site
 CorrectFor = Callable[[Sequence[int], bool], Any]
-#: the losses of the sites at these places, as one stacked network
-LossesFor = Callable[[Sequence[int]], stacking.LossesOf]
 #: the loss of images and targets
 Objective = Callable[[Tensor, Tensor], Tensor]
 
@@ -130,64 +128,99 @@ def mean_gradient(trainer: TrainerLike, batches: Iterable[Batch]) -> dict[str, T
     return {name: one.grad.cpu() / seen for name, one in model.named_parameters() if one.grad is not None}
 
 
+@dataclass(frozen=True)
+class StackedLosses:
+    """Other losses of a stack than the task's: made once for a number of networks, and loaded before each training."""
+
+    make: Callable[[int], stacking.LossesOf]
+    load: Callable[[Any, Sequence[int]], None]  #: what `make` gave, for the sites at these places
+
+
 def train_together(
     sites: Sequence[Site],
     weights: Sequence[Weights],
-    steps: Sequence[int],
+    how: Callable[[Site], FitSpec],
     *,
     correct_for: CorrectFor | None = None,
-    losses_for: LossesFor | None = None,
+    losses: StackedLosses | None = None,
     alone: Callable[[int], Parcel] | None = None,
 ) -> list[Parcel]:
     """What `train` gives for each of several simulated sites, up to rounding: sites with batches of one size train as
-    one stacked network. `correct_for(places, stacked)` gives what changes gradients, by name, of the sites at these
-    places: with `stacked` those of all of them at once, [M, ...], else those of the only one. `losses_for(places)`
-    gives other losses of a stack than the task's; `alone` then trains the site at a place by itself."""
-    sizes = [min(site.trainer.optimizer.batch_size, len(site.data.train)) for site in sites]
+    one stacked network. `how(site)` has the site's steps, images and what is replayed, anew at every call.
+
+    `correct_for(places, stacked)` gives what changes gradients, by name, of the sites at these places: with `stacked`
+    those of all of them at once, [M, ...], else those of the only one. `alone` trains the site at a place by itself,
+    where `train` cannot."""
+    plans = [how(site) for site in sites]
+    members = [_member(site, plan) for site, plan in zip(sites, plans, strict=True)]
     found: dict[int, Parcel] = {}
-    for size in dict.fromkeys(sizes):
-        places = [place for place, own in enumerate(sizes) if own == size]
-        group = [sites[place] for place in places]
-        given, counts = [weights[place] for place in places], [steps[place] for place in places]
-        losses_of = losses_for and functools.partial(losses_for, places)
+    for rows in dict.fromkeys(member.rows for member in members):
+        places = [place for place, member in enumerate(members) if member.rows == rows]
+        stack = _Stack(*([some[place] for place in places] for some in (sites, weights, plans, members)))
+        load = losses and functools.partial(losses.load, places=places)
         correct = correct_for and functools.partial(correct_for, places, True)
-        parcels = _train_stack(group, given, counts, correct, losses_of)
-        if parcels is None and alone is not None:
-            parcels = [alone(one) for one in places]
-        elif parcels is None:
-            corrections = [correct_for and correct_for([one], False) for one in places]
-            how = [FitSpec(steps[one], correct=given) for one, given in zip(places, corrections, strict=True)]
-            parcels = [train(sites[one], weights[one], spec) for one, spec in zip(places, how, strict=True)]
+        parcels = stack.train(correct, losses and losses.make, load)
+        if parcels is None:
+            trained = alone or functools.partial(_train_alone, sites, weights, how, correct_for)
+            parcels = [trained(place) for place in places]
         found |= dict(zip(places, parcels, strict=True))
     return [found[place] for place in range(len(sites))]
 
 
-def _train_stack(
+def _member(site: Site, plan: FitSpec) -> stacking.Member:
+    return stacking.Member(site.trainer, plan.part or site.data.train, site.rng(plan.purpose), plan.replayed)
+
+
+def _train_alone(
     sites: Sequence[Site],
     weights: Sequence[Weights],
-    steps: Sequence[int],
-    correct_all: Callable[[], Any] | None,
-    losses_of_all: Callable[[], stacking.LossesOf] | None,
-) -> list[Parcel] | None:
-    """None where a stack does not pay, or fails: then nothing has happened."""
-    trainer = sites[0].trainer
-    members = [stacking.Member(site.trainer, site.data.train, site.rng("batches")) for site in sites]
-    if not stacking.is_worthwhile(members):
-        return None
-    try:
-        stack = stacking.stacked_trainer(trainer, len(sites), losses_of_all and losses_of_all())
-        stack.model.load([assemble(site, own) for site, own in zip(sites, weights, strict=True)])
-        optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), sites[0].round)
-        batches, device = stacking.stacked_batches(members), None if trainer.weights_stay else "cpu"
-        correct = correct_all() if correct_all else None
-        losses, states = stack.train(batches, steps, optimizer, correct=correct, device=device)
-    except RuntimeError as error:  # no memory, or no kernel
-        warnings.warn(f"engine.stacked: sites train one after the other, more slowly: {error}", stacklevel=3)
-        return None
-    return [
-        release(site, state, {"samples": len(site.data.train), "steps": count, "loss": loss})
-        for site, state, count, loss in zip(sites, states, steps, losses, strict=True)
-    ]
+    how: Callable[[Site], FitSpec],
+    correct_for: CorrectFor | None,
+    place: int,
+) -> Parcel:
+    correct = correct_for([place], False) if correct_for else None
+    return train(sites[place], weights[place], replace(how(sites[place]), correct=correct))
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Sites that may train as one stacked network, with the weights that they begin with."""
+
+    sites: Sequence[Site]
+    weights: Sequence[Weights]
+    plans: Sequence[FitSpec]
+    members: Sequence[stacking.Member]
+
+    def train(
+        self,
+        correct_all: Callable[[], Any] | None,
+        make_losses: Callable[[int], stacking.LossesOf] | None,
+        load_losses: Callable[[Any], None] | None,
+    ) -> list[Parcel] | None:
+        """None where a stack does not pay, or fails: then nothing has happened."""
+        if not stacking.is_worthwhile(self.members):
+            return None
+        trainer = self.sites[0].trainer
+        steps = [
+            plan.steps or one.trainer.steps_in(one.part) for plan, one in zip(self.plans, self.members, strict=True)
+        ]
+        try:
+            stack = stacking.stacked_trainer(trainer, len(self.sites), make_losses)
+            if load_losses is not None:
+                load_losses(stack.gradients.losses_of)
+            stack.model.load([assemble(site, own) for site, own in zip(self.sites, self.weights, strict=True)])
+            optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), self.sites[0].round)
+            batches, device = stacking.stacked_batches(self.members), None if trainer.weights_stay else "cpu"
+            correct = correct_all() if correct_all else None
+            losses, states = stack.train(batches, steps, optimizer, correct=correct, device=device)
+        except RuntimeError as error:  # no memory, or no kernel
+            warnings.warn(f"engine.stacked: sites train one after the other, more slowly: {error}", stacklevel=4)
+            return None
+        counts = [len(member.part) for member in self.members]
+        return [
+            release(site, state, {"samples": count, "steps": own, "loss": loss})
+            for site, state, count, own, loss in zip(self.sites, states, counts, steps, losses, strict=True)
+        ]
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

@@ -63,7 +63,7 @@ class Method(Settings):
         if operation == "evaluate":  # of one model: nothing is stacked; masks of all sites would fill the memory
             one_model = type(self).score is Method.score and not trainer.local_names
             return trainer.stacked != "never" and one_model and not trainer.task.dense
-        return type(self).replayed is Method.replayed and can_stack(trainer, sites)
+        return can_stack(trainer, sites)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """Names of the weights that stay at each site: batch-norm statistics where the study says so."""

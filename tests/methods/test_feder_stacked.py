@@ -1,0 +1,66 @@
+"""FedER's sites worked at together: generators, first models and turns as stacks, against one site after the other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.generators.gan import fit_together
+from polyclinic.methods.shared import stacked_generators
+from polyclinic.training import stacking
+
+pytestmark = pytest.mark.usefixtures("no_contact_sheets")
+
+
+def states_of(folder):
+    """Every site's own model and its generator."""
+    manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
+    found = {}
+    for site, at in manifest["sites"].items():
+        state = read_state(folder, site, SitePosition(*at))
+        found |= {f"{site}/{name}": value for name, value in state.group("local").items()}
+        [file] = folder.rglob(f"{site}/generator.safetensors")
+        found |= {f"{site}/generator/{name}": value for name, value in load_file(file).items()}
+    return found
+
+
+def noting(function, calls):
+    def noted(first, *args, **kwargs):
+        calls.append(len(first) if isinstance(first, list) else first.model.members)
+        return function(first, *args, **kwargs)
+
+    return noted
+
+
+@pytest.mark.parametrize(("name", "mode"), [("feder", "synchronous"), ("feder-b", "asynchronous")])
+def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, monkeypatch):
+    gans, classifiers = [], []
+    monkeypatch.setattr(stacked_generators, "fit_together", noting(fit_together.fit_together, gans))
+    monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, classifiers))
+    engine = {"checkpoint_every": 1}
+    alone, together = (go(name, {"mode": mode}, engine={**engine, "stacked": how}) for how in ("never", "always"))
+    assert gans == [3]
+    assert 3 in classifiers
+    assert together["environment"]["stacked"] == ["adapt", "prepare"]
+    a, b = states_of(alone.folder), states_of(together.folder)
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(b[key], a[key], rtol=1e-2, atol=1e-3, msg=key)
+    for key in ("real_images", "synthetic_images"):
+        assert alone["rounds"] == together["rounds"], key
+
+
+def test_generators_that_cannot_be_stacked_are_trained_one_by_one(go, monkeypatch):
+    def fail(learners):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(stacked_generators, "fit_together", fail)
+    with pytest.warns(UserWarning, match="generators are trained one after the other"):
+        failed = go(method={"rounds": 1}, engine={"stacked": "always", "checkpoint_every": 1})
+    alone = go(method={"rounds": 1}, engine={"stacked": "never", "checkpoint_every": 1})
+    a, b = states_of(alone.folder), states_of(failed.folder)
+    assert all(torch.equal(a[key], b[key]) for key in a if "/generator/" in key)
