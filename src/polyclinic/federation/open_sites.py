@@ -59,6 +59,8 @@ class OpenSites:
         self._sites: OrderedDict[str, Site] = OrderedDict()
         self._positions: dict[str, SitePosition] = {}
         self._files: dict[str, int] = {}  # open files of the sites in memory
+        self._bytes: dict[str, int] = {}  # of the states of sites in memory, as they were when these were last at work
+        self._at_work: set[str] = set()  # sites whose states may have changed since
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
@@ -93,6 +95,8 @@ class OpenSites:
         for position in positions.values():
             SitePosition(*position).check()
         self._sites.clear()
+        self._files.clear()
+        self._bytes.clear()
         self.gates.clear()
         self.ledgers.clear()
         self._positions = {name: SitePosition(*position) for name, position in positions.items()}
@@ -126,7 +130,9 @@ class OpenSites:
         if name not in self._sites:
             self._sites[name] = self.open(name)
         self._sites.move_to_end(name)
+        self._at_work |= {name}
         self._evict(group)
+        self._at_work = {name, *group}
         return self._sites[name]
 
     def _evict(self, group: Sequence[str] = ()) -> None:
@@ -134,14 +140,14 @@ class OpenSites:
         *others, _ = self._sites.values()
         for site in others[: -self.CACHED]:
             site.cache.clear()
-        states = sum(site.state.bytes for site in self._sites.values())
-        files = sum(self._files[name] for name in self._sites)
+        self._bytes |= {name: self._sites[name].state.bytes for name in self._at_work if name in self._sites}
+        states, files = sum(self._bytes.values()), sum(self._files.values())
         for site in others:
             if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES and files <= self.FILES:
                 return
             if not site.memory and site.name not in group:
-                states -= site.state.bytes
-                files -= self._files[site.name]
+                states -= self._bytes.pop(site.name)
+                files -= self._files.pop(site.name)
                 self._save(site)
                 del self._sites[site.name], self.gates[site.name]
 

@@ -207,19 +207,15 @@ def _sum_of(parcel: Parcel) -> Any:
 
 def check_finite(parcel: Parcel) -> None:
     """GateRefusedData if any tensor or number of the parcel is NaN or infinite."""
+    norms = parcel.norms
     for name, tensor in parcel.tensors.items():
-        # a finite norm has finite terms; one that is not may have overflowed
-        if not math.isfinite(_norm(parcel, name)) and not _is_finite(tensor):
+        # a finite norm has finite terms; one that is not may have overflowed, or is not known
+        if not math.isfinite(norms.get(name, math.inf)) and not _is_finite(tensor):
             raise GateRefusedData(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
     for name, value in parcel.metadata.items():
         for number in _floats(value):
             if not math.isfinite(number):
                 raise GateRefusedData(f"'{name}' is {number}; lower optimizer.lr or check the images")
-
-
-def _norm(parcel: Parcel, name: str) -> float:
-    """Infinite where it is not known."""
-    return parcel.norms.get(name, math.inf)
 
 
 def _is_finite(tensor: Tensor) -> bool:
