@@ -14,7 +14,7 @@ from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.errors import BadInput
 from polyclinic.study.audit_settings import EFFORTS
 
-SEARCH = {"optimizer": "adam", "iterations": 3, "label": "joint", "start": "uniform"}
+SEARCH = {"optimizer": "adam", "iterations": 1, "label": "joint", "start": "uniform"}
 
 
 def test_together_they_end_as_one_by_one(tiny, undisturbed) -> None:
