@@ -12,6 +12,12 @@ from polyclinic.claims.catalogue import CLAIMS
 from polyclinic.claims.claim import SCALES, Claim, Scale
 
 RECORDS = Path(__file__).parent / "records"
+#: claims that are run at `full` first, as far as there is time on a GPU
+FULL_FIRST = (
+    *("qu-figure5-bone-age-high", "qu-figure5-retina-high", "gradients-table1-lambda", "qu-table3-cut-depth"),
+    *("qu-figure6-segmentation", "qu-table2-privacy", "felicia-figure8-synthetic", "felicia-figure8-augmented"),
+    *("felicia-figure6-digits", "felicia-figure6-animals", "feder-table4-methods"),
+)
 VERDICTS = ("yes", "no", "not enough data", "not run")
 #: `claim.json` files by claim and scale
 Kept = dict[tuple[str, str], dict[str, Any]]
@@ -67,7 +73,7 @@ def minutes_of(claim: Claim, scale: Scale, kept: Kept) -> str:
 def page(folder: Path = RECORDS) -> str:
     """The whole page."""
     kept = records(folder)
-    lines = [HEAD, *_scoreboard(kept)]
+    lines = [HEAD, *_scoreboard(kept), "", *_wrapped(_full_first(kept))]
     for claim in CLAIMS.values():
         if not claim.decides:
             lines += ["", *_section(claim, kept)]
@@ -89,6 +95,17 @@ def _scoreboard(kept: Kept) -> Iterator[str]:
         mine = [claim for claim in CLAIMS.values() if claim.paper == paper]
         cells = [", ".join(_link(one, kept) for one in mine if _column(one, kept) == verdict) for verdict in VERDICTS]
         yield f"| {paper} | {' | '.join(cells)} |"
+
+
+def _full_first(kept: Kept) -> str:
+    """What came of the claims that are run at `full` first, and how long the others would take."""
+    told = []
+    for name in FULL_FIRST:
+        found, minutes = kept.get((name, "full")), CLAIMS[name].minutes["full"].gpu
+        runs = min((row["n"] for row in found["ours"]), default=0) if found else 0
+        words = f"{found['holds']} ({runs} runs of each row)" if found else f"not run (about {minutes:g} minutes)"
+        told.append(f"{name}: {words}")
+    return f"At `full`, in the order in which a GPU's time is spent: {'; '.join(told)}."
 
 
 def _column(claim: Claim, kept: Kept) -> str:
