@@ -61,7 +61,7 @@ def _claim(
         arms=arms,
         measure=measure or of_runs(own_sites("accuracy"), across_sites("accuracy")),
         rule=rule,
-        minutes={"quick": Minutes(minutes, 4), "full": Minutes(None, 90)},
+        minutes={"quick": Minutes(minutes, 4), "full": Minutes(None, 400)},  # 100,000 steps of four GANs, three seeds
         scales={"quick": (*QUICK, *quick), "full": FULL},
         phantom=("data.source=chest-phantom", "data.samples=900"),
         seeds={"quick": seeds, "full": seeds},
