@@ -53,14 +53,14 @@ Case = tuple[str, str, str]  #: what, strength, budget
 # --- cases ----------------------------------------------------------------------------------------------
 
 
-def leak_case(what: str, strength: str, budget: str, folder: Path) -> dict[str, Any]:
+def leak_case(what: str, strength: str, budget: str, folder: Path, device: str) -> dict[str, Any]:
     """Run the study that leaks and audit it; the verdict on the kind of parcel."""
     leak = next(one for one in leaks() if one.name == what)
     changed = leak.strengths[STRENGTHS.index(strength)]
     run(parse_study(study_tables(SEED, folder, leak.always, changed)), folder / "run")
     begin = time.perf_counter()
     kinds = [] if leak.kind == "real-images" else [leak.kind]
-    report = audit(folder / "run", budget=budget, kinds=kinds, device="cpu")
+    report = audit(folder / "run", budget=budget, kinds=kinds, device=device)
     found = report["verdicts"][leak.kind]
     asked = {name: one["verdict"] for name, one in found.get("questions", {}).items()}
     minutes = (time.perf_counter() - begin) / 60
@@ -79,7 +79,7 @@ class HonestParcel(AuditedParcel):
         return Truth(list(parts), other.data, tools.seed)
 
 
-def honest_case(number: int, budget: str, folder: Path) -> dict[str, Any]:
+def honest_case(number: int, budget: str, folder: Path, device: str) -> dict[str, Any]:
     """What one study sends, asked about images that had no part in it."""
     kind, changes = HONEST_KINDS[number % len(HONEST_KINDS)]
     if "generator" in changes:
@@ -89,8 +89,11 @@ def honest_case(number: int, budget: str, folder: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     assembly, lines = open_run(folder / "run")
     wanted = parcels_to_audit(folder / "run", assembly.study, lines, budget, (kind,), ())
-    tools = replace(build_tools(assembly, budget, "pixels", "cpu"), level=FALSE_ALARMS / count_tests(wanted))
-    parcels = [audit_parcel(tools, HonestParcel(one.parts, one.number, one.others), folder / "run") for one in wanted]
+    tools = replace(build_tools(assembly, budget, "pixels", device), level=FALSE_ALARMS / count_tests(wanted))
+    parcels = [
+        audit_parcel(tools, HonestParcel(one.parts, one.number, one.others, one.peers), folder / "run")
+        for one in wanted
+    ]
     found = verdicts(parcels, lines)[kind]
     asked = {name: one["verdict"] for name, one in found.get("questions", {}).items()}
     minutes = (time.perf_counter() - begin) / 60
@@ -100,7 +103,7 @@ def honest_case(number: int, budget: str, folder: Path) -> dict[str, Any]:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """(what, strength, budget) of every case: leaks at full strength first; honest runs with the first budget."""
-    strengths = STRENGTHS[:1] if options.quick else STRENGTHS
+    strengths = STRENGTHS[:1] if options.quick else options.strengths
     planted = [(leak.name, strength) for strength in strengths for leak in leaks()]
     honest = [(f"honest {number}", "-") for number in range(4 if options.quick else options.honest)]
     first, *more = options.budgets
@@ -108,7 +111,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return [case for case in found if not options.only or case[0] in options.only]
 
 
-def run_case(case: Case, threads: int, end: float) -> dict[str, Any] | None:
+def run_case(case: Case, threads: int, end: float, device: str) -> dict[str, Any] | None:
     """The line of one case; None where the time is over."""
     if time.time() > end:
         return None
@@ -119,13 +122,14 @@ def run_case(case: Case, threads: int, end: float) -> dict[str, Any] | None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             if case[0].startswith("honest"):
-                result = honest_case(int(case[0].split()[1]), case[2], Path(folder))
+                result = honest_case(int(case[0].split()[1]), case[2], Path(folder), device)
             else:
-                result = leak_case(*case, Path(folder))
+                result = leak_case(*case, Path(folder), device)
     except Exception as error:  # one case that fails must not end a long benchmark; it is counted as such
         result = {"verdict": "failed", "minutes": 0.0, "words": f"{type(error).__name__}: {error}"}
     whole = round((time.perf_counter() - begin) / 60, 2)
-    return {**dict(zip(("what", "strength", "budget"), case, strict=True)), **result, "minutes_with_run": whole}
+    named = dict(zip(("what", "strength", "budget"), case, strict=True))
+    return {**named, **result, "minutes_with_run": whole, "device": device}
 
 
 # --- what is written ------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ def main() -> None:
     done, end = read_done(options.out), time.time() + 60 * (options.minutes or 1e6)
     wanted = [case for case in cases(options) if case not in done]
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(run_case, case, options.threads, end) for case in wanted]
+        waiting = [pool.submit(run_case, case, options.threads, end, options.device) for case in wanted]
         for row in (future.result() for future in as_completed(waiting)):
             if row is None:
                 continue
@@ -222,6 +226,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("audit_power.jsonl"), help="a line for each case; resumed")
     parser.add_argument("--page", type=Path, help="also write a table in Markdown")
     parser.add_argument("--budgets", nargs="+", default=["quick"], choices=("quick", "standard", "thorough"))
+    parser.add_argument("--strengths", nargs="+", default=list(STRENGTHS), choices=STRENGTHS)
+    parser.add_argument("--device", default="cpu", help="of the audits: cpu or cuda; the runs are on the CPU")
     parser.add_argument("--honest", type=int, default=HONEST, help="honest runs")
     parser.add_argument("--only", nargs="+", help="names of leaks, or 'honest 7'")
     parser.add_argument("--minutes", type=float, default=0, help="begin no case after so many minutes; 0: no limit")

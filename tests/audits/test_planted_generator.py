@@ -14,6 +14,7 @@ from polyclinic.attacks.verdict import Verdict
 from polyclinic.audits import ATTACKS
 from polyclinic.audits.audit import count_tests
 from polyclinic.audits.planted_generator import LEANING, REACHED, planted_leaning, planted_within_reach
+from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.power import run_with_power
 from polyclinic.audits.views import Finding, Planted, Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
@@ -47,7 +48,7 @@ def seen() -> Seen:
 
 def test_leaning_images_are_as_weak_as_they_may_be(seen, truth):
     made = torch.from_numpy(images(30, "made"))
-    (planted,) = planted_leaning(seen, truth, made)
+    (planted,) = planted_leaning(seen, truth_of_held_out(truth, 40), made)
     leaning = planted.seen.parcel.tensors["images"]
     assert leaning.shape == made.shape
     share = float(planted.words.split("mixed with ")[1].split("%")[0]) / 100
@@ -60,7 +61,7 @@ def test_leaning_images_are_as_weak_as_they_may_be(seen, truth):
 
 def test_too_few_held_out_images_plant_nothing(seen, truth):
     few = Truth([], SiteData("north", truth.data.train, part(10, "few"), part(0, "none")), 0)
-    assert planted_leaning(seen, few, torch.from_numpy(images(30, "made"))) == []
+    assert planted_leaning(seen, truth_of_held_out(few, 40), torch.from_numpy(images(30, "made"))) == []
 
 
 def test_images_within_reach_are_moved_just_enough(seen, truth):
@@ -95,11 +96,12 @@ def test_a_planted_leak_of_one_question_does_not_judge_another(seen, truth):
 
 
 def test_every_test_of_an_attack_has_its_part_of_the_level():
-    """A generator is asked four times (copies, nearest, projection, near copies), so each counts a quarter of 1 %."""
+    """A generator is asked six times (copies, nearest, projection, near copies, and twice beside reference generators),
+    so each counts a sixth of 1 %."""
     generators = [SimpleNamespace(parcel=SimpleNamespace(kind="generator"), attacks=())]
-    assert count_tests(generators) == 4
-    assert count_tests(2 * generators) == 8
-    assert sum(attack.tests for attack in ATTACKS.working().values() if "weights" in attack.kinds) == 6
+    assert count_tests(generators) == 6
+    assert count_tests(2 * generators) == 12
+    assert sum(attack.tests for attack in ATTACKS.working().values() if "weights" in attack.kinds) == 7
 
 
 def test_the_honest_alarm_of_old_is_none():

@@ -42,7 +42,7 @@ def test_the_model_of_a_round_in_between_is_asked_about_members(folder):
     assert {one["attack"] for one in released["findings"]} == {"loss-threshold", "rmia", "lira"}
     assert {one["question"] for one in released["findings"]} == {"membership"}
     assert report["verdicts"]["weights"]["questions"]["membership"]["parcels"] == 3
-    assert report["level"] == pytest.approx(0.01 / (2 * 6 + 3))  # its tests have their part of the level
+    assert report["level"] == pytest.approx(0.01 / (2 * 7 + 3))  # its tests have their part of the level
 
 
 def test_a_round_that_is_attacked_anyway_is_not_asked_twice(folder):

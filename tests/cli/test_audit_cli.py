@@ -57,7 +57,7 @@ def test_an_audit_prints_verdicts_and_where_pictures_lie(here, capsys):
     assert "weights, not tried: 1 of 2 parcels that left" in captured.out
     assert "1 of 2" in captured.out
     pictures = [line.split(": ")[1] for line in captured.out.splitlines() if line.endswith(".png")]
-    assert len(pictures) == 5
+    assert len(pictures) == 6
     assert all((here / picture).is_file() for picture in pictures)
     assert "audit: 2 of 2 done" in captured.err  # weights, and the scores of the first evaluation
 

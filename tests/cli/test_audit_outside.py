@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from polyclinic.attacks.planted_copies import shift
@@ -99,6 +99,21 @@ def test_an_update_of_one_image_is_audited_whatever_saved_it(run, update, tmp_pa
     assert (tmp_path / "out" / finding["picture"]).stat().st_size > 1000
 
 
+def test_a_difference_of_weights_is_the_same_update(run, update, tmp_path, chests):
+    """As MONAI's clients send it; the search and its figures are those of the whole weights."""
+    states = [load_file(update[f"{name}.safetensors"]) for name in ("before", "after")]
+    torch.save({name: states[1][name] - tensor for name, tensor in states[0].items()}, tmp_path / "change.pt")
+    sent = arguments(update, tmp_path, change=tmp_path / "change.pt")
+    place = sent.index("--after")
+    assert "one of the two" in run(*sent).output
+    del sent[place : place + 2]
+    found = run(*sent, "--json")
+    assert found.exit_code == 0, found.output
+    (finding,) = [one for one in json.loads(found.stdout)["findings"] if one["attack"] == "gradient-inversion"]
+    assert any("of --held-out" in words for words in finding["assumed"])
+    assert finding["evidence"]["psnr"] > 15
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -112,7 +127,7 @@ def test_an_update_of_one_image_is_audited_whatever_saved_it(run, update, tmp_pa
         ({"before": "nowhere.npz"}, "--before: there is no file"),
         ({"images": "nowhere"}, "--images: 'nowhere' is no folder"),
         ({"model": "lenet6"}, "--model: no such choice: 'lenet6'"),
-        ({"after": "BEFORE"}, "--after: holds the same weights as --before"),
+        ({"after": "BEFORE"}, "--after: changes nothing in the weights of --before"),
     ],
 )
 def test_bad_input_of_an_update_is_named(run, update, tmp_path, changes, words):

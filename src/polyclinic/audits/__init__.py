@@ -6,6 +6,7 @@ engines know nothing of it. A further attack is one file and one line here, or a
 
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
+from polyclinic.audits.attack_generator_membership import ReferenceGeneratorsAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack
 from polyclinic.audits.attack_membership import LossMembershipAttack, ReferenceMembershipAttack
 from polyclinic.audits.attack_near_copies import NearCopiesAttack
@@ -32,6 +33,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "decoding": DecodingAttack,
         "copies": CopiesAttack,
         "near-copies": NearCopiesAttack,
+        "reference-generators": ReferenceGeneratorsAttack,
         "second-moments": SecondMomentsAttack,
         "score-histograms": HistogramsAttack,
     },

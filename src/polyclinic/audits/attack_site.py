@@ -1,7 +1,8 @@
-"""Site inference: from which site does an image come? Told by how much the update that was sent lowers its loss.
+"""Site inference: from which site does an image come, and from which site an update?
 
-Held-out images of the site are asked about, beside held-out images of the other sites: none of them was trained on, so
-that this is no membership. Where the sites' images are alike, nothing can be told.
+Told by how much the update that was sent lowers the loss of an image. Held-out images of the site are asked about,
+beside held-out images of the other sites: none of them was trained on, so that this is no membership. Where the sites'
+images are alike, nothing can be told.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from polyclinic.metrics.roc import separation
 
 NEEDS = frozenset({Capability.WEIGHTS, Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
 NAME, QUESTION = "site-inference", "site"
+ORIGIN, ORIGIN_QUESTION = "site-of-update", "origin"
+MEASURED = "how much the update lowers an image's loss, beside others' updates"
+MOST_PEERS = 8  #: other sites' updates of the round that gains are held against
 PASSES = 3  #: over the planted images
 DARKER = 0.7  #: brightness of the planted scanner
 THREAT = (
@@ -36,9 +40,10 @@ THREAT = (
 
 
 class SiteInferenceAttack(Attack):
-    """Tells a site's images from other sites' by how much its update lowers their loss."""
+    """Tells a site's images from other sites' by how much its update lowers their loss, and whose an update is."""
 
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
+    tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
         missing = NEEDS - seen.tools.threat.granted
@@ -50,10 +55,10 @@ class SiteInferenceAttack(Attack):
             return [NotTried(NAME, "no other site's images are here to compare with", QUESTION, excluded=True)]
         if unsent_names(seen):
             return [NotTried(NAME, "only a part of the network was sent", QUESTION)]
-        own = truth.held_out(seen.tools.effort.candidates, seen.tools.what)
-        if min(len(own[0]), len(others.images)) < FEWEST:
+        own = truth.held_out(seen.tools.effort.candidates)[0]
+        if min(len(own), len(others.images)) < FEWEST:
             return [NotTried(NAME, f"fewer than {FEWEST} held-out images", QUESTION)]
-        return [site_finding(seen, truth, gains(seen, *own), gains(seen, *others.asked), others)]
+        return site_findings(seen, truth, others)
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         """The sent model, trained further on half of the site's held-out images, all taken by a darker scanner; asked
@@ -113,7 +118,20 @@ def others_images(seen: Seen) -> OtherSites | None:
 
 
 def gains(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
-    """How much lower the loss of each image is after the site's training than before it, [N]."""
+    """How much lower the loss of each image is after the site's training than before it, [N]; less the mean of what
+    other sites' training of the same round did, where that is there: some images gain by anybody's."""
+    own = gains_by(seen, images, answers)
+    others = [gains_by(peer, images, answers) for peer in peers_of(seen)]
+    return own - torch.stack(others).mean(0) if others else own
+
+
+def peers_of(seen: Seen) -> list[Seen]:
+    """A few other sites' whole networks of the same round."""
+    return [peer for peer in seen.peers()[:MOST_PEERS] if not unsent_names(peer)]
+
+
+def gains_by(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
+    """How much lower one site's training made the loss of each image, [N]."""
     unit = images.float() / 255
     after = score_all(losses_of(seen, sent_model(seen)), unit, answers)
     model = seen.tools.assembly.build_model(seen.tools.assembly.backbones.get(seen.site))
@@ -121,27 +139,80 @@ def gains(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
     return score_all(losses_of(seen, model), unit, answers) - after
 
 
-def site_finding(seen: Seen, truth: Truth, own: Tensor, others: Tensor, of_others: OtherSites) -> Finding:
-    """Whether gains of the site's images are larger than those of other sites' images, and whose the update seems."""
-    own_cases = truth.cases(seen.tools.effort.candidates)
-    known = own_cases is not None and of_others.cases is not None
-    cases = (own_cases[1], of_others.cases) if known else (None, None)  # type: ignore[index]
-    chance = chance_of_order(own, others, *cases)
-    leak, shown = chance <= seen.tools.level, separation(own, others)
-    place, sites = place_of_own_site(own, others, of_others.sites)
-    because = (
-        f"images of this site {'can' if leak else 'cannot'} be told from images of the other sites: {shown}; by their "
-        f"mean gain, this site is number {place} of the {sites} sites that the update may come from"
-    )
+# --- findings -------------------------------------------------------------------------------------------
+
+
+def site_findings(seen: Seen, truth: Truth, others: OtherSites) -> list[Finding | NotTried]:
+    """From which site does an image come, and from which site does the update come?"""
+    count, what = seen.tools.effort.candidates, seen.tools.what
+    own, theirs = gains(seen, *truth.held_out(count, what)), gains(seen, *others.asked)
+    cases = truth.cases(count)
+    known = cases is not None and others.cases is not None
+    asked = Asked(own, theirs, others.sites, cases[1] if known else None, others.cases if known else None)  # type: ignore[index]
+    return [image_finding(seen, asked), origin_finding(seen, asked)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Gains of held-out images of the site and of other sites, whose the latter are, and patients where known."""
+
+    own: Tensor
+    others: Tensor
+    sites: list[str]
+    own_cases: np.ndarray | None
+    other_cases: np.ndarray | None
+
+    def chance(self) -> float:
+        """How likely a lot puts the site's images as far above all others."""
+        return chance_of_order(self.own, self.others, self.own_cases, self.other_cases)
+
+    def rows_of(self, site: str) -> list[int]:
+        return [place for place, of in enumerate(self.sites) if of == site]
+
+    def chance_beside(self, site: str) -> float:
+        """The same beside the images of one other site."""
+        rows = self.rows_of(site)
+        cases = None if self.other_cases is None else self.other_cases[rows]
+        return chance_of_order(self.own, self.others[rows], self.own_cases, cases)
+
+    def place(self) -> int:
+        """The place of the true site when sites are ordered by the mean gain of their images. Number 1 is where an
+        attacker would look."""
+        means = [float(self.others[self.rows_of(site)].mean()) for site in dict.fromkeys(self.sites)]
+        return 1 + sum(mean >= float(self.own.mean()) for mean in means)
+
+
+def image_finding(seen: Seen, asked: Asked) -> Finding:
+    """Whether gains of the site's images are larger than those of other sites' images."""
+    chance, shown = asked.chance(), separation(asked.own, asked.others)
+    leak = chance <= seen.tools.level
+    because = f"images of this site {'can' if leak else 'cannot'} be told from images of the other sites: {shown}"
     title = f"{seen.where}, {NAME}\nSite: the further apart, the better one tells from which site an image comes"
-    groups = {"this site": own, "other sites": others}
-    draw = histograms("how much the update lowers an image's loss", groups, title=title)
-    evidence = {**vars(shown), "order_by_chance": chance, "place_of_site": place, "sites_compared": sites}
+    draw = histograms(MEASURED, {"this site": asked.own, "other sites": asked.others}, title=title)
+    evidence = {**vars(shown), "order_by_chance": chance}
     return Finding(NAME, THREAT, Verdict(leak, because, evidence), draw=draw, question=QUESTION)
 
 
-def place_of_own_site(own: Tensor, others: Tensor, sites: list[str]) -> tuple[int, int]:
-    """Update to site: the place of the true site when sites are ordered by the mean gain of their images, and how many
-    sites there are. Number 1 is where an attacker would look."""
-    means = [float(others[[place for place, of in enumerate(sites) if of == name]].mean()) for name in set(sites)]
-    return 1 + sum(mean >= float(own.mean()) for mean in means), 1 + len(means)
+def origin_finding(seen: Seen, asked: Asked) -> Finding:
+    """Whether the update points to its own site: images of this site gain more than those of each other site.
+
+    Every other site must be excluded, so the largest of the chances counts (an intersection-union test)."""
+    chances = {site: asked.chance_beside(site) for site in dict.fromkeys(asked.sites)}
+    nearest = max(chances, key=lambda site: chances[site])
+    place, leak = asked.place(), chances[nearest] <= seen.tools.level
+    because = (
+        f"the update {'points' if leak else 'does not point'} to the site that it comes from: by the mean gain of "
+        f"their images, this site is number {place} of {1 + len(chances)}; images of {nearest}, the nearest other, lie "
+        f"as far below by chance in {chances[nearest]:.2g} of cases"
+    )
+    theirs = asked.others[asked.rows_of(nearest)]
+    evidence: dict[str, float | int | str] = {
+        "auc": separation(asked.own, theirs).auc,
+        "order_by_chance": chances[nearest],
+        "place_of_site": place,
+        "sites_compared": 1 + len(chances),
+        "nearest_site": nearest,
+    }
+    title = f"{seen.where}, {ORIGIN}\nOrigin: the further apart, the better one tells whose update this is"
+    draw = histograms(MEASURED, {"this site": asked.own, nearest: theirs}, title=title)
+    return Finding(ORIGIN, THREAT, Verdict(leak, because, evidence), draw=draw, question=ORIGIN_QUESTION)

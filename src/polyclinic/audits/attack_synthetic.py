@@ -16,7 +16,9 @@ from polyclinic.attacks.membership.attacks import NearestSynthetic
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_coded_latents import NO_IMAGES, invert_codes, shape_of_latents
 from polyclinic.audits.attack_projection import attack_by_projection, search_in_reach
+from polyclinic.audits.planted_codes import planted_codes
 from polyclinic.audits.planted_generator import planted_leaning, planted_within_reach
+from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
@@ -48,7 +50,7 @@ class GeneratorAttack(Attack):
         if isinstance(model, NotTried) or seen.tools.assembly.study.in_latents:
             return []
         made = sample(seen, model)
-        leaning = [] if isinstance(made, NotTried) else planted_leaning(seen, truth, made)
+        leaning = [] if isinstance(made, NotTried) else planted_leaning(seen, asked_of_held_out(seen, truth), made)
         search = search_in_reach(seen, model)
         return leaning if isinstance(search, NotTried) else [*leaning, *planted_within_reach(seen, truth, search.run)]
 
@@ -62,6 +64,10 @@ class DecodingAttack(Attack):
     def attack(self, seen: Seen, truth: Truth) -> Results:
         return attack_codes(seen, truth)
 
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        model = model_of_codes(seen)
+        return [] if isinstance(model, NotTried) else planted_codes(seen, truth, model)
+
 
 class CopiesAttack(Attack):
     """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
@@ -74,7 +80,7 @@ class CopiesAttack(Attack):
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         sent = sent_images(seen)
-        return [] if sent is None else planted_leaning(seen, truth, sent)
+        return [] if sent is None else planted_leaning(seen, asked_of_held_out(seen, truth), sent)
 
 
 def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
@@ -127,17 +133,28 @@ class Coded:
 
 def decode(seen: Seen) -> Tensor | Coded | NotTried:
     """The images uint8 that the decoder that was sent makes of codes; codes of latents are returned as they are."""
-    sent = seen.companion("generator")
-    model = load_generator(seen, sent.tensors if sent else seen.received("generator"))
-    labels = seen.companion("labels")
-    if isinstance(model, NotTried) or not isinstance(model, CodedModel) or labels is None:
-        return model if isinstance(model, NotTried) else NotTried("decoding", "no decoder of these codes is known")
+    model, labels = model_of_codes(seen), seen.companion("labels")
+    if isinstance(model, NotTried) or labels is None:
+        return model if isinstance(model, NotTried) else NotTried("decoding", "codes came without their labels")
     if Capability.GENERATOR not in seen.tools.threat.granted:
         return NotTried("decoding", "the threat model does not grant generator", excluded=True)
     share = from_groups({"codes": seen.parcel.tensors, "labels": labels.tensors}, model).get(seen.site)
     if share is None:
         return NotTried("decoding", "the codes are of other sites' images")
     return Coded(model, share.codes) if seen.tools.assembly.study.in_latents else model.decode(share.codes)
+
+
+def model_of_codes(seen: Seen) -> CodedModel | NotTried:
+    """The generator that came with the codes, or that the site was sent to make them with."""
+    sent = seen.companion("generator")
+    model = load_generator(seen, sent.tensors if sent else seen.received("generator"))
+    known = isinstance(model, NotTried | CodedModel)
+    return model if known else NotTried("decoding", "no decoder of these codes is known")  # type: ignore[return-value]
+
+
+def asked_of_held_out(seen: Seen, truth: Truth) -> Truth | None:
+    """The truth of a plant that is asked about as many images as the budget has."""
+    return truth_of_held_out(truth, seen.tools.effort.candidates)
 
 
 def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:

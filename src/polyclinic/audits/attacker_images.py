@@ -75,8 +75,13 @@ def images_to_start_from(tools: Tools, site: str, truth: Truth, count: int) -> S
     own = attacker_images(tools, site, truth)
     if len(own.images) < FEWEST:
         return None
-    noise = torch.randn(count, *tools.image_shape, generator=torch_rng(tools.seed, "audit", "images to start from"))
-    return Start((own.images.mean(0) + APART * noise).clamp(0, 1), own.images, own.words)
+    return Start(start_near(own.images, count, tools.seed), own.images, own.words)
+
+
+def start_near(own: Tensor, count: int, seed: int) -> Tensor:
+    """`count` images near the mean of the attacker's own [M, C, H, W], a little different from each other."""
+    noise = torch.randn(count, *own.shape[1:], generator=torch_rng(seed, "audit", "images to start from"))
+    return (own.mean(0) + APART * noise).clamp(0, 1)
 
 
 def _other_sites(tools: Tools, site: str, most: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.copies import CopySearch
-from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
-from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
-from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.membership.attacks import LossThreshold, NearestSynthetic
 from polyclinic.attacks.near_copies import FEWEST, CopyIndex
 from polyclinic.attacks.planted_copies import WEAKEST_WORDS, weakest_copies
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.attack_near_copies import finding_of
 from polyclinic.audits.audit import write_file
+from polyclinic.audits.outside_attacks import Update, compute, invert, plant
 from polyclinic.audits.outside_images import OutsideImages, read_folder
-from polyclinic.audits.outside_update import (
-    UpdateSettings,
-    build_network,
-    fit_names,
-    read_tensors,
-)
+from polyclinic.audits.outside_update import Sent, UpdateSettings, build_network, fit_names, read_tensors
 from polyclinic.audits.power import with_doubt
-from polyclinic.audits.recovery import recovery
 from polyclinic.audits.verdicts import gravest
 from polyclinic.audits.views import Finding
 from polyclinic.errors import BadInput
 from polyclinic.extras import picture_if_possible
-from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.study.audit_settings import EFFORTS, Effort
 
@@ -84,21 +74,9 @@ def audit_images(
 # --- updates ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Update:
-    """What an attacker has of an update: the network before it, both states, and how the site trained."""
-
-    network: nn.Module
-    before: dict[str, Tensor]
-    after: dict[str, Tensor]
-    settings: UpdateSettings
-    shape: tuple[int, int, int]
-    outputs: int
-
-
 def audit_update(
     before: Path,
-    after: Path,
+    after: Path | Sent,
     model: str,
     images: Path,
     out: Path,
@@ -111,11 +89,13 @@ def audit_update(
 ) -> Json:
     """Attack the update between two files; the content of `out`/audit.json.
 
+    `after`: the weights that the site sent, or `Sent(path, "--change")` for their difference to those before.
     `images`: those that the site trained with, for scoring; `held_out`: others, to compare with.
     """
     effort = EFFORTS[budget]
     true = read_folder(images, "--images", size=settings.size, channels=settings.channels)
-    update = open_update(before, after, model, settings, true)
+    sent = after if isinstance(after, Sent) else Sent(after)
+    update = open_update(before, sent, model, settings, true)
     size, channels = true.images.shape[-1], true.images.shape[1]
     others = (
         read_folder(held_out, "--held-out", size=size, channels=channels, classes=true.classes) if held_out else None
@@ -123,7 +103,7 @@ def audit_update(
     held = others.images.float() / 255 if others else torch.zeros(0, *update.shape)
     truth = true.images.float() / 255
     rows = []
-    for attack in (_invert, _compute):
+    for attack in (invert, compute):
         row = _attacked(attack, update, truth, held, effort, out, seed, device)
         rows += [row] if row else []
     if others is not None and true.labels is not None and others.labels is not None:
@@ -132,18 +112,19 @@ def audit_update(
     return _write(out, {"audited": "update", "budget": budget, **facts}, rows)
 
 
-def open_update(before: Path, after: Path, model: str, settings: UpdateSettings, true: OutsideImages) -> Update:
+def open_update(before: Path, sent: Sent, model: str, settings: UpdateSettings, true: OutsideImages) -> Update:
     """The two files, under the names of the network that they are of."""
-    first, second = read_tensors(before, "--before"), read_tensors(after, "--after")
+    first = read_tensors(before, "--before")
     shape = (true.images.shape[1], *true.images.shape[2:])
     network = build_network(model, settings, first, shape[-1], shape[0])
-    states = [fit_names(t, network, p, f) for t, p, f in ((first, before, "--before"), (second, after, "--after"))]
-    if all(torch.equal(states[0][name], states[1][name]) for name, _ in network.named_parameters()):
-        raise BadInput("--after: holds the same weights as --before; name the weights after the site trained")
-    network.load_state_dict({**network.state_dict(), **states[0]})
+    start = fit_names(first, network, before, "--before")
+    after = sent.weights(network, start)
+    if all(torch.equal(start[name], after[name]) for name, _ in network.named_parameters()):
+        raise BadInput(f"{sent.flag}: changes nothing in the weights of --before; name what the site sent")
+    network.load_state_dict({**network.state_dict(), **start})
     with torch.no_grad():
         outputs = int(network.eval()(torch.zeros(1, *shape)).shape[1])
-    return Update(network, states[0], states[1], settings, shape, outputs)
+    return Update(network, start, after, settings, shape, outputs)
 
 
 Attack = Callable[[Update, Tensor, Tensor, Effort, int, str], Finding | None]
@@ -167,59 +148,6 @@ def _attacked(
     if update.settings.images > 1:  # what is planted is easier than what was asked
         found = replace(found, doubt="the planted leak has one image in one step, and this update has more")
     return _row(found, checks, out, time.perf_counter() - begin)
-
-
-def plant(update: Update, image: Tensor) -> Update:
-    """The update of one step of plain descent on one image [1, C, H, W], of the first class."""
-    network, lr = update.network.train(update.settings.batch_norm == "train"), update.settings.lr
-    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    network.eval()  # batch norm of one image has no statistics of its own
-    loss = nn.functional.cross_entropy(network(image), torch.zeros(len(image), dtype=torch.int64))
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    network.load_state_dict(buffers, strict=False)
-    names = [name for name, _ in network.named_parameters()]
-    moved = {n: update.before[n] - lr * g for n, g in zip(names, gradients, strict=True)}
-    changes = {"steps": 1, "batch": len(image), "batch_norm": "eval"}
-    return replace(update, after={**update.before, **moved}, settings=update.settings.model_copy(update=changes))
-
-
-def _invert(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: int, device: str) -> Finding | None:
-    settings = update.settings
-    exact = settings.optimizer == "sgd" and settings.images <= effort.images
-    batch = settings.images if exact else min(settings.images, effort.images)
-    training = LocalTraining(settings.lr)
-    if exact:
-        training = LocalTraining(settings.lr, settings.steps, settings.batch, settings.momentum, settings.weight_decay)
-    changes = {
-        "kind": "weights",
-        "iterations": effort.update_steps,
-        "total_variation": 1e-4,
-        "label": "sign" if batch == 1 else "counts",
-        "batch_norm": settings.batch_norm,
-    }
-    attack: GradientInversion = PRESETS["geiping"].model_copy(update=changes)
-    knowledge = Knowledge(update.network, update.shape, batch_size=batch, classes=update.outputs, training=training)
-    sent = {name: tensor for name, tensor in update.after.items() if name in dict(update.network.named_parameters())}
-    try:
-        found = attack.run([Parcel("weights", sent)], knowledge, seed=seed, device=device)
-    except (BadInput, ValueError) as error:
-        raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
-    result = recovery(found.images[0], truth, held, in_order=False)
-    assumed = f"{settings.images} images in {settings.steps} steps" + (
-        "" if exact else f" are taken for one plain step on {batch}"
-    )
-    return Finding(attack.name, found.threat_model, result.verdict(), [assumed], result.draw)
-
-
-def _compute(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: int, device: str) -> Finding | None:
-    """By algebra, where the network begins with a linear layer."""
-    attack = AnalyticInversion(kind="weights")
-    if not attack.fits(update.network, update.shape):
-        return None
-    moved = {name: (update.before[name] - update.after[name])[None] for name, _ in update.network.named_parameters()}
-    found = attack.run(moved, update.network, update.shape)
-    result = recovery(found.inputs.reshape(1, *update.shape), truth, held, in_order=False)
-    return Finding(attack.name, str(attack), result.verdict(), draw=result.draw)
 
 
 def _membership(update: Update, true: OutsideImages, others: OutsideImages, out: Path) -> Json:

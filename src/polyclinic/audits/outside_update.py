@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,21 @@ class UpdateSettings(Settings):
     @property
     def images(self) -> int:
         return self.steps * self.batch
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A file that a site sent: weights (`--after`), or their difference to the weights before (`--change`)."""
+
+    path: Path
+    flag: Literal["--after", "--change"] = "--after"
+
+    def weights(self, network: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights after the site trained."""
+        found = fit_names(read_tensors(self.path, self.flag), network, self.path, self.flag)
+        if self.flag == "--after":
+            return found
+        return {name: before[name] + tensor for name, tensor in found.items() if name in before}
 
 
 def parse_settings(text: str) -> UpdateSettings:

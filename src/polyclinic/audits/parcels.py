@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ class AuditedParcel:
     parts: Mapping[str, Release]
     number: int
     others: tuple[Release, ...] = ()  #: further kept releases of the same operation by the same site
+    peers: Mapping[str, Release] = field(default_factory=dict)  #: of other sites, of the same operation and round
 
     @property
     def site(self) -> str:
@@ -75,7 +76,7 @@ class AuditedParcel:
     def seen(self, tools: Tools) -> Seen:
         if len(self.parts) == 1:
             seen = Seen.of(self.site, self.release, self.number, tools)
-            return replace(seen, more=lambda: self._more(tools))
+            return replace(seen, more=lambda: self._more(tools), peers=lambda: self._peers(tools))
         mean = mean_parcel([release.parcels[self.number] for release in self.parts.values()])
         release = self.release
         return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
@@ -93,6 +94,11 @@ class AuditedParcel:
         """The same parcel of the other releases."""
         alike = [other for other in self.others if other.kinds[self.number : self.number + 1] == [self.parcel.kind]]
         return tuple(Seen.of(self.site, other, self.number, tools) for other in alike)
+
+    def _peers(self, tools: Tools) -> tuple[Seen, ...]:
+        """The same parcel of the other sites."""
+        alike = {site: one for site, one in self.peers.items() if one.kinds == self.release.kinds}
+        return tuple(Seen.of(site, release, self.number, tools) for site, release in alike.items())
 
     def truth(self, tools: Tools) -> Truth:
         if self.parcel.kind == "metrics":
@@ -174,7 +180,8 @@ def parcels_to_audit(
             check_against_ledger(site, release, lines.get(site, []))
         parcels = next(iter(group.values())).parcels
         others = () if summed else other_releases(wanted, group, lines)
-        found += [AuditedParcel(group, n, others) for n, p in enumerate(parcels) if _is_wanted(p, kinds, summed)]
+        peers = {} if summed else releases_at_once(kept, group, lines)
+        found += [AuditedParcel(group, n, others, peers) for n, p in enumerate(parcels) if _is_wanted(p, kinds, summed)]
     if not found:
         raise BadInput(_no_parcels(wanted, kinds))
     return sorted(found, key=lambda audited: audited.parcel.kind in SUM_KINDS)  # what may show images comes first
@@ -187,6 +194,21 @@ def other_releases(kept: Kept, group: Mapping[str, Release], lines: LedgerLines)
     for one in found:
         check_against_ledger(site, one, lines.get(site, []))
     return tuple(found)
+
+
+def releases_at_once(kept: Kept, group: Mapping[str, Release], lines: LedgerLines) -> dict[str, Release]:
+    """What other sites kept of the same operation, round and step, held against their ledgers as well."""
+    ((site, release),) = group.items()
+    when = (release.operation, release.round, release.step)
+    found = {
+        name: one
+        for name, of_site in kept.items()
+        for one in of_site
+        if name != site and (one.operation, one.round, one.step) == when
+    }
+    for name, one in found.items():
+        check_against_ledger(name, one, lines.get(name, []))
+    return found
 
 
 def _is_wanted(parcel: Parcel, kinds: tuple[str, ...], summed: bool) -> bool:

@@ -31,11 +31,11 @@ STEPS = 20  #: shares of the way into the generator's reach that are tried
 Project = Callable[[Tensor, Tensor], Projected]
 
 
-def planted_leaning(seen: Seen, truth: Truth, made: Tensor) -> list[Planted]:
-    """The images that were made, each mixed with a held-out image, as little as gives the goal."""
+def planted_leaning(seen: Seen, other: Truth | None, made: Tensor) -> list[Planted]:
+    """The images that were made, each mixed with an image that is to be remembered (a training image of `other`), as
+    little as gives the goal."""
     tools = seen.tools
     count = tools.effort.candidates
-    other = truth_of_held_out(truth, count)
     if other is None or not len(made):
         return []
     members, others = other.members(count)[0], other.held_out(count)[0]

@@ -27,6 +27,18 @@ def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
     return Truth([torch.arange(count)], data, truth.seed)
 
 
+def truth_of_asked(truth: Truth, count: int) -> Truth | None:
+    """A site whose training images are every second one of the held-out images that an attack with so many candidates
+    asks about; None where there are too few."""
+    together = _join(truth.data.validation, truth.data.test)
+    chosen = truth.chosen_of_held_out(count)
+    if len(chosen) < 2 * FEWEST:
+        return None
+    planted, rest = rows_of(together, chosen[::2]), rows_of(together, chosen[1::2])
+    data = SiteData(truth.data.name, planted, rest, rows_of(together, chosen[:0]))
+    return Truth([torch.arange(len(planted))], data, truth.seed)
+
+
 def _join(first: ImageSet, second: ImageSet) -> ImageSet:
     names = [one.name for one in fields(ImageSet) if getattr(first, one.name) is not None]
     return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})

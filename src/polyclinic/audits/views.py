@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,16 @@ from polyclinic.models import Backbone
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study.audit_settings import Effort
+
+
+class PoolScores(NamedTuple):
+    """What reference models [S] say of the images of a pool [S, N], which of them saw each, bool [S, N], and the place
+    of each image by its pixels."""
+
+    scores: Tensor
+    inside: Tensor
+    place: dict[str, int]
+
 
 #: what a part has beside its images
 What = Literal["labels", "masks"]
@@ -41,6 +51,8 @@ class Tools:
     level: float = 0.001  #: p at or below which a test counts: the audit's 1 %, divided by its number of tests
     planted: dict[tuple[str, ...], list[Planted]] = field(default_factory=dict, compare=False, repr=False)
     #: leaks that several attacks look for, by name, site and digest of the parcel: planted once
+    references: dict[tuple[str, ...], PoolScores] = field(default_factory=dict, compare=False, repr=False)
+    #: what reference generators said of a pool of images, by site and round: trained once for a parcel and its plants
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -75,6 +87,7 @@ class Seen:
     sites: int = 1
     split: str = ""  #: the images that were scored, where scores are told
     more: Callable[[], tuple[Seen, ...]] = tuple  #: what else the site released by this operation, and the audit has
+    peers: Callable[[], tuple[Seen, ...]] = tuple  #: what other sites released at the same time by this operation
 
     @classmethod
     def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:
@@ -150,8 +163,12 @@ class Truth:
         """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
         parts = (self.data.validation, self.data.test)
         images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", what))
-        chosen = self._subset(len(images), count, "held out")
+        chosen = self.chosen_of_held_out(count)
         return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
+
+    def chosen_of_held_out(self, count: int) -> np.ndarray:
+        """Places, among validation and then test images, of the ones that `held_out` draws."""
+        return self._subset(len(self.data.validation) + len(self.data.test), count, "held out")
 
     @cached_property
     def has_cases(self) -> bool:

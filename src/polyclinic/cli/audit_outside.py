@@ -30,7 +30,8 @@ app.command("default", hidden=True)(audit)
 @app.command()
 def update(
     before: Path = typer.Option(..., help="Weights before the site trained: safetensors, npz or a torch file."),
-    after: Path = typer.Option(..., help="Weights that the site sent."),
+    after: Path | None = typer.Option(None, help="Weights that the site sent."),
+    change: Path | None = typer.Option(None, help="Instead of --after: the difference of weights that the site sent."),
     model: str = typer.Option(..., help="A backbone by name, or any network as package.module:callable."),
     images: Path = typer.Option(..., help="The images that the site trained with; sub-folders are classes."),
     settings: str = typer.Option(..., help="How it trained, such as lr=0.1,steps=1,batch=8,optimizer=sgd."),
@@ -42,12 +43,15 @@ def update(
 ) -> None:
     """Attack an update that Flower, NVFlare, FL4Health, MONAI or plain PyTorch saved: can images be recovered?"""
     from polyclinic.audits.outside import audit_update
-    from polyclinic.audits.outside_update import parse_settings
+    from polyclinic.audits.outside_update import Sent, parse_settings
 
     _check_budget(budget)
+    if (after is None) == (change is None):
+        raise BadInput("--after: name the weights that the site sent, or with --change the difference; one of the two")
     known = parse_settings(settings)
     options: dict[str, Any] = {"settings": known, "held_out": held_out, "budget": budget, "device": device}
-    _show(audit_update(before, after, model, images, out, **options), out, as_json)
+    sent = Sent(after, "--after") if after else Sent(change, "--change")  # type: ignore[arg-type]
+    _show(audit_update(before, sent, model, images, out, **options), out, as_json)
 
 
 @app.command()
@@ -77,16 +81,18 @@ def _show(report: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report))
         return
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{report['audited']}: {report['verdict']}", show_lines=True)
-    for column in ("question", "attack", "verdict", "seconds", "why"):
-        table.add_column(column, overflow="fold")
+    table = Table(title=f"{report['audited']}: {report['verdict']}", box=box.SIMPLE_HEAD)
+    for column in ("question", "attack", "verdict", "seconds"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold")
     for row in report["findings"]:
         power = " ".join(f"Planted: {c['words']}: {'found' if c['found'] else 'missed'}." for c in row["power"])
         why = f"{row['words']} {row['doubt']} {power}".strip()
-        table.add_row(row["question"], row["attack"], row["verdict"], f"{row['seconds']:.0f}", why)
+        table.add_row(row["question"], row["attack"], row["verdict"], f"{row['seconds']:.0f}", why, end_section=True)
     Console().print(table)
     for row in report["findings"]:
         if row["picture"]:

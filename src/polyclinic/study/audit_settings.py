@@ -71,6 +71,7 @@ class Effort:
     projection_steps: int
     candidates: int
     references: int = 4  #: reference models of membership inference, each a training of its own
+    generator_steps: int = 100  #: of a reference generator, at most
     minutes: float = 0  #: attacks that would begin later are not tried; 0: as long as it takes
 
 
@@ -96,6 +97,7 @@ EFFORTS = {
         projection_steps=200,
         candidates=500,
         references=8,
+        generator_steps=1000,
         minutes=120,
     ),
     "thorough": Effort(
@@ -108,5 +110,6 @@ EFFORTS = {
         projection_steps=1000,
         candidates=2000,
         references=16,
+        generator_steps=5000,
     ),
 }

@@ -38,7 +38,8 @@ def test_the_inverse_of_max_pooling_improves_on_the_decoder_it_starts_from():
     images, public = pictures(2, 12, 1), pictures(6, 12, 2)
     front = crafting.input_of(crafted, "fc1")
     inputs = front(images).detach()
-    start, found = crafting._decode(front, inputs, public), crafting.invert_front(front, inputs, public)
+    start = crafting._decoder(crafting.values_of(front, public), public)(inputs)
+    found = crafting.invert_front(front, inputs, public)
     assert float(psnr(found, images).min()) > 30 > float(psnr(start, images).max())
 
 
@@ -70,3 +71,18 @@ def test_a_network_without_a_layer_that_sees_places_is_named(backbone):
 def test_a_network_without_relu_or_tanh_is_named():
     with pytest.raises(BadInput, match="neither ReLU nor tanh"):
         crafting.activation(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_many_images_are_inverted_a_few_at_a_time(monkeypatch):
+    """Memory must not grow with the number of images; what comes back is the same up to rounding."""
+    crafted = crafting.open_front(network("cnn-32-64-128", 12))
+    images, public = pictures(5, 12, 1), pictures(6, 12, 2)
+    front = crafting.input_of(crafted, "fc1")
+    inputs = front(images).detach()
+    whole = crafting.invert_front(front, inputs, public)
+    monkeypatch.setattr(crafting, "AT_ONCE", 2)
+    most: list[int] = []
+    watched = lambda some: most.append(len(some)) or front(some)  # noqa: E731
+    pieces = crafting.invert_front(watched, inputs, public)
+    assert max(most) <= 2
+    assert float((whole - pieces).abs().mean()) < 0.02

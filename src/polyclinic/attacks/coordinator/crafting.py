@@ -25,6 +25,7 @@ LINEARISATIONS = 8
 CG_STEPS = 12
 RIDGE = 1e-6
 ENOUGH = 1e-5  #: of the inputs' length: a front that is linear needs no further step
+AT_ONCE = 32  #: images that go through a front at a time, so that memory does not grow with their number
 
 
 class CoordinatorAttack(AttackSettings):
@@ -137,13 +138,24 @@ def _mix(weight: Tensor, bias: Tensor, rng: torch.Generator) -> None:
     bias.copy_(-drawn.clamp(max=0).sum((1, 2, 3)))
 
 
+@torch.no_grad()
+def values_of(front: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """What `front` makes of images [N, C, H, W], [N, F], a few at a time."""
+    return torch.cat([front(some) for some in images.split(AT_ONCE)])
+
+
 def invert_front(front: Callable[[Tensor], Tensor], inputs: Tensor, public: Tensor) -> Tensor:
     """Images [N, C, H, W] in [0, 1] whose `front` is nearest to `inputs` [N, F], by Gauss-Newton steps.
 
     They start from what a linear decoder makes of the inputs, fitted to the attacker's own images `public`
     [M, C, H, W]: it fills in what the front does not tell.
     """
-    images = _decode(front, inputs, public)
+    decode = _decoder(values_of(front, public), public)
+    return torch.cat([_gauss_newton(front, some, decode(some)) for some in inputs.split(AT_ONCE)])
+
+
+def _gauss_newton(front: Callable[[Tensor], Tensor], inputs: Tensor, images: Tensor) -> Tensor:
+    """Images nearer to `inputs` than those that the search starts from."""
     for _ in range(LINEARISATIONS):
         values, pull_back = torch.func.vjp(front, images)  # type: ignore[misc]
         values = values.detach()
@@ -159,15 +171,20 @@ def invert_front(front: Callable[[Tensor], Tensor], inputs: Tensor, public: Tens
 
 
 @torch.no_grad()
-def _decode(front: Callable[[Tensor], Tensor], inputs: Tensor, public: Tensor) -> Tensor:
-    """Ridge regression from what `front` gives to images, in its dual form: a system of M equations."""
-    known = front(public)
+def _decoder(known: Tensor, public: Tensor) -> Callable[[Tensor], Tensor]:
+    """Ridge regression from what a front gives, [M, F] for the images `public`, to images; in its dual form, which is a
+    system of M equations."""
     mean, mean_image = known.mean(0), public.mean(0)
-    products = (known - mean) @ (known - mean).T
+    centred = known - mean
+    products = centred @ centred.T
     products += 1e-3 * products.diagonal().mean() * torch.eye(len(known)).to(products)
-    weights = torch.linalg.solve(products, (known - mean) @ (inputs - mean).T)  # [M, N]
-    change = weights.T @ (public - mean_image).flatten(1)
-    return (mean_image + change.unflatten(1, mean_image.shape)).clamp(0, 1)
+
+    def decode(inputs: Tensor) -> Tensor:
+        weights = torch.linalg.solve(products, centred @ (inputs - mean).T)  # [M, N]
+        change = weights.T @ (public - mean_image).flatten(1)
+        return (mean_image + change.unflatten(1, mean_image.shape)).clamp(0, 1)
+
+    return torch.no_grad()(decode)
 
 
 def _conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from polyclinic.attacks.coordinator.crafting import (
     invert_front,
     linear_layers,
     open_front,
+    values_of,
     without_repeats,
 )
 from polyclinic.errors import BadInput
@@ -75,7 +76,7 @@ def imprint(
         raise BadInput("attack: bins need two rows or more, and two images or more of the attacker's own")
     crafted = open_front(model)
     name, layer = dense_layer(crafted)
-    inputs = input_of(crafted, name)(public)
+    inputs = values_of(input_of(crafted, name), public)
     direction = torch.ones(layer.in_features) if direction is None else direction
     direction = (direction / direction.norm()).to(inputs)
     measured = inputs @ direction

@@ -22,6 +22,7 @@ from polyclinic.attacks.coordinator.crafting import (
     inputs_of_rows,
     invert_front,
     open_front,
+    values_of,
     without_repeats,
 )
 from polyclinic.errors import BadInput
@@ -53,7 +54,7 @@ class TrapWeights(CoordinatorAttack):
         rng = torch_rng(self.seed, "trap weights")
         size = torch.randn(rows, width, generator=rng).abs() / width**0.5
         negative = torch.rand(rows, width, generator=rng).argsort(1) < width // 2
-        inputs = input_of(crafted, name)(public)
+        inputs = values_of(input_of(crafted, name), public)
         down, up = inputs @ (size * negative).T, inputs @ (size * ~negative).T
         # alive is: shorter * up > down
         shorter = torch.quantile(down / up.clamp(min=1e-12), self.alive, dim=0)

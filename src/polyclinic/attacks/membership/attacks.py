@@ -108,6 +108,24 @@ class NearestSynthetic(MembershipAttack):
         return self._result(scores, len(members), distance.name)
 
 
+class ReferenceGenerators(MembershipAttack):
+    """What an attacker of a generator needs who trains reference generators; the audit's `reference-generators`."""
+
+    name: Literal["reference-generators"] = "reference-generators"
+    count: int = Field(4, ge=4, multiple_of=2, description="reference generators; each takes a training of its own")
+
+    reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        asked = {Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
+        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.SIMILAR_IMAGES, *asked})
+
+    @property
+    def assumptions(self) -> str:
+        return "reference generators are trained on halves of all candidates; a member lies closer than they explain"
+
+
 class LabelledMembershipAttack(MembershipAttack):
     """Scores come from a network that sees candidates with their labels."""
 

@@ -18,6 +18,7 @@ from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import seed_of, torch_rng
 
 AT_ONCE = 128
+TINY = 1e-12  #: a distance below which images are the same
 
 #: images [N, C, H, W] in [0, 1] and labels [N] to a number for each, [N]
 Scorer = Callable[[Tensor, Tensor], Tensor]
@@ -48,6 +49,13 @@ def nearest_synthetic_scores(
     if reference is None:
         return -near
     return nearest(images, reference, distance, turn=turn, device=device).distance - near
+
+
+def nearness_scores(synthetic: Images, images: Images, distance: Distance, *, device: str = "cpu") -> Tensor:
+    """The log likelihood of images [N] under a generator, up to a factor and a constant: by the nearest of the images
+    that it made (the nearest-neighbour estimate of a density)."""
+    near = nearest(images, synthetic, distance, turn=True, device=device).distance
+    return -near.double().clamp(min=TINY).log()
 
 
 def loss_scores(loss: Scorer, images: Images, labels: Tensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""The table of an audit fits into 80 columns and one screen, and breaks no word."""
+
+from __future__ import annotations
+
+import re
+
+from rich.console import Console
+
+from polyclinic.cli.audit_table import coordinator_table, shorten, threat_table, verdict_table
+
+WHY = (
+    "this budget does not find a planted leak either (an update of one step on held-out images, without noise: half of "
+    "each step is by one, half by 7); try a larger one"
+)
+QUESTIONS = ("images", "membership", "site", "origin")
+
+
+def question(verdict: str) -> dict:
+    return {"verdict": verdict, "attacks": ["loss-threshold", "rmia"], "seconds": 3.0, "why": WHY}
+
+
+REPORT = {
+    "method": "fedavg-replay",
+    "budget": "quick",
+    "verdicts": {
+        "synthetic-images": {
+            "left": 4, "attacked": 1, "questions": {name: question("not tested") for name in ("copies", "membership")},
+        },
+        "weights": {"left": 40, "attacked": 2, "questions": {name: question("withstood") for name in QUESTIONS}},
+        "labels": {"left": 2, "verdict": "leaks", "words": "labels of single images left the site as they are"},
+    },
+    "threat_table": [["follows the rules", "yes, and is curious"], ["holds", "gradients, weights, latents " * 6]],
+}  # fmt: skip
+COORDINATOR = {
+    "verdict": "withstood",
+    "why": "crafted-sum, imprint get images back without the incoming check, and are stopped with it",
+    "rows": [
+        {"attack": "honest weights", "checked": True, "stopped": False, "identified": 0, "of": 64, "by_chance": 0,
+         "psnr": None},
+    ],
+}  # fmt: skip
+
+
+def printed(table, width: int = 80) -> list[str]:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    return console.export_text().splitlines()
+
+
+def test_the_table_fits_a_screen_of_80_columns_without_broken_words():
+    lines = printed(verdict_table(REPORT))
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 36
+    words = " ".join(lines).split()
+    for name in ("synthetic-images", "membership", "origin", "withstood", "tested", "planted"):
+        assert name in words
+    known = set(re.findall(r"[\w-]+", f"{REPORT} kind attacked question why what the parcels give away"))
+    assert set(re.findall(r"[\w-]{3,}", " ".join(lines))) <= known
+
+
+def test_a_wide_terminal_shows_whole_sentences():
+    assert any("try a larger one" in line for line in printed(verdict_table(REPORT, 240), 240))
+
+
+def test_the_other_tables_fit_as_well():
+    for table in (threat_table(REPORT), coordinator_table(COORDINATOR)):
+        assert max(map(len, printed(table))) <= 80
+    assert "honest weights" in " ".join(printed(coordinator_table(COORDINATOR)))
+
+
+def test_long_sentences_end_at_a_word():
+    assert shorten("one two three four", 12) == "one two ..."
+    assert shorten("one two", 12) == "one two"
