@@ -100,9 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five steps of each search")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--networks", nargs="+", default=["lenet5", "small-cnn"], help="only these networks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    made = [row for case in CASES for row in rows(*case[:2], 5 if options.quick else case[2], *case[3:])]
+    cases = [case for case in CASES if case[0] in options.networks]
+    made = [row for case in cases for row in rows(*case[:2], 5 if options.quick else case[2], *case[3:])]
     figures = {"benchmark": "attack_priors", "quick": options.quick, "rows": made}
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -88,3 +88,19 @@ def test_what_does_not_fit_is_refused():
         PairedDecoder().run(torch.zeros(2, 3, 4, 4), own, torch.zeros(4, 5, 4, 4))
     with pytest.raises(BadInput, match="an encoder makes maps of 8 x 8"):
         SurrogateDecoder().run(torch.rand(8, 3, 4, 4), own, encoders=[encoder()])
+
+
+def test_a_training_that_broke_is_tried_again_more_slowly(monkeypatch):
+    """Latents from which nothing was learnt look like latents that tell nothing, which would reassure falsely."""
+    rates: list[float] = []
+
+    def train_at(self, lr, sets, images, seed, device):
+        rates.append(lr)
+        broken = nn.Sequential(nn.Flatten(), nn.Linear(4, 4)).requires_grad_(False)
+        broken[1].weight.fill_(torch.nan if len(rates) == 1 else 0.0 if len(rates) == 2 else 1.0)
+        return broken
+
+    monkeypatch.setattr(PairedDecoder, "_train_at", train_at)
+    maps = torch.rand(6, 1, 2, 2, generator=torch_rng("broken decoder"))
+    PairedDecoder(lr=0.5)._train([maps], torch.rand(6, 1, 2, 2), 0, "cpu")
+    assert rates == [0.5, 0.1, 0.02]

@@ -32,6 +32,9 @@ from polyclinic.optimizers import Adam
 from polyclinic.progress import tell
 from polyclinic.randomness import seed_of, torch_rng
 
+SLOWER = (1, 5, 25)  #: what the learning rate is divided by, one after the other
+TRIED = 64  #: images by which a decoder is judged
+FLAT = 0.01  #: of the images' own deviation: a decoder that makes the same image of all latents has not learnt
 #: the decoder that was trained last, by what it was made of
 _LAST: dict[str, nn.Module] = {}
 
@@ -77,20 +80,38 @@ class _DecoderSettings(AttackSettings):
         return _LAST[made_of]
 
     def _train(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
-        """A decoder that has learnt the images from their latents, a batch of one set in each step."""
+        """A decoder that has learnt the images from their latents; a smaller rate is tried where one learns nothing: a
+        training that broke must not look like latents that tell nothing."""
+        for slower in SLOWER:
+            decoder = self._train_at(self.lr / slower, sets, images, seed, device)
+            if _tells_images_apart(decoder, sets[0], images.float(), device):
+                break
+        return decoder
+
+    def _train_at(self, lr: float, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
+        """One training, with a batch of one set in each step."""
         decoder = _build_decoder(sets[0].shape[1:], tuple(images.shape[1:]), self.width, seed).to(device)
-        optimizer = Adam(decoder.parameters(), self.lr)
+        optimizer = Adam(decoder.parameters(), lr)
         rng = torch_rng(seed, "latent decoder", "batches")
         there = [latents.float().to(device) for latents in sets]
         wanted = images.float().to(device)
         for step in range(self.steps):
-            optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+            optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
             rows = torch.randint(len(images), (self.batch_size,), generator=rng).to(device)
             optimizer.zero_grad()
             F.l1_loss(decoder(there[step % len(there)][rows]), wanted[rows]).backward()
             optimizer.step()
             tell("decoder of latents", step + 1, self.steps)
         return decoder.eval()
+
+
+@torch.no_grad()
+def _tells_images_apart(decoder: nn.Module, latents: Tensor, images: Tensor, device: str) -> bool:
+    """Whether a decoder makes different images of different latents, and not the same one of all."""
+    some = slice(0, TRIED)
+    made = decoder(latents[some].float().to(device)).cpu()
+    flat = float(made.std(0).mean()) < FLAT * float(images[some].std(0).mean())
+    return bool(made.isfinite().all()) and not flat
 
 
 class PairedDecoder(_DecoderSettings):

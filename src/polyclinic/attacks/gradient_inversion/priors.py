@@ -35,6 +35,10 @@ class Prior(Protocol):
         """The same for some of the targets only."""
         ...
 
+    def to(self, device: str, dtype: torch.dtype) -> Prior:
+        """The same on a device, with such numbers: a CUDA graph can copy nothing from the CPU in each step."""
+        ...
+
 
 @dataclass(frozen=True)
 class GaussianPrior:
@@ -60,15 +64,18 @@ class GaussianPrior:
 
     def __call__(self, images: Tensor) -> Tensor:
         """About 1 or less for images like the public ones, larger for others: the mean square in deviations."""
-        mean, axes, variances = (part.to(images) for part in (self.mean, self.axes, self.variances))
-        rows = images.flatten(2) - mean
-        along = rows @ axes.T
-        inside = (along.square() / (variances + self.rest)).sum(-1)
+        rows = images.flatten(2) - self.mean
+        along = rows @ self.axes.T
+        inside = (along.square() / (self.variances + self.rest)).sum(-1)
         outside = (rows.square().sum(-1) - along.square().sum(-1)).clamp(min=0) / self.rest
         return ((inside + outside) / rows.shape[-1]).mean(1)
 
     def select_rows(self, rows: Tensor) -> GaussianPrior:
         return self
+
+    def to(self, device: str, dtype: torch.dtype) -> GaussianPrior:
+        mean, axes, variances = (part.to(device, dtype) for part in (self.mean, self.axes, self.variances))
+        return GaussianPrior(mean, axes, variances, self.rest)
 
 
 class BatchNormPrior:
@@ -79,7 +86,6 @@ class BatchNormPrior:
 
     def __call__(self, images: Tensor) -> Tensor:
         """How far the images' own statistics are from those, in units of the layer's variance."""
-        self.model.to(images)
         return torch.stack([self._of_target(some, row) for row, some in enumerate(images)])
 
     def _of_target(self, images: Tensor, row: int) -> Tensor:
@@ -100,13 +106,17 @@ class BatchNormPrior:
     @staticmethod
     def _distance(values: Tensor, means: Tensor, variances: Tensor, row: int) -> Tensor:
         over = [dim for dim in range(values.dim()) if dim != 1]
-        mean, variance = means[row].to(values), variances[row].to(values).clamp(min=LEAST)
+        mean, variance = means[row], variances[row].clamp(min=LEAST)
         apart = (values.mean(over) - mean).square() / variance
         return (apart + (values.var(over, correction=0) / variance - 1).square()).mean()
 
     def select_rows(self, rows: Tensor) -> BatchNormPrior:
-        chosen = {name: (means[rows.cpu()], spread[rows.cpu()]) for name, (means, spread) in self.statistics.items()}
+        chosen = {name: (means[rows], spread[rows]) for name, (means, spread) in self.statistics.items()}
         return BatchNormPrior(self.model, chosen)
+
+    def to(self, device: str, dtype: torch.dtype) -> BatchNormPrior:
+        there = {name: (one.to(device, dtype), two.to(device, dtype)) for name, (one, two) in self.statistics.items()}
+        return BatchNormPrior(self.model.to(device, dtype), there)
 
 
 def _by_batches(model: nn.Module) -> nn.Module:

@@ -145,7 +145,9 @@ class Inversion:
     def _priors(self) -> list[tuple[float, Prior]]:
         settings, known = self.settings, self.knowledge
         pairs = ((settings.image_prior, known.image_prior), (settings.batch_norm_prior, known.batch_norm_prior))
-        return [(weight, prior) for weight, prior in pairs if weight and prior is not None]
+        return [
+            (weight, prior.to(self.device, settings.dtype)) for weight, prior in pairs if weight and prior is not None
+        ]
 
     def _search(
         self, objective: Objective | JoinedObjective, parcels: Sequence[Parcel], rows: range
