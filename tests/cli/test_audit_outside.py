@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from polyclinic.attacks.planted_copies import shift
+from polyclinic.audits.outside_images import OutsideImages, share_classes
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
+from polyclinic.errors import BadInput
 from polyclinic.models import build
 from polyclinic.randomness import torch_rng
 from polyclinic.study import audit_settings
@@ -137,6 +139,16 @@ def test_bad_input_of_an_update_is_named(run, update, tmp_path, changes, words):
     assert found.exit_code == 2, found.output
     assert words in found.output.replace("\n", " ")
     assert not (tmp_path / "out" / "audit.json").exists()
+
+
+def test_a_site_may_have_images_of_one_class_only(chests):
+    one = OutsideImages(chests[:2], torch.tensor([0, 0]), ("ill",))
+    both = OutsideImages(chests[:3], torch.tensor([0, 1, 1]), ("healthy", "ill"))
+    first, second = share_classes(one, both, 2)
+    assert (first.labels.tolist(), second.labels.tolist()) == ([1, 1], [0, 1, 1])
+    other = OutsideImages(chests[:2], torch.tensor([0, 0]), ("Ill",))
+    with pytest.raises(BadInput, match=r"name 3 classes \(Ill, healthy, ill\), and the network has 2 outputs"):
+        share_classes(other, both, 2)
 
 
 def test_a_pickled_object_is_refused(run, update, tmp_path):

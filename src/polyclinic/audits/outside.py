@@ -24,7 +24,7 @@ from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.attack_near_copies import finding_of
 from polyclinic.audits.audit import write_file
 from polyclinic.audits.outside_attacks import Update, compute, invert, plant
-from polyclinic.audits.outside_images import OutsideImages, read_folder
+from polyclinic.audits.outside_images import OutsideImages, read_folder, share_classes
 from polyclinic.audits.outside_update import Sent, UpdateSettings, build_network, fit_names, read_tensors
 from polyclinic.audits.power import with_doubt
 from polyclinic.audits.verdicts import gravest
@@ -97,9 +97,9 @@ def audit_update(
     sent = after if isinstance(after, Sent) else Sent(after)
     update = open_update(before, sent, model, settings, true)
     size, channels = true.images.shape[-1], true.images.shape[1]
-    others = (
-        read_folder(held_out, "--held-out", size=size, channels=channels, classes=true.classes) if held_out else None
-    )
+    others = read_folder(held_out, "--held-out", size=size, channels=channels) if held_out else None
+    if others is not None and true.labels is not None and others.labels is not None:
+        true, others = share_classes(true, others, update.outputs)
     held = others.images.float() / 255 if others else torch.zeros(0, *update.shape)
     truth = true.images.float() / 255
     rows = []

@@ -27,14 +27,27 @@ class OutsideImages:
     def __len__(self) -> int:
         return len(self.images)
 
+    def with_classes(self, classes: tuple[str, ...]) -> OutsideImages:
+        """The same with labels that count in a longer list of classes."""
+        if self.labels is None:
+            return self
+        places = torch.tensor([classes.index(name) for name in self.classes])
+        return OutsideImages(self.images, places[self.labels], classes)
 
-def read_folder(
-    folder: Path, flag: str, *, size: int | None = None, channels: int | None = None, classes: tuple[str, ...] = ()
-) -> OutsideImages:
-    """All images below a folder, in the order of their names. Without a size, that of the first image, as a square.
 
-    `classes`: names that the labels must have, where another folder has set them.
-    """
+def share_classes(first: OutsideImages, second: OutsideImages, outputs: int) -> tuple[OutsideImages, OutsideImages]:
+    """Both with the classes of either, in the order of their names: a site may have images of one class only."""
+    classes = tuple(sorted({*first.classes, *second.classes}))
+    if len(classes) > outputs:
+        raise BadInput(
+            f"--held-out: the folders of both sets name {len(classes)} classes ({', '.join(classes)}), and the network "
+            f"has {outputs} outputs; give folders of one class the same name"
+        )
+    return first.with_classes(classes), second.with_classes(classes)
+
+
+def read_folder(folder: Path, flag: str, *, size: int | None = None, channels: int | None = None) -> OutsideImages:
+    """All images below a folder, in the order of their names. Without a size, that of the first image, as a square."""
     if not folder.is_dir():
         raise BadInput(f"{flag}: '{folder}' is no folder; name a folder with images")
     files = sorted(file for file in folder.rglob("*") if file.is_file() and is_image_name(file))
@@ -52,14 +65,8 @@ def read_folder(
     found = tuple(sorted(set(names)))
     if "" in found:
         return OutsideImages(torch.from_numpy(images), None, ())
-    return OutsideImages(torch.from_numpy(images), _labels(names, classes or found, flag), classes or found)
-
-
-def _labels(names: list[str], classes: tuple[str, ...], flag: str) -> Tensor:
-    for name in names:
-        if name not in classes:
-            raise BadInput(f"{flag}: the class '{name}' is not among {', '.join(classes)}; rename its folder")
-    return torch.tensor([classes.index(name) for name in names])
+    labels = torch.tensor([found.index(name) for name in names])
+    return OutsideImages(torch.from_numpy(images), labels, found)
 
 
 def _read(file: Path, flag: str) -> np.ndarray:
