@@ -35,6 +35,7 @@ from polyclinic.metrics.perceptual import Pixels
 from polyclinic.study.audit_settings import EFFORTS, Effort
 
 Json = dict[str, Any]
+FEWEST_MEMBERS = 8  #: images of either kind, below which nobody can tell members
 
 
 # --- images -------------------------------------------------------------------------------------------
@@ -106,8 +107,9 @@ def audit_update(
     for attack in (invert, compute):
         row = _attacked(attack, update, truth, held, effort, out, seed, device)
         rows += [row] if row else []
-    if others is not None and true.labels is not None and others.labels is not None:
-        rows.append(_membership(update, true, others, out))
+    labelled = others is not None and true.labels is not None and others.labels is not None
+    if labelled and min(len(true), len(others)) >= FEWEST_MEMBERS:  # type: ignore[arg-type]
+        rows.append(_membership(update, true, others, out))  # type: ignore[arg-type]
     facts = {"model": model, "images": len(true), "held_out": len(held), "settings": settings.model_dump()}
     return _write(out, {"audited": "update", "budget": budget, **facts}, rows)
 
