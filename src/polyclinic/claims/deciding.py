@@ -214,7 +214,6 @@ GRADIENTS = (
         "Is it the kernel? With one exponential for each layer, lambda² = 50 gives worse images than 200.",
         higher("200", "50", "ssim"),
         {str(value): gaussian(value, "TG", kernel="per-layer") for value in (50, 200)},
-        quick=("method.rounds=3",),
     ),
     _why(
         "lambda-smaller",
@@ -222,7 +221,6 @@ GRADIENTS = (
         "Is it the size of the gradients? A lambda² of 5 gives worse images than 200.",
         higher("200", "5", "ssim"),
         {str(value): gaussian(value, "TG") for value in (5, 200)},
-        quick=("method.rounds=3",),
     ),
     _why(
         "lambda-scaled",
@@ -233,7 +231,6 @@ GRADIENTS = (
             str(value): attack("gaussian", "TG", variance=value, kernel="whole-gradient", scaled="true")
             for value in (50, 200)
         },
-        quick=("method.rounds=3",),
     ),
 )
 

@@ -118,7 +118,6 @@ CLAIMS = (
             *(Number(label, "ssim", mean) for label, (_, mean, _) in TABLE_1.items()),
             *(Number(label, "failed", mean) for label, (_, _, mean) in TABLE_1.items()),
         ),
-        quick=("method.rounds=10",),
     ),
     _claim(
         "table2-rate",

@@ -161,7 +161,9 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     spent = sum(found["minutes"].get(name, 0) for name in ("runs", "audits"))
     where = f"({found['date']}, {found['machine']}, commit {found['commit'][:10]}{given}; {spent:.1f} minutes of runs)"
     stale = " The study has changed since: run it again." if is_stale(found) else ""
-    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.{stale}")
+    images = found["data"]["ours"]
+    others = "" if images == CLAIMS[found["claim"]].our_data else f" Images of this record: {images}."
+    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.{others}{stale}")
 
 
 def _not_run(claim: Claim, scales: list[str]) -> Iterator[str]:
