@@ -154,8 +154,12 @@ def invert_front(front: Callable[[Tensor], Tensor], inputs: Tensor, public: Tens
     return torch.cat([_gauss_newton(front, some, decode(some)) for some in inputs.split(AT_ONCE)])
 
 
+@torch.no_grad()
 def _gauss_newton(front: Callable[[Tensor], Tensor], inputs: Tensor, images: Tensor) -> Tensor:
-    """Images nearer to `inputs` than those that the search starts from."""
+    """Images nearer to `inputs` than those that the search starts from.
+
+    Without `no_grad` every product would keep its graph for the network's weights: gigabytes for nothing.
+    """
     for _ in range(LINEARISATIONS):
         values, pull_back = torch.func.vjp(front, images)  # type: ignore[misc]
         values = values.detach()
