@@ -112,6 +112,14 @@ def kill(process: multiprocessing.Process) -> None:
     process.join()
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until all its threads stand still: until then one of them may notice what happens next."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    if threads.exists():
+        wait_for(lambda: all(") T " in (thread / "stat").read_text() for thread in threads.iterdir()))
+
+
 def wait_for(condition: Callable[[], Any]) -> Any:
     """Wait until `condition()` is true and return it. How long that takes is the machine's business: where it never
     comes true, pytest's own timeout ends the test."""

@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from processes import kill, start, wait_for
+from processes import kill, start, stop, wait_for
 
 from polyclinic.engines.worker_process import WorkerProcess
 from polyclinic.errors import BadInput
@@ -41,7 +41,7 @@ def test_a_run_waits_for_the_workers_of_one_that_was_killed(tmp_path, monkeypatc
     pid = int(wait_for(lambda: (tmp_path / "at work").exists() and (tmp_path / "at work").read_text()))
     with pytest.raises(BadInput, match="another run is working in it"), run_lock(tmp_path):
         pass
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     kill(killed)
     with monkeypatch.context() as patch:
         patch.setattr(folder_lock, "ENDS_WITHIN", 0.2)
