@@ -5,14 +5,18 @@ Phantoms are drawn once per session, into a cache of the session's own.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
+import typer.main
+import typer.testing
 from cpu_times import (  # noqa: F401
     pytest_addoption,
     pytest_runtest_logreport,
@@ -99,6 +103,11 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYCLINIC_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(os, "fsync", lambda file: None)  # no test loses power, and waiting for a disk adds up
+        patch.setattr(np.memmap, "flush", lambda array: None)
+        # typer builds all commands anew for each command line, which adds up, too
+        commands = functools.cache(typer.main.get_command)
+        patch.setattr(typer.main, "get_command", commands)
+        patch.setattr(typer.testing, "_get_command", commands)
         yield
     torch.set_num_threads(threads)
 

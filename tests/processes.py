@@ -24,7 +24,10 @@ from typing import Any
 from polyclinic.engines.worker_process import WorkerProcess
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["polyclinic.runner.run", "polyclinic.runner.engines"])
+# also what a run imports only at its end, and what tests import: each process would import it again
+_CONTEXT.set_forkserver_preload(
+    ["polyclinic.runner.run", "polyclinic.runner.engines", "scipy.optimize", "scipy.stats", "sympy", "conftest"]
+)
 
 
 def idle_host():
