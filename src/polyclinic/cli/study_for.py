@@ -119,8 +119,9 @@ def _data(found: Survey, path: str) -> list[str]:
     if found.source == "npz":
         lines += _arrays(found.columns)
         if found.keeps_classes:
-            names = ", ".join(json.dumps(name, ensure_ascii=False) for name in found.labels.classes)
-            lines.append(f"keep = {{ {json.dumps(found.columns['labels'])} = [{names}] }}  # the others have no label")
+            classes = ", ".join(json.dumps(name, ensure_ascii=False) for name in found.labels.classes)
+            name = json.dumps(found.columns["labels"])
+            lines.append(f"keep = {{ {name} = [{classes}] }}  # the others have no label")
     if found.slices > 1:
         lines.append(f'slices = "middle"  # of about {found.slices} of each volume; "all" takes every one')
     if found.patient_pattern:
