@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from polyclinic.metrics.roc import auc, auc_from_counts, auc_interval
+from polyclinic.metrics.roc import auc, auc_from_counts, auc_interval, share_interval
 
 
 def test_auc_by_hand():
@@ -30,3 +31,9 @@ def test_auc_is_scikit_learns_with_ties_and_without(levels: int):
     counts = [np.bincount(scores[truth == value], minlength=levels) for value in (1, 0)]
     assert auc_from_counts(*counts) == pytest.approx(expected, abs=1e-12)
     assert auc_interval(scores[truth == 1], scores[truth == 0])[0] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (0, 30), (7, 30), (30, 30), (499, 20_000)])
+def test_the_interval_of_a_share_is_scipys(count, total):
+    known = stats.binomtest(count, total).proportion_ci(0.9, method="exact")
+    assert share_interval(count, total, 0.9) == pytest.approx((known.low, known.high), abs=1e-9)

@@ -127,7 +127,9 @@ def threshold(others: np.ndarray, false_alarms: float) -> float:
 
 def share_interval(count: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a share (Clopper-Pearson)."""
-    from scipy import stats
+    from scipy.special import betaincinv  # not stats: every run asks for intervals, and would import it
 
-    found = stats.binomtest(count, total).proportion_ci(confidence, method="exact")
-    return float(found.low), float(found.high)
+    tail = (1 - confidence) / 2
+    low = betaincinv(count, total - count + 1, tail) if count else 0.0
+    high = betaincinv(count + 1, total - count, 1 - tail) if count < total else 1.0
+    return float(low), float(high)
