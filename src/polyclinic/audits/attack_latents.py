@@ -51,7 +51,7 @@ def invert(seen: Seen, truth: Truth, latents: Tensor) -> list[Finding | NotTried
         found = settings.run(latents[rows], front, shape, together=len(rows), seed=tools.seed, device=tools.device)
     except BadInput as error:
         return [NotTried(settings.name, str(error))]
-    result = _score(seen, truth, found.images)
+    result = _score(seen, truth, found.images, settings.name)
     return [
         Finding(settings.name, found.threat_model, result.verdict(seen.tools.level), _assumed(seen, cut), result.draw)
     ]
@@ -74,12 +74,12 @@ def _blind(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
     except BadInput as error:
         return [NotTried(settings.name, str(error))]
     rows = rows_to_attack(seen, latents, together=False)
-    result = _score(seen, truth, found.images[rows])
+    result = _score(seen, truth, found.images[rows], settings.name)
     assumed = ["the encoder is not known; held-out images of the site stand for the attacker's own"]
     return [Finding(settings.name, found.threat_model, result.verdict(tools.level), assumed, result.draw)]
 
 
-def _score(seen: Seen, truth: Truth, images: Tensor) -> Recovery:
+def _score(seen: Seen, truth: Truth, images: Tensor, attack: str) -> Recovery:
     """Latents keep the order of the site's images."""
     tools = seen.tools
     own = truth.batches[0] if seen.kind == "activations" else truth.used
@@ -92,6 +92,7 @@ def _score(seen: Seen, truth: Truth, images: Tensor) -> Recovery:
         augmentation=tools.assembly.study.optimizer.augment if seen.kind == "activations" else (),
         distance=tools.distance,
         device=tools.device,
+        where=f"{seen.where}, {attack}",
     )
 
 

@@ -20,6 +20,7 @@ from polyclinic.audits.attack import Attack
 from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
+from polyclinic.federation.leaving.archive import SUM_KINDS
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.roc import auc, separation
 from polyclinic.models import Backbone
@@ -32,7 +33,7 @@ HALVINGS = 6  #: of the last pass, to stop near the goal
 STEPS = 400  #: of a reference model, at most
 RARE = 0.001  #: the smaller of the two rates of false alarms that are reported
 
-TITLE = "Membership: the further apart, the better an attacker tells who was trained on"
+TITLE = "Membership: the further apart, the better an attacker tells whose images were used"
 
 
 class LossMembershipAttack(Attack):
@@ -126,6 +127,7 @@ def membership_finding(
 ) -> Finding:
     """Whether members score higher than chance has it, with figures by class."""
     inside, outside = scores[: asked.members], scores[asked.members :]
+    behind = "images in these sums" if seen.kind in SUM_KINDS else "training images"
     result = Memberships(inside, outside, separation(inside, outside), "", threat_model, asked.cases)
     said = result.verdict(seen.tools.level)
     evidence = {**said.evidence, **rare_hits(inside, outside), **by_class(scores, asked), "level": seen.tools.level}
@@ -133,9 +135,7 @@ def membership_finding(
         name,
         threat_model,
         replace(said, evidence=evidence),
-        draw=histograms(
-            measured, {"training images": inside, "held-out images": outside}, title=f"{seen.where}, {name}\n{TITLE}"
-        ),
+        draw=histograms(measured, {behind: inside, "held-out images": outside}, title=f"{seen.where}, {name}\n{TITLE}"),
         question="membership",
     )
 

@@ -80,11 +80,11 @@ def search_near_copies(seen: Seen, truth: Truth, made: Tensor) -> Finding | NotT
     index = CopyIndex(training, held_out, device=tools.device)
     found = index.search(made, level=tools.level)
     planted = min(PLANTED, max(2, tools.effort.candidates // 10))
-    return finding_of(index, found, made, tools.seed, str(CopySearch()), planted)
+    return finding_of(index, found, made, tools.seed, str(CopySearch()), planted, f"{seen.where}, {NAME}\n")
 
 
 def finding_of(
-    index: CopyIndex, found: NearCopies, made: Tensor, seed: int, threat: str, planted: int = PLANTED
+    index: CopyIndex, found: NearCopies, made: Tensor, seed: int, threat: str, planted: int = PLANTED, where: str = ""
 ) -> Finding:
     """The finding; where no copy was found, with the level at which the search stops finding planted ones."""
     verdict, doubt = found.verdict(), ""
@@ -95,7 +95,9 @@ def finding_of(
         verdict = replace(verdict, because=f"{verdict.because}; planted here, {power}", evidence=evidence)
         if power.weakest < FOUND:
             doubt = f"only {power.weakest:.0%} of planted copies are found ({WEAKEST_WORDS}); hold out more images"
-    title = f"Near copies: {int(found.is_copy.sum())} of {len(made)} made images are beyond the limit; the nearest"
+    title = (
+        f"{where}Near copies: {int(found.is_copy.sum())} of {len(made)} made images are beyond the limit; the nearest"
+    )
     draw = histograms(
         "gap between training and held-out images, as a share of the limit",
         {"made images": found.strength},

@@ -68,7 +68,7 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
     draw = histograms(
         f"{found.members.features} distance after projection",
         {"training images": found.members.distances, "held-out images": found.held_out.distances},
-        title="Projection: how near the generator comes to training images, and to others",
+        title=f"{seen.where}, {search.attack.name}\nHow near the generator comes to training images, and to others",
     )
     verdict = found.verdict(seen.tools.level)
     return Finding(search.attack.name, found.threat_model, verdict, draw=draw, question="membership")

@@ -163,7 +163,13 @@ def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
     count = min(len(decoded), tools.effort.candidates)
     found, others = decoded[:count].float() / 255, truth.held_out(tools.effort.candidates)[0].float() / 255
     result = recovery(
-        found, truth.images(torch.arange(count)), others, in_order=True, distance=tools.distance, device=tools.device
+        found,
+        truth.images(torch.arange(count)),
+        others,
+        in_order=True,
+        distance=tools.distance,
+        device=tools.device,
+        where=f"{seen.where}, decoding",
     )
     has = "decoding: the attacker has the codes that a site sent and the generator with its weights; codes keep the "
     return Finding("decoding", f"{has}order of the images.", result.verdict(tools.level), draw=result.draw)
@@ -212,7 +218,7 @@ def search_copies(
         "held-out, to nearest training image": found.baseline.distance,
     }
     pairs = closest_pairs(made, members, found)
-    title = "Copies: made images that lie nearer to a training image than the limit"
+    title = f"{seen.where}, {search.name}\nCopies: made images that lie nearer to a training image than the limit"
     draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs, title=title)
     return Finding(search.name, str(search), found.verdict(seen.tools.level), draw=draw, question="copies")
 
@@ -244,7 +250,7 @@ def nearest_membership(
     draw = histograms(
         f"{found.features} distance to the nearest made image",
         {"training images": -found.members, "held-out images": -found.others},
-        title="Membership: are made images nearer to training images than to others?",
+        title=f"{seen.where}, {attack.name}\nMembership: are made images nearer to training images than to others?",
     )
     verdict = replace(found, cases=cases).verdict(seen.tools.level)
     return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")

@@ -95,6 +95,7 @@ def score_in_order(seen: Seen, truth: Truth, images: Tensor, own: AttackerImages
         augmentation=tools.assembly.study.optimizer.augment if seen.kind == "activations" else (),
         distance=tools.distance,
         device=tools.device,
+        where=f"{seen.where}, {LearnedDecoder().name}",
     )
 
 

@@ -16,6 +16,7 @@ from polyclinic.data.plots import FAINT, INK
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+HEADROOM = 1.3
 COLOURS = ("#e07b54", "#4c8fbd", "#59a58b")
 
 
@@ -51,6 +52,7 @@ def histograms(
             axes.hist(one, edges, density=True, color=colour, alpha=0.55, label=f"{name} ({len(one)})")
         if limit is not None:
             axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2, label="limit of a copy")
+        axes.set_ylim(top=HEADROOM * axes.get_ylim()[1])  # for the legend
         _tidy(axes, measured)
         axes.set_title(title or f"How {measured} is distributed; numbers of images in brackets", fontsize=9, loc="left")
         if pairs is not None:
