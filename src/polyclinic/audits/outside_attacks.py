@@ -64,7 +64,8 @@ def invert(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: in
         found = attack.run([Parcel("weights", sent)], knowledge, seed=seed, device=device)
     except (BadInput, ValueError) as error:
         raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
-    result = recovery(found.images[0], truth, compared, in_order=False)
+    where = f"Update of {settings.images} images in {settings.steps} steps, {attack.name}"
+    result = recovery(found.images[0], truth, compared, in_order=False, where=where)
     return Finding(attack.name, found.threat_model, result.verdict(), words, result.draw)
 
 
