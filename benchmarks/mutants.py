@@ -30,8 +30,9 @@ from mutants_places import Place, draw, found_again
 from parallel import in_parallel
 
 ROOMS = ("federation", "methods", "privacy", "attacks", "generators", "tasks", "data")
-#: tests that start processes of their own, which see no mutant, or look at pages; and one that differs from CPU to CPU
+#: tests of other rooms that take long, start processes of their own, which see no mutant, or look at pages
 LEFT_OUT = (
+    *("audits", "runner", "engines", "study", "deployment", "encoders"),
     *("browser", "claims", "report", "plugins", "cli", "test_docs", "test_contributing", "test_without_posix"),
     *("test_without_torch", "test_fault_campaign", "test_fuzz_campaign", "test_examples", "test_tutorial", "test_lock"),
     *("test_recorded_digests", "test_publishing", "test_dependencies", "test_sbom", "test_repository", "test_layers"),
@@ -53,7 +54,8 @@ def watch(server: Server, workers: int, folder: Path, until: float, kept: Path |
     of_file: dict[str, list[str]] = {}
     for test in server.items:
         of_file.setdefault(test.split("::")[0], []).append(test)
-    missing = [file for file in of_file if file not in {row["file"] for row in known}]
+    # those that take longest were collected first; tests of many short ones judge more mutants
+    missing = [file for file in reversed(of_file) if file not in {row["file"] for row in known}]
 
     def work(number: int, tell: Callable[[Any], None]) -> None:
         for file in _claimed(missing, folder, "file"):
@@ -166,6 +168,7 @@ class Campaign:
         half = self.started + 36 * self.chosen.minutes  # tests that are not watched by then judge nothing
         rows = watch(server, self.chosen.workers, self.folder, half, self.chosen.lines)
         write_kept(self.lines, rows, ROOT)  # the other process begins
+        print(f"{time.monotonic() - self.started:.0f} s: {len(rows)} tests are watched", flush=True)
         workers = max(1, self.chosen.workers - self.importing)
         self._judge("functions", lambda tests, told, place: server.run(tests, told, place=place), workers, server.holds)
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import os
 import resource
@@ -19,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -116,6 +117,7 @@ class Server:
     def pytest_runtestloop(self, session: Any) -> bool:
         self.items = {item.nodeid: item for item in session.items}
         self.functions = _functions()
+        _say(f"{len(self.items)} tests are collected")
         gc.freeze()  # children leave these pages alone
         self.work(self)
         return True
@@ -126,11 +128,15 @@ class Server:
         items[0].config._tmp_path_factory._given_basetemp = told.with_suffix(".tmp")
         if place is not None:
             self._exchange(place)
-        self.watcher.begin(told, watch)
+        self.watcher.begin(told, self._all_codes() if watch else ())
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.watcher.failed and not watch:
                 return
+
+    def _all_codes(self) -> Iterator[CodeType]:
+        for function in itertools.chain(*self.functions.values()):
+            yield from (function.__code__, *_codes(function.__code__))
 
     def _exchange(self, place: Place) -> None:
         """Give the outermost function of the place its changed code; what is defined in it comes along."""
@@ -153,6 +159,7 @@ def serve(files: Sequence[str], work: Callable[[Server], None]) -> None:
     import pytest
 
     os.chdir(ROOT)
+    _say("warm")
     for path in sorted((SOURCE / "polyclinic").rglob("*.py")):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
         if not name.endswith("__main__"):
@@ -161,6 +168,10 @@ def serve(files: Sequence[str], work: Callable[[Server], None]) -> None:
     options = [*OPTIONS, "--continue-on-collection-errors"]
     watcher = Watcher(SOURCE)
     pytest.main([*options, *files], plugins=[Server(work, watcher), watcher])
+
+
+def _say(what: str) -> None:
+    print(f"{time.process_time():.0f} s: {what}", flush=True)
 
 
 def _functions() -> dict[tuple[str, str, int], list[FunctionType]]:
@@ -190,7 +201,7 @@ def run_imported(tests: Sequence[str], told: Path, place: Place | None) -> None:
     if place is not None:
         sys.meta_path.insert(0, _Changed(place))
     watcher = Watcher(SOURCE)
-    watcher.begin(told, watch=False)
+    watcher.begin(told)
     pytest.main([*OPTIONS, "-x", f"--basetemp={told.with_suffix('.tmp')}", *tests], plugins=[watcher])
 
 

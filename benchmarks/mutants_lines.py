@@ -25,11 +25,12 @@ class Watcher:
         self.ran: dict[str, set[int]] = {}
         self.shared: dict[str, int] = {}
 
-    def begin(self, told: Path, watch: bool) -> None:
-        """Tell of all tests from now on."""
-        self.told, self.watch = told.open("a", buffering=1, encoding="utf-8"), watch
-        if watch:
-            self._note_lines()
+    def begin(self, told: Path, watched: Iterable[CodeType] = ()) -> None:
+        """Tell of all tests from now on, with the lines that run of this code."""
+        codes = list(watched)
+        self.told, self.watch = told.open("a", buffering=1, encoding="utf-8"), bool(codes)
+        if codes:
+            self._note_lines(codes)
 
     def pytest_runtest_setup(self, item: Any) -> None:
         self.passed, self.skipped, self.started = True, False, time.perf_counter()
@@ -63,11 +64,12 @@ class Watcher:
 
     # --- lines that run --------------------------------------------------------------------------
 
-    def _note_lines(self) -> None:
+    def _note_lines(self, codes: Sequence[CodeType]) -> None:
         if hasattr(sys, "monitoring"):  # from Python 3.12 on: at no cost after the first time
             sys.monitoring.use_tool_id(4, "mutants")
             sys.monitoring.register_callback(4, sys.monitoring.events.LINE, self._begun)
-            sys.monitoring.set_events(4, sys.monitoring.events.LINE)
+            for code in codes:  # to watch all of Python would take twice as long
+                sys.monitoring.set_local_events(4, code, sys.monitoring.events.LINE)
         else:
             threading.settrace(self._traced)
             sys.settrace(self._traced)

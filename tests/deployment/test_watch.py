@@ -25,7 +25,8 @@ class Server:
     def __init__(self, *jobs):
         self.jobs = [list(statuses) for statuses, _ in jobs]
         self.outcomes = [outcome for _, outcome in jobs]
-        self.submitted = []
+        self.submitted, self.aborted = [], []
+        self.starts = []  # of the server, look by look
 
     def status(self, job):
         said = self.jobs[int(job)].pop(0)
@@ -35,6 +36,13 @@ class Server:
 
     def progress(self, job):
         return None
+
+    def begun(self):
+        return self.starts.pop(0) if self.starts else 1.0
+
+    def stop(self, job, now):
+        self.aborted.append(job)
+        raise WorkFailed("the server refused: it knows no such job")
 
     def connected(self):
         return ["site-1"]
@@ -96,6 +104,15 @@ def test_a_server_that_was_restarted_is_waited_for_and_the_run_goes_on(tiny, mon
         "no server answers within 30 seconds (--within); it has 15 minutes to come back",
         "the server is back",
     ]
+
+
+def test_a_restarted_server_that_calls_the_lost_job_running_is_not_believed(watch):
+    """It was away for less than a look: nobody saw that it was gone."""
+    server = Server((["RUNNING"] * 3, None), DONE)
+    server.starts = [1.0, 1.0, 7.0, 7.0, 7.0]
+    assert watch(server) == {"rounds": 2}
+    assert (server.aborted, [one.resume for one in server.submitted]) == (["0"], [True])
+    assert server.jobs[0] == ["RUNNING"], "it was asked twice"
 
 
 def test_a_server_that_does_not_come_back_is_given_up(watch, monkeypatch):

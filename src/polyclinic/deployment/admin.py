@@ -110,6 +110,10 @@ class Administration:
         latest = max((moment for moment in moments.values() if moment is not None), default=0.0)
         return {site: latest if moment is None else moment for site, moment in moments.items()}
 
+    def begun(self) -> float | None:
+        """When the server was started, by its clock."""
+        return self._ask(lambda server: server.get_system_info()).server_info.start_time
+
     def jobs(self) -> list[JsonObject]:
         """All jobs, the latest first."""
         return self._ask(lambda server: server.list_jobs(reverse=True))
@@ -216,12 +220,14 @@ class Watch:
         self.say = say
         self._round = 0
         self._waiting: dict[str, str] = {}
+        self._server_begun: float | None = None
 
     def run(self, submission: Submission, job: str) -> JsonObject:
         """The result of the run; WorkFailed or BadInput if there is none."""
         self.display.started(submission.study, submission.study.sites.site_names(), 1)
         attempts, before = 0, 0
         while True:
+            self._server_begun = self.administration.begun()
             if self._follow(submission, job) == "cancelled":
                 raise WorkFailed(STOPPED)
             outcome = self.administration.outcome(job)
@@ -246,6 +252,8 @@ class Watch:
                 patient_until = None
             has_run |= status == "RUNNING"
             progress = self.administration.progress(job) if status == "RUNNING" else None
+            if status == "RUNNING" and progress is None and self._is_restarted(job):
+                return "ended"
             self._say_who_waits((progress or {}).get("approvals") or {})
             last = (progress or {}).get("last") or {}
             if last.get("round", 0) > self._round:
@@ -254,9 +262,21 @@ class Watch:
             time.sleep(LOOK)
         return "cancelled" if status == "FINISHED:ABORTED" and not has_run else "ended"
 
+    def _is_restarted(self, job: str) -> bool:
+        """Whether the server is another process than the one that began the job: it does not run the job any more, and
+        yet it may call it running for ever."""
+        try:
+            if self.administration.begun() == self._server_begun:
+                return False
+        except WorkFailed:  # it is gone, and will be waited for
+            return False
+        self.say("the server is back, and was restarted")
+        with contextlib.suppress(WorkFailed):
+            self.administration.stop(job, now=True)
+        return True
+
     def _status(self, job: str) -> str:
-        """The status of a job; a server that is gone is waited for. One that was restarted no longer runs the job: it
-        says so, and the run goes on from its last checkpoint."""
+        """The status of a job; a server that is gone is waited for."""
         until: float | None = None
         while True:
             try:
