@@ -222,6 +222,7 @@ def _begun(work: Callable[[], None]) -> int:
 
 def main() -> None:
     chosen, started = _chosen(), time.monotonic()
+    os.chdir(ROOT)
     places = _drawn(chosen)
     warm()
     with tempfile.TemporaryDirectory() as name:

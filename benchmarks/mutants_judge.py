@@ -42,7 +42,10 @@ class Judge:
 
     def _tests(self, place: Place) -> list[str]:
         tests = self.lines.of(place.file, place.lines)
-        return tests if tests or place.function else self.lines.of(place.file, ())
+        if place.function:
+            return tests
+        tests = tests or self.lines.of(place.file, ())
+        return self.lines.quickest(list(dict.fromkeys([*tests, *self.lines.reading(place.module)])))
 
     def _noticed(self, place: Place, tests: Sequence[str]) -> tuple[bool | None, str]:
         """Whether a test fails that does not without the change, and which; None if they did not end in time."""

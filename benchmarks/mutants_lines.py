@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import sys
 import threading
 import time
@@ -108,6 +109,14 @@ class Lines:
         """The tests that run one of these lines of a file, or where none is given, any; the quickest first."""
         wanted = sum(1 << line for line in set(lines)) if lines else -1
         return self.quickest([test for test, row in self.rows.items() if row["lines"].get(file, 0) & wanted])
+
+    def reading(self, module: str) -> list[str]:
+        """The tests of files that import from a module: they may read a value of it without running a line."""
+        package, _, name = module.rpartition(".")
+        words = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+        files = {test.split("::")[0] for test in self.rows}
+        reading = {file for file in files if words.search(Path(file).read_text(encoding="utf-8"))}
+        return [test for test in self.rows if test.split("::")[0] in reading]
 
     def seconds(self, tests: Sequence[str]) -> float:
         """What tests take together; fixtures are counted once a file."""

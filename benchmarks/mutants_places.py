@@ -33,6 +33,10 @@ class Place:
     after: str
     lines: tuple[int, ...] = field(repr=False)
 
+    @property
+    def module(self) -> str:
+        return ".".join(Path(self.file).with_suffix("").parts).removesuffix(".__init__")
+
     def told(self) -> dict[str, Any]:
         """What a campaign writes of it."""
         kept = ("room", "function", "how", "before", "after")

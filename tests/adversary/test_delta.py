@@ -1,9 +1,12 @@
 """Attack: choose a delta, an accountant or a unit with which next to no epsilon is recorded."""
 
+import math
+
 import pytest
 from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.privacy import epsilon
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, group_epsilon
 from polyclinic.privacy.record import ONE_IMAGE
 
@@ -49,6 +52,16 @@ def test_a_patient_with_several_images_costs_more():
     smallest = delta / (1 + 2.718281828459045**one)
     assert composed_epsilon(steps, smallest) <= one * 1.1
     assert group_epsilon([Mechanism(0.5, 0.5, 1000)], delta, 50) == float("inf")
+
+
+def test_delta_of_a_group_is_that_of_the_theorem(monkeypatch):
+    """d (exp(k e) - 1) / (exp(e) - 1) for three images, with an epsilon of 0.5 at any delta."""
+    asked, delta = [], 1e-3
+    monkeypatch.setattr(epsilon, "composed_epsilon", lambda steps, single, accountant: asked.append(single) or 0.5)
+    assert group_epsilon([], delta, 3) == 1.5
+    assert asked == pytest.approx([delta / 3, delta * math.expm1(0.5) / math.expm1(1.5) / 2])
+    monkeypatch.setattr(epsilon, "composed_epsilon", lambda steps, single, accountant: 0.0)
+    assert group_epsilon([], delta, 3) == 0.0
 
 
 def test_a_patient_whose_images_nobody_knows_is_not_priced_as_one_image(kit):

@@ -12,7 +12,7 @@ import matplotlib.image
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.privacy.curve import curves
+from polyclinic.privacy.curve import POINTS, curves
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import parse_study
 
@@ -64,8 +64,15 @@ def test_the_curve_is_drawn(tmp_path, capsys):
     assert pixels[..., :3].std() > 0.05
 
 
+def test_a_curve_of_few_points_begins_after_one_epoch(monkeypatch):
+    monkeypatch.setitem(POINTS, "rdp", 4)
+    [found] = curves([200], epochs=8, batch_size=32, noise=0.7).values()
+    assert [epochs for epochs, _ in found] == [1, 2, 4, 6, 8]
+
+
 def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():
     found = curves([200, 1000], epochs=20, batch_size=32, noise=0.7)
+    assert [epochs for epochs, _ in found[200]] == list(range(1, 21))
     assert found[200][-1] == (20, compute_epsilon(32 / 200, 0.7, 125, 1 / 200))
     assert all(small[1] > large[1] for small, large in zip(found[200], found[1000], strict=True))
     assert [epsilon for _, epsilon in found[200]] == sorted(epsilon for _, epsilon in found[200])

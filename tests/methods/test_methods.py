@@ -18,6 +18,7 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared.method import _score_one_model
 from polyclinic.study import parse_study
 
 
@@ -216,3 +217,18 @@ def test_selection_works_where_each_site_has_its_own_model(tiny_run, method):
     result = tiny_run({"name": method, "rounds": 3}, evaluation={"every": 1, "select": "best"})
     assert 1 <= result["selected"]["round"] <= 3
     assert result["model"] == "one of each site"
+
+
+def test_sites_score_in_one_pass_only_if_weights_and_split_are_the_same():
+    trainer = SimpleNamespace(state=lambda: {"w": 1})
+    sites = [SimpleNamespace(trainer=trainer, state=SimpleNamespace(group=lambda name: {})) for _ in range(2)]
+    weights = {"w": torch.ones(1)}
+    wanted = {"weights": weights, "split": "test"}
+    assert _score_one_model(sites, [wanted, wanted])
+    assert not _score_one_model(sites, [wanted, wanted | {"split": "validation"}])
+    assert not _score_one_model(sites, [wanted, wanted | {"weights": dict(weights)}])
+    assert not _score_one_model(sites, [{"weights": {}, "split": "test"}] * 2)
+    sites[1].state.group = {"local": {}, "best": {"w": 1}}.get
+    assert not _score_one_model(sites, [wanted, wanted]), "a site has a part of its own"
+    other = SimpleNamespace(trainer=SimpleNamespace(state=trainer.state), state=sites[0].state)
+    assert not _score_one_model([sites[0], other], [wanted, wanted])

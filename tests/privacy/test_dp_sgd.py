@@ -353,3 +353,20 @@ def test_on_a_gpu_it_is_plain_sgd_too_and_noise_has_an_address():
     like = torch.zeros(9, device=gpu)
     assert torch.equal(dp_sgd.noise_from(gpu, 5)(like), dp_sgd.noise_from(gpu, 5)(like))
     assert not torch.equal(dp_sgd.noise_from(gpu, 5)(like), dp_sgd.noise_from(gpu, 6)(like))
+
+
+class UsedTwice(nn.Module):
+    """A weight that a layer uses, and somebody else as well: gradients per image miss the second use."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.layer, self.share = nn.Linear(4, 3), share
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layer(images) + self.share * F.linear(images, self.layer.weight)
+
+
+def test_small_wrong_gradients_of_an_unknown_network_are_noticed():
+    images = 0.1 * torch.rand(5, 4, generator=torch_rng("images"))
+    assert dp_sgd.try_gradients(UsedTwice(0.0), images) is None
+    assert "not the gradient of the sum" in (dp_sgd.try_gradients(UsedTwice(1.0), images) or "")

@@ -11,7 +11,7 @@ from small_stylegan2 import build, rng
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.random_source import RandomSource
-from polyclinic.generators.stylegan2.ada import augmented, recoloured
+from polyclinic.generators.stylegan2.ada import _colours, augmented, recoloured
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.tasks import Target
@@ -234,6 +234,11 @@ def test_a_mask_behind_the_image_has_no_colour(channels):
     assert torch.equal(found[:, :-1], recoloured(images, matrix))
     both = augmented(torch.cat([images, mask], 1), torch.tensor(1.0), random())
     assert both.shape == (4, channels + 1, 8, 8)
+
+
+def test_colours_stay_where_nothing_is_chosen():
+    found = _colours(torch.zeros(5, 3, 4, 4), torch.tensor(0.0), random())
+    assert torch.allclose(found, torch.eye(4).expand(5, 4, 4), atol=1e-6)
 
 
 def test_greys_stay_grey_in_colour_images():
