@@ -199,6 +199,18 @@ def test_none_is_a_class_where_many_images_have_it_and_images_without_a_label_ar
     assert (len(listing), set(listing.classes)) == (58, {"none", "mild", "severe"})
 
 
+def test_floats_that_no_study_takes_are_said(tmp_path):
+    images = np.full((20, 28, 28), 0.5, np.float32)
+    for factor, notes in ((1, 0), (400, 1)):
+        np.savez(tmp_path / "a.npz", images=images * factor, labels=np.arange(20) % 2)
+        assert len(survey(tmp_path / "a.npz").notes) == notes
+    np.savez(tmp_path / "a.npz", images=images * 300, labels=np.arange(20) % 2)
+    assert survey(tmp_path / "a.npz").notes == (
+        "the images are floats from 150 to 150, and a study takes floats from 0 to 1, or uint8: divide them by 255, or "
+        "save them as uint8 before you run it",
+    )
+
+
 @pytest.mark.parametrize("labels", [["a", "b"] * 20 + ["none"], [str(n) for n in range(38)] + ["none"] * 4])
 def test_a_rare_none_and_one_among_values_are_no_label(labels):
     assert are_labels(labels) == [label != "none" for label in labels]

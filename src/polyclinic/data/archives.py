@@ -75,6 +75,17 @@ class Archive(Mapping[str, np.ndarray]):
         except UNREADABLE as error:
             raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
 
+    def first(self, name: str) -> np.ndarray:
+        """The first entry of an array, of which no more is read; nothing where it does not stand at the beginning."""
+        try:
+            with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
+                shape, fortran, dtype = _read_header(stream)
+                check_pixels(math.prod(shape[1:]), 1, self.max_pixels * 3)
+                count = 0 if fortran or not shape or not shape[0] else math.prod(shape[1:])
+                return np.frombuffer(stream.read(count * dtype.itemsize), dtype)
+        except UNREADABLE as error:
+            raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
+
     def _check_declared(self, name: str) -> None:
         """ValueError for an array that is not as large as it declares, whose images are larger than the study allows,
         or for which there is no room."""

@@ -42,7 +42,8 @@ def survey_archive(path: Path) -> Survey:
     columns = {"images": name, **_named(arrays)}
     if masks := next((own for own in ("masks", "mask") if len(shapes.get(prefixes[0] + own, ())) >= 3), ""):
         columns["masks"] = masks
-    found, notes = _labels(path, arrays, columns, shapes)
+    found, gaps = _labels(path, arrays, columns, shapes)
+    notes = (*gaps, *_floats(archive.first(prefixes[0] + name)))
     return Survey(
         path=path,
         source="npz",
@@ -53,7 +54,7 @@ def survey_archive(path: Path) -> Survey:
         sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
         patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
         notes=notes,
-        keeps_classes=found.task == "classification" and bool(notes),
+        keeps_classes=found.task == "classification" and bool(gaps),
     )
 
 
@@ -107,6 +108,15 @@ def _labels(
 
 def _listed(shapes: Shapes) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
+
+
+def _floats(first: np.ndarray) -> tuple[str, ...]:
+    """A note where the first image has floats that a study does not take."""
+    if not np.issubdtype(first.dtype, np.floating) or not len(first) or (first.min() >= 0 and first.max() <= 1):
+        return ()
+    cure = "divide them by 255, or save them as uint8" if first.min() >= 0 and first.max() <= 255 else "scale them"
+    seen = f"from {first.min():g} to {first.max():g}"
+    return (f"the images are floats {seen}, and a study takes floats from 0 to 1, or uint8: {cure} before you run it",)
 
 
 def _gaps(texts: Sequence[str], task: str) -> tuple[str, ...]:
