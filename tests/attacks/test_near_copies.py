@@ -50,7 +50,7 @@ def changed(images: Tensor, others: Tensor) -> Tensor:
     return torch.cat([ways[i % 4][0](images[i : i + 1], ways[i % 4][1], others, rng) for i in range(len(images))])
 
 
-@pytest.mark.parametrize("count", [4, 10, 20])
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.slow), 20])
 def test_changed_training_images_among_forty_are_found(sets, index, count: int):
     """The old search lets all of these pass."""
     training, _, other = sets
@@ -95,9 +95,10 @@ def test_turned_copies_are_found_in_their_orientation(sets, index, turn: int):
 
 
 def test_honest_images_pass(sets, index):
-    assert not index.search(sets[2]).is_copy.any()
+    found = index.search(sets[2])
+    assert not found.is_copy.any()
+    assert float(found.strength.max()) < 0.8
     assert not index.search(smooth(sets[2], 1.0)).is_copy.any()
-    assert float(index.search(sets[2]).strength.max()) < 0.8
 
 
 def test_images_without_contrast_are_no_copies(index):

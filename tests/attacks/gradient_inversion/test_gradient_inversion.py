@@ -178,7 +178,10 @@ def test_a_batch_behind_one_gradient(lenet, smooth_images, sent):
     assert int((result.mse < 1e-3).sum()) >= 2
 
 
-@pytest.mark.parametrize(("momentum", "decay", "batch_size", "steps"), [(0.0, 0.5, None, 3), (0.9, 0.0, 1, 2)])
+@pytest.mark.parametrize(
+    ("momentum", "decay", "batch_size", "steps"),
+    [pytest.param(0.0, 0.5, None, 3, marks=pytest.mark.slow), (0.9, 0.0, 1, 2)],
+)
 def test_weights_after_several_local_steps(lenet, smooth_images, momentum, decay, batch_size, steps):
     """A FedAvg update over steps of torch's SGD: on both images each time, or on one and then on the other."""
     images, labels = smooth_images(2), torch.tensor([2, 4])
