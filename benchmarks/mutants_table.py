@@ -3,7 +3,8 @@
     python benchmarks/mutants_table.py benchmarks/mutants_campaign.json
 
 Each survivor has a `word`: "harmless: ..." says why no result depends on it, "test: ..." names the test that was
-written and kills it now. Harmless mutants change no behaviour and do not count; all others do.
+written and kills it now, "gpu: ..." that it runs on a GPU only, which the campaign did not have, so that it was not
+judged. Harmless mutants change no behaviour and do not count; all others do.
 """
 
 from __future__ import annotations
@@ -21,11 +22,19 @@ def rows(campaign: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for room, counts in campaign["rooms"].items():
         words = [one.get("word", "") for one in campaign["alive"] if one["room"] == room]
-        harmless = sum(word.startswith("harmless") for word in words)
-        changed = counts["tried"] - harmless
+        harmless, gpu = (sum(word.startswith(start) for word in words) for start in ("harmless", "gpu"))
+        tried = counts["tried"] - gpu
+        changed = tried - harmless
         interval = binomtest(counts["killed"], changed).proportion_ci() if changed else (0.0, 1.0)
         since = counts["killed"] + sum(word.startswith("test") for word in words)
-        about = {"room": room, **counts, "harmless": harmless, "changed": changed, "low": interval[0]}
+        about = {
+            "room": room,
+            "tried": tried,
+            "killed": counts["killed"],
+            "harmless": harmless,
+            "changed": changed,
+            "low": interval[0],
+        }
         found.append({**about, "high": interval[1], "since": since, "open": changed - since})
     return found
 

@@ -12,7 +12,15 @@ from scipy import integrate
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy import epsilon
-from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon, noise_for, steps_for, steps_in
+from polyclinic.privacy.epsilon import (
+    Mechanism,
+    _gaussian,
+    composed_epsilon,
+    compute_epsilon,
+    noise_for,
+    steps_for,
+    steps_in,
+)
 from polyclinic.privacy.site_account import Account
 
 # epsilon according to Google's dp-accounting, for (sampling rate, noise, steps, delta), printed by
@@ -212,3 +220,14 @@ def test_full_batches_with_two_noises_are_one_gaussian_mechanism():
     both = composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "prv")
     assert both == pytest.approx(compute_epsilon(1.0, (1 / 4 + 3 / 16) ** -0.5, 1, 1e-5, "prv"), rel=1e-5)
     assert both < composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "rdp")
+
+
+def test_a_weak_guarantee_needs_little_noise():
+    noise = noise_for(60.0, 0.05, 20, 1e-3)
+    assert noise < 0.45
+    assert compute_epsilon(0.05, noise, 20, 1e-3) <= 60.0 < compute_epsilon(0.05, 0.99 * noise, 20, 1e-3)
+
+
+def test_a_shift_that_delta_covers_costs_nothing():
+    assert _gaussian(0.01, 0.1) == 0.0
+    assert 0.0 < _gaussian(0.01, 1e-5) < 0.1
