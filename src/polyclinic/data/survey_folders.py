@@ -62,7 +62,7 @@ def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
     sites, classes, pairs = set(upper), set(lower), set(zip(upper, lower, strict=True))
     by_class = Counter(name for _, name in pairs)
     few = 2 <= len(sites) <= MOST_SITES and 2 <= len(classes) <= MOST_CLASSES
-    is_shared = min(by_class.values()) >= 2 and len(pairs) >= 0.6 * len(sites) * len(classes)
+    is_shared = min(by_class.values(), default=0) >= 2 and len(pairs) >= 0.6 * len(sites) * len(classes)
     others = classes & set(SPLIT_NAMES) or all(NEITHER.match(name) for name in classes)
     return few and is_shared and not others
 
