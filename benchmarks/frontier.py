@@ -74,7 +74,7 @@ def draw(names: list[str], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(len(names), figsize=(10.5, 4.4 * len(names)), layout="constrained", squeeze=False)
+    figure, panels = plt.subplots(len(names), figsize=(9.0, 5.4 * len(names)), layout="constrained", squeeze=False)
     for axes, name in zip(panels[:, 0], names, strict=True):
         draw_panel(axes, name)
     figure.suptitle("What privacy costs", fontsize=12)
@@ -103,7 +103,7 @@ def draw_panel(axes: Any, name: str) -> None:
     axes.set(xlabel="epsilon (left is more private); delta 1e-5 unless said", ylabel=words)
     axes.set_title(title, fontsize=11)
     axes.grid(color="#e6eaee", linewidth=0.6)
-    axes.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
 
 
 def main() -> None:
