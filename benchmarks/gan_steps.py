@@ -89,10 +89,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small GAN, few steps")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--few", action="store_true", help="the first generator only")
     parser.add_argument("--members", type=int, nargs="*", default=[], help="numbers of generators in a stack")
     options = parser.parse_args()
     cases = [("dcgan", 32)] if options.quick else [("dcgan", 32), ("dcgan", 64), ("gan", 64)]
-    many = (1, 1) if options.quick else (100, 3)
+    cases, many = cases[:1] if options.few else cases, (1, 1) if options.quick else (50, 3)
     rows = [] if options.members else [measure(*case, *many) for case in cases]
     rows += [measure_stack(*case, members, *many) for case in cases for members in options.members]
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"

@@ -169,6 +169,35 @@ def gan_steps(figures: Figures) -> str:
     return table(["generator", "steps a second", "recorded as a CUDA graph", "times as fast"], rows)
 
 
+def gan_stacks(figures: Figures) -> str:
+    """Steps of several sites' GANs: one after the other, and as one stack."""
+    rows = []
+    for row in figures["rows"]:
+        found = row["steps a second"]
+        alone, stacked = found["one after the other"], found["stacked"]
+        name = f"{row['generator']}, {row['size']} px"
+        rows.append([name, row["members"], alone, stacked, f"{stacked / alone:.1f}"])
+    head = ["generator", "sites", "steps of all a second, each recorded", "as one stack, recorded", "times as fast"]
+    return table(head, rows)
+
+
+def attacks(figures: Figures) -> str:
+    """Many targets of gradient inversion at once."""
+    rows = [
+        [
+            row["case"],
+            row["targets"],
+            row["steps"],
+            row["seconds_at_once"],
+            row["seconds_one_by_one_scaled_to_all"],
+            row["ratio"],
+        ]
+        for row in figures["rows"]
+    ]
+    head = ["attack", "targets", "steps", "all at once, s", "one by one, s", "times as fast"]
+    return table(head, rows)
+
+
 def one_pass(figures: Figures) -> str:
     """Scoring one model at many sites."""
     row = [figures["sites"], figures["site by site, ms"], figures["in one pass, ms"]]
@@ -179,6 +208,8 @@ def peers(figures: Figures) -> str:
     """The same job by other programs, as ratios to the bare loop."""
     names = {"bare": "bare loop", "polyclinic": "Polyclinic", "pfl": "pfl-research", "fedlab": "FedLab"}
     names |= {"flower": "Flower, simulation", "nvflare": "NVFlare, simulator"}
+    if figures.get("device") == "cuda":
+        return peers_on_gpu(figures, names)
     rows = [
         [
             names.get(row["program"], row["program"]),
@@ -194,6 +225,21 @@ def peers(figures: Figures) -> str:
     return table(head, rows)
 
 
+def peers_on_gpu(figures: Figures, names: Mapping[str, str]) -> str:
+    """Wall time: a GPU's work takes no CPU seconds."""
+    rows = [
+        [
+            names.get(row["program"], row["program"]),
+            row["wall seconds a round"],
+            row["wall, ratio to the bare loop"],
+            row["wall, ratio to polyclinic"],
+            row["turns"],
+        ]
+        for row in figures["rows"]
+    ]
+    return table(["program", "s a round", "to the bare loop", "to Polyclinic", "turns"], rows)
+
+
 #: file in `figures` -> heading and what its table shows
 SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round": ("A round on a GPU beside a bare loop", gpu_round),
@@ -207,10 +253,13 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "stylegan2": ("StyleGAN2 on a GPU, 256 px, batches of 32", stylegan2),
     "stylegan2_check": ("StyleGAN2's kernels against plain layers: whole steps on a GPU", stylegan2_check),
     "gan_steps": ("Small GANs on a GPU, as FedER's sites train them", gan_steps),
+    "gan_stacks": ("Small GANs of several sites on a GPU, one after the other and stacked", gan_stacks),
+    "attacks": ("Gradient inversion of many targets on a GPU", attacks),
     "one_pass": ("One model scored at many simulated sites, on a GPU", one_pass),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
     "peers": ("The same job by other programs, on a CPU", peers),
+    "peers_gpu": ("The same job by another program, on a GPU", peers),
     "scaling": ("Many sites", scaling),
     "plan": ("Features of an encoder on a CPU", encoder),
     "ray_nodes": ("Ray with several node processes", ray_nodes),

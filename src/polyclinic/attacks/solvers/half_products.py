@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyclinic.generators.triton_check import kernels_work
+
 #: the largest number after scaling; products of two such are summed in float32, where they fit by far
 LARGEST = 2.0**14
 #: the largest sum of a convolution, whose outputs are float16 as well
 LARGEST_OUTPUT = 2.0**15
-#: how images lie in memory while they are convolved
-LAYOUT = torch.channels_last
 
 
 class Factor(NamedTuple):
@@ -46,17 +46,37 @@ def product(a: Factor, b: Factor) -> Tensor:
     undo = (a.undo.flatten() * b.undo.flatten())[:, None, None]
     if not a.values.is_cuda:  # there is no product of float16 with sums of float32 on a CPU
         return (a.values.float() @ b.values.float()) * undo
-    return torch.bmm(a.values, b.values, out_dtype=torch.float32).mul_(undo)
+    found = torch.bmm(a.values, b.values, out_dtype=torch.float32)
+    return times_rows(found, undo, found)
 
 
-def scaled(tensor: Tensor, largest: float, layout: torch.memory_format = torch.contiguous_format) -> Factor:
+def scaled(tensor: Tensor, largest: float) -> Factor:
     """[N, ...] in float16, each row times the power of two by which its largest number comes near `largest`."""
+    scale = scale_of(tensor, largest)
+    small = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)
+    return Factor(times_rows(tensor.contiguous(), scale, small), 1 / scale)
+
+
+def scale_of(tensor: Tensor, largest: float = LARGEST) -> Tensor:
+    """That power of two of each row, [N, 1, ...]."""
     axes = tuple(range(1, tensor.dim()))
     most = torch.linalg.vector_norm(tensor, torch.inf, axes, keepdim=True).clamp(min=1e-30)
-    scale = torch.exp2(torch.floor(torch.log2(largest / most)))
-    small = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device, memory_format=layout)
-    torch.mul(tensor, scale, out=small)  # one pass, which rounds once
-    return Factor(small, 1 / scale)
+    return torch.exp2(torch.floor(torch.log2(largest / most)))
+
+
+def times_rows(numbers: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """[N, ...] times scale [N, 1, ...] into `out` in one pass, which rounds once."""
+    if is_fused(numbers) and out.is_contiguous():
+        from polyclinic.attacks.solvers import triton_kernels
+
+        return triton_kernels.times(numbers, scale.flatten(), out)
+    return torch.mul(numbers, scale, out=out)
+
+
+def is_fused(tensor: Tensor) -> bool:
+    """Whether passes over this tensor are Triton's, which take each number once from memory."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.is_cuda and tensor.is_contiguous() and not wrapped and kernels_work(tensor.device)
 
 
 class Convolution(torch.autograd.Function):
@@ -117,17 +137,17 @@ class Transposed(torch.autograd.Function):
 
 
 def _operands(images: Tensor, weight: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Images and weights in float16, laid out as a GPU wants them, so small that a sum of `terms` products has room."""
-    small, undo = scaled(images, LARGEST_OUTPUT / terms, LAYOUT)
+    """Images and weights in float16, so small that a sum of `terms` products has room."""
+    small, undo = scaled(images, LARGEST_OUTPUT / terms)
     kernel, of_weight = scaled(weight[None], 1.0)
     assert undo is not None
     assert of_weight is not None
-    return small, kernel[0].contiguous(memory_format=LAYOUT), undo * of_weight[0]
+    return small, kernel[0], undo * of_weight[0]
 
 
 def _undone(small: Tensor, undo: Tensor) -> Tensor:
-    """The output of a convolution in float32, laid out as batch norm wants it."""
-    return torch.mul(small, undo, out=torch.empty(small.shape, dtype=torch.float32, device=small.device))
+    """The output of a convolution in float32."""
+    return times_rows(small, undo, torch.empty(small.shape, dtype=torch.float32, device=small.device))
 
 
 def _merged(images: Tensor, axis: int | None, size: int) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.attacks.solvers.half_products import in_half, is_fused
 from polyclinic.attacks.solvers.vmap_convolution import vmapped_first
 
 
@@ -115,6 +116,10 @@ def _sums(values: Tensor, images: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]
 
 def _combined(constant: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
     """constant [C] + factor [C] · images [B, C, H, W] + ..."""
+    if in_half(constant) and all(is_fused(images) for _, images in terms):
+        from polyclinic.attacks.solvers import triton_kernels
+
+        return triton_kernels.combined(constant, terms)
     (factor, images), *rest = terms
     total = torch.addcmul(constant[:, None, None], factor[:, None, None], images)
     for factor, images in rest:

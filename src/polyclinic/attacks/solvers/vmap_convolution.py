@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.solvers.half_products import Convolution, Factor, Transposed, factor, in_half, product
+from polyclinic.attacks.solvers.half_products import (
+    Convolution,
+    Factor,
+    Transposed,
+    factor,
+    in_half,
+    is_fused,
+    product,
+    scale_of,
+)
 
 
 class Window(NamedTuple):
@@ -124,23 +133,31 @@ def seen_by_outputs(images: Tensor, window: Window) -> Tensor:
     return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
 
 
-def columns_of(images: Tensor, window: Window) -> Factor:
-    """`seen_by_outputs` as a factor of a product; rounded before it is spread, as it then is larger by k·k."""
-    small = factor(images)
-    return Factor(seen_by_outputs(small.values, window), small.undo)
+def columns_of(images: Tensor, window: Window, *, turned: bool = False) -> Factor:
+    """`seen_by_outputs` as a factor of a product; `turned`: what a kernel sees that is turned by half a circle."""
+    if in_half(images) and images.shape[1] == 1 and is_fused(images):
+        from polyclinic.attacks.solvers import triton_kernels
+
+        scale = scale_of(images)
+        return Factor(triton_kernels.columns(images[:, 0], scale.flatten(), *window, turned=turned), 1 / scale)
+    small = factor(images)  # rounded before it is spread, as it then is larger by k·k
+    if not turned:
+        return Factor(seen_by_outputs(small.values, window), small.undo)
+    seen = seen_by_outputs(small.values, window).unflatten(1, (-1, *window.kernel))
+    return Factor(seen.flip(2, 3).flatten(1, 3), small.undo)
 
 
 def convolve_back(gradient: Tensor, weights: Factor, window: Window, shape: torch.Size) -> Tensor:
     """The gradient of images, `shape`, that N targets convolve with weights [N, O, C, k, k] of their own.
 
-    Without strides it is a convolution as well, of pictures turned upside down: what they see is found thrice as fast
-    on a GPU as columns are added up.
+    Without strides it is a convolution as well, by a kernel turned by half a circle: what that sees is found thrice as
+    fast on a GPU as columns are added up.
     """
     around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
     if window.stride == (1, 1) and min(around) >= 0:
-        columns = columns_of(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
-        turned = Factor(weights.values.transpose(1, 2).flatten(2), weights.undo)
-        return by_image(product(turned, columns), shape).flip(3, 4)
+        columns = columns_of(gradient, Window(window.kernel, (1, 1), around), turned=True)
+        across = Factor(weights.values.transpose(1, 2).flatten(2), weights.undo)
+        return by_image(product(across, columns), shape)
     given = Factor(weights.values.flatten(2).mT, weights.undo)
     columns = product(given, factor(by_channel(gradient)))
     seen = columns.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, columns.shape[2] // shape[1])
