@@ -113,9 +113,9 @@ class EngineSettings(Settings):
     )
     stacked: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="train simulated sites' networks as one stacked network where the method can (felicia, feder, fedavg "
-        "and methods built on its training, standalone): auto does so on a GPU where it pays; part of the result's last "
-        "bits",
+        description="train simulated sites' networks as one stacked network where the method can (felicia, feder, "
+        "fedavg and methods built on its training, standalone): auto does so on a GPU where it pays; part of the "
+        "result's last bits",
     )
     reproducible: bool = Field(
         False,

@@ -7,6 +7,8 @@ are first multiplied by a power of two, which rounds nothing, and the product is
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +31,24 @@ class Factor(NamedTuple):
 
 
 def in_half(tensor: Tensor) -> bool:
-    """Whether products of this tensor may have factors of 11 significant bits: where a GPU is allowed TF32."""
+    """Whether products of this tensor have factors of 16 bits: where a GPU is allowed TF32. Without Triton, the passes
+    that round and scale would take longer than the products gain."""
     allowed = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
-    return tensor.is_cuda and tensor.dtype == torch.float32 and allowed
+    return tensor.is_cuda and tensor.dtype == torch.float32 and allowed and passes_work(tensor.device)
+
+
+@functools.cache
+def passes_work(device: torch.device) -> bool:
+    """Whether Triton's passes give what torch gives; tried once in a process."""
+    if not kernels_work(device):
+        return False
+    from polyclinic.attacks.solvers import triton_kernels
+
+    try:
+        return triton_kernels.are_right(device)
+    except Exception as error:  # whatever a compiler may raise
+        warnings.warn(f"attack: runs without fused passes, more slowly: {error}", stacklevel=2)
+        return False
 
 
 def factor(tensor: Tensor) -> Factor:
@@ -76,7 +93,7 @@ def times_rows(numbers: Tensor, scale: Tensor, out: Tensor) -> Tensor:
 def is_fused(tensor: Tensor) -> bool:
     """Whether passes over this tensor are Triton's, which take each number once from memory."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return tensor.is_cuda and tensor.is_contiguous() and not wrapped and kernels_work(tensor.device)
+    return tensor.is_cuda and tensor.is_contiguous() and not wrapped and passes_work(tensor.device)
 
 
 class Convolution(torch.autograd.Function):

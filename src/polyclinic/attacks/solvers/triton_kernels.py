@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 #: numbers that a program works on
 BLOCK = 1024
@@ -100,3 +101,19 @@ def combined(constant: Tensor, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor
     grid = (batch * channels, triton.cdiv(high * wide, BLOCK))
     _combined[grid](constant.contiguous(), *given, out, channels, high * wide, len(terms), BLOCK)
     return out
+
+
+def are_right(device: torch.device) -> bool:
+    """Whether the three passes give what torch gives, for a few numbers."""
+    images = torch.arange(2 * 3 * 5 * 7, dtype=torch.float32, device=device).view(2, 3, 5, 7)
+    scale, channels = torch.tensor([0.5, 2.0], device=device), torch.arange(1.0, 4, device=device)
+    wanted = images * scale[:, None, None, None]
+    twice = times(times(images, scale, torch.empty_like(images, dtype=torch.float16)), scale, torch.empty_like(images))
+    seen = columns(images, scale, (3, 3), (1, 1), (1, 1)).float()
+    sums = combined(channels, [(channels, images), (scale[:1].expand(3), wanted)])
+    by_torch = channels[:, None, None] * (1 + images) + scale[0] * wanted
+    return (
+        torch.equal(twice, wanted * scale[:, None, None, None])
+        and torch.equal(seen, F.unfold(wanted, 3, padding=1))
+        and torch.allclose(sums, by_torch)
+    )
