@@ -36,7 +36,10 @@ def noting(function, calls):
     return noted
 
 
-@pytest.mark.parametrize(("name", "mode"), [("feder", "synchronous"), ("feder-b", "asynchronous")])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("feder", "synchronous"), pytest.param("feder-b", "asynchronous", marks=pytest.mark.slow)],
+)
 def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, monkeypatch):
     gans, classifiers = [], []
     monkeypatch.setattr(stacked_generators, "fit_together", noting(fit_together.fit_together, gans))
@@ -54,6 +57,7 @@ def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, 
         assert alone["rounds"] == together["rounds"], key
 
 
+@pytest.mark.slow
 def test_generators_that_cannot_be_stacked_are_trained_one_by_one(go, monkeypatch):
     def fail(learners):
         raise RuntimeError("no memory")

@@ -101,7 +101,17 @@ def weights_of(folder):
     return {**found, **load_file(folder / "model.safetensors")}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "feddyn", "moon", "scaffold", "standalone"])
+REPLAYING = {"replay.probe": False, "replay.codes": "prior", "replay.samples": 8, "generator.name": "dcgan"}
+REPLAYING |= {"generator.steps": 1, "generator.width": 2, "generator.latent": 4}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedavg", "fedprox", "fedbn", "feddyn", "moon", "scaffold", "standalone"),
+        pytest.param("fedavg-replay", marks=pytest.mark.slow),
+    ],
+)
 def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
     """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches."""
     used = []
@@ -110,6 +120,7 @@ def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny,
         "fedavg": {"optimizer.augment": ["flip"]},
         "fedbn": {"model.backbone": "small-cnn"},
         "standalone": {"method.local_steps": 2},
+        "fedavg-replay": REPLAYING,
     }.get(method, {})
     alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
     assert used
