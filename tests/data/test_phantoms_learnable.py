@@ -18,7 +18,7 @@ def measure():
 def test_classes_are_learnt_but_not_perfectly(name, measure):
     row = measure(name, size=32, train_images=1000, test_images=500, epochs=8)
     assert row["guess"] + 0.08 < row["network"] < 0.96
-    assert row["network"] > row["linear"] + 0.02  # 0.046 to 0.05 of skin, by the machine
+    assert row["network"] > row["linear"] + 0.02  # one machine had 0.046 more for skin
 
 
 @pytest.mark.slow
