@@ -1,0 +1,59 @@
+"""Small rules of methods and sites, each by hand: mutants of them lived until these tests were written."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from polyclinic.attacks.sums import histogram_scores
+from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.state import SitePosition
+from polyclinic.methods.gaussian_heads import log_priors
+from polyclinic.methods.scaffold import Scaffold
+from polyclinic.methods.shared.peers import mean_prediction
+from polyclinic.methods.shared.safe_statistics import _p
+
+
+def test_scaffold_steps_from_the_weights_before_towards_the_mean():
+    before, mean = torch.tensor([1.0]), torch.tensor([3.0])
+    assert Scaffold._step(SimpleNamespace(server_lr=0.5), before, mean).tolist() == [2.0]
+    assert Scaffold._step(SimpleNamespace(server_lr=1.0), before, mean).tolist() == [3.0]
+
+
+def test_a_class_that_nobody_has_is_never_chosen():
+    counts = torch.tensor([0, 3, 1])
+    assert log_priors(counts)[1:].tolist() == pytest.approx([math.log(0.75), math.log(0.25)])
+    assert log_priors(counts, equal=True)[1:].tolist() == [0.0, 0.0]
+    assert log_priors(counts)[0] < -50
+    assert log_priors(counts, equal=True)[0] < -50
+
+
+@pytest.mark.parametrize("position", [(-1, 0), (0, -1), (True, 0), ("1", 0), (0, 1.0)])
+def test_a_position_is_two_whole_numbers(position):
+    with pytest.raises(ParcelRejected, match="two whole numbers"):
+        SitePosition(*position).check()
+    SitePosition(0, 0).check()
+
+
+def test_mean_predictions_by_hand():
+    logits = torch.logit(torch.tensor([[[0.2]], [[0.6]]]))
+    assert mean_prediction(logits, values=False).sigmoid().tolist() == [[pytest.approx(0.4)]]
+    classes = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]]).log()
+    assert mean_prediction(classes, values=False).exp().tolist() == [pytest.approx([0.4, 0.6])]
+    assert mean_prediction(torch.tensor([[[1.0]], [[3.0]]]), values=True).tolist() == [[2.0]]
+
+
+def test_chances_of_a_difference_by_hand():
+    assert _p((0.0, 0.0, 0.0, 0.0)) == 1.0
+    assert _p((0.1, 0.1, 0.1, 0.0)) == 0.0
+    assert _p((1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
+    assert _p((-1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [(0, 0), (1, 2)])
+def test_histograms_and_candidates_are_of_the_same_rounds(rounds):
+    histograms, scores = ([torch.ones(2)] * count for count in rounds)
+    with pytest.raises(BadInput, match="one for each round"):
+        histogram_scores(histograms, scores, torch.tensor([0.5]))
