@@ -35,7 +35,8 @@ def train_generators(sites: Sequence[Site]) -> list[Trained]:
 
 
 def _train_group(sites: Sequence[Site]) -> list[Trained]:
-    pays = sites[0].trainer.stacked == "always" or stacking_gans_pays(len(sites))
+    side = sites[0].data.train.images.shape[-1]
+    pays = sites[0].trainer.stacked == "always" or stacking_gans_pays(len(sites), side)
     if len(sites) > 1 and pays:
         try:
             return _train_stack(sites)
