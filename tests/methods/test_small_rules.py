@@ -6,14 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from polyclinic.attacks.gradient_inversion.labels import _whole
+from polyclinic.attacks.planted_copies import brighten
 from polyclinic.attacks.sums import histogram_scores
 from polyclinic.errors import BadInput
+from polyclinic.federation.arriving.course import moved
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.state import SitePosition
 from polyclinic.methods.gaussian_heads import log_priors
 from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.methods.shared.safe_statistics import _p
+from polyclinic.randomness import torch_rng
+from polyclinic.tasks.noised import nearest_counts
 
 
 def test_scaffold_steps_from_the_weights_before_towards_the_mean():
@@ -57,3 +62,23 @@ def test_histograms_and_candidates_are_of_the_same_rounds(rounds):
     histograms, scores = ([torch.ones(2)] * count for count in rounds)
     with pytest.raises(BadInput, match="one for each round"):
         histogram_scores(histograms, scores, torch.tensor([0.5]))
+
+
+def test_counts_that_nothing_is_known_of_are_even():
+    assert _whole(torch.zeros(4), 8).tolist() == [2, 2, 2, 2]
+    assert _whole(torch.tensor([-1.0, 3.0]), 6).tolist() == [0, 6]
+
+
+def test_nearest_counts_of_a_small_total():
+    assert float(nearest_counts(torch.tensor([0.3, 0.4]), 0.5).sum()) == pytest.approx(0.5)
+    assert nearest_counts(torch.tensor([3.0, -1.0]), 0.0).tolist() == [0.0, 0.0]
+
+
+def test_brighter_images_stay_within_their_range():
+    images = torch.tensor([0.2, 0.9])
+    assert brighten(images, 0.4, images, torch_rng("x")).tolist() == pytest.approx([0.6, 1.0])
+
+
+def test_without_movement_of_its_own_a_site_has_the_plain_limit():
+    [figure] = moved({"conv": 9.0}, {}, SimpleNamespace(times_own=1e6, moved=3.0))
+    assert figure[-1] == 3.0
