@@ -127,3 +127,12 @@ def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
     wrong[name].view(-1)[place] = lie
     with pytest.raises(ParcelRejected, match="statistics: "):
         check(federation, "give_class_sums", Parcel("statistics", wrong, {"samples": 5}))
+
+
+@pytest.mark.parametrize("count", [0, 2**24])
+def test_class_sums_of_none_or_too_many_images_are_refused_whatever_samples_say(count):
+    sent = {"counts": torch.tensor([count, 0]), "first": torch.zeros(2, 2), "second": torch.zeros(2, 2)}
+    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a", "b", "c"])
+    check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
+    with pytest.raises(ParcelRejected, match="of no image or of more than"):
+        check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": count}))
