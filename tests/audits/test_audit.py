@@ -34,7 +34,7 @@ GENERATOR = {
         pytest.param("fedprox", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}, marks=pytest.mark.slow),
         ("fedbn", {"model.backbone": "small-cnn"}, {"weights": {"gradient-inversion"}}),
         ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
-        ("fedavg", MASKS, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
+        pytest.param("fedavg", MASKS, {"weights": {"gradient-inversion", *MEMBERSHIP}}, marks=pytest.mark.slow),
         ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
         ("fedavg-share", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
         (

@@ -89,7 +89,10 @@ def arguments(files: dict[str, Path], tmp_path: Path, **changes: object) -> list
     return ["update", *[part for pair in options.items() for part in pair]]
 
 
-@pytest.mark.parametrize(("before", "after"), [("before.safetensors", "after.pt"), ("before.npz", "after.npz")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("before.safetensors", "after.pt"), pytest.param("before.npz", "after.npz", marks=pytest.mark.slow)],
+)
 def test_an_update_of_one_image_is_audited_whatever_saved_it(run, update, tmp_path, before, after):
     found = run(*arguments(update, tmp_path, before=update[before], after=update[after]), "--json")
     assert found.exit_code == 0, found.output

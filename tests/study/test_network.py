@@ -25,7 +25,9 @@ def test_a_backbone_has_the_norm_layers_that_it_says(name):
         assert obstacles(network) == ([BATCH_NORM] if said else []), norm
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one in ("resnet101", "resnet152") else ()) for one in OWN]
+)
 def test_a_cut_gives_a_square_map_where_the_package_says_so(name):
     pytest.importorskip("monai")
     model = SimpleNamespace(backbone=name, arguments={}, norm="batch", input_size=None)
