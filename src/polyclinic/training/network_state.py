@@ -15,6 +15,7 @@ class NetworkState:
 
     def __init__(self, network: nn.Module, changed: Callable[[], object] = lambda: None) -> None:
         self._network, self._changed = network, changed
+        self._modes: list[bool] = []  # whether each layer is in training mode
         self._find_layers()
         self._find()
 
@@ -48,7 +49,7 @@ class NetworkState:
 
     def _find_layers(self) -> None:
         self._layers = list(self._network.modules())
-        self._modes: list[bool] = []  # whether each layer is in training mode
+        self._modes = []
         self._inside = [(one._modules, tuple(one._modules.values())) for one in self._layers if one._modules]
 
     def _find(self) -> None:

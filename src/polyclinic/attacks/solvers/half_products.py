@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from polyclinic.generators.triton_check import kernels_work
 
@@ -141,7 +142,7 @@ class Transposed(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_outputs = Convolution.apply(gradients[0], weight, stride, padding)
         if ctx.needs_input_grad[1]:
-            of_weight = torch.nn.grad.conv2d_weight(gradients[0], weight.shape, outputs, stride, padding)
+            of_weight = conv2d_weight(gradients[0], weight.shape, outputs, stride, padding)
         return of_outputs, of_weight, None, None, None
 
     @staticmethod

@@ -159,8 +159,8 @@ def convolve_back(gradient: Tensor, weights: Factor, window: Window, shape: torc
         across = Factor(weights.values.transpose(1, 2).flatten(2), weights.undo)
         return by_image(product(across, columns), shape)
     given = Factor(weights.values.flatten(2).mT, weights.undo)
-    columns = product(given, factor(by_channel(gradient)))
-    seen = columns.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, columns.shape[2] // shape[1])
+    back = product(given, factor(by_channel(gradient)))
+    seen = back.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, back.shape[2] // shape[1])
     return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
 
 

@@ -134,7 +134,8 @@ class StepDraws:
     def draw(self, trainer: GANTrainer) -> list[Tensor | None]:
         """The inputs of a step: noise, labels and augmentation of the generator's images, then six for each step of
         the discriminator."""
-        labels, inputs = torch.empty(0), []
+        labels = torch.empty(0)
+        inputs: list[Tensor | None] = []
         for _ in range(self.model.settings.critic_steps):
             self.real, labels = self.batches.next()
             wanted = self._labels_to_make(labels)

@@ -156,10 +156,14 @@ def train_together(
     found: dict[int, Parcel] = {}
     for rows in dict.fromkeys(member.rows for member in members):
         places = [place for place, member in enumerate(members) if member.rows == rows]
-        stack = _Stack(*([some[place] for place in places] for some in (sites, weights, plans, members)))
-        load = losses and functools.partial(losses.load, places=places)
-        correct = correct_for and functools.partial(correct_for, places, True)
-        parcels = stack.train(correct, losses and losses.make, load)
+        stack = _Stack(
+            [sites[place] for place in places],
+            [weights[place] for place in places],
+            [plans[place] for place in places],
+            [members[place] for place in places],
+        )
+        correct = functools.partial(correct_for, places, True) if correct_for else None
+        parcels = stack.train(correct, losses, places)
         if parcels is None:
             trained = alone or functools.partial(_train_alone, sites, weights, how, correct_for)
             parcels = [trained(place) for place in places]
@@ -194,8 +198,8 @@ class _Stack:
     def train(
         self,
         correct_all: Callable[[], Any] | None,
-        make_losses: Callable[[int], stacking.LossesOf] | None,
-        load_losses: Callable[[Any], None] | None,
+        other: StackedLosses | None,
+        places: Sequence[int],
     ) -> list[Parcel] | None:
         """None where a stack does not pay, or fails: then nothing has happened."""
         if not stacking.is_worthwhile(self.members):
@@ -205,9 +209,9 @@ class _Stack:
             plan.steps or one.trainer.steps_in(one.part) for plan, one in zip(self.plans, self.members, strict=True)
         ]
         try:
-            stack = stacking.stacked_trainer(trainer, len(self.sites), make_losses)
-            if load_losses is not None:
-                load_losses(stack.gradients.losses_of)
+            stack = stacking.stacked_trainer(trainer, len(self.sites), other.make if other else None)
+            if other is not None:
+                other.load(stack.gradients.losses_of, places)
             stack.model.load([assemble(site, own) for site, own in zip(self.sites, self.weights, strict=True)])
             optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), self.sites[0].round)
             batches, device = stacking.stacked_batches(self.members), None if trainer.weights_stay else "cpu"
