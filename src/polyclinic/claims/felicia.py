@@ -42,7 +42,7 @@ def curve(name: str) -> OfRun:
     at first, and how much it rises."""
 
     def read(run: Path) -> dict[str, float]:
-        result, steps = read_result(run), load_run_study(run).method.steps
+        result, steps = read_result(run), load_run_study(run).as_tables()["method"]["steps"]
         site = next(iter(result["metrics"]["diets"]))
         values = {row["round"] * steps: row["sites"][site].get(f"test_{name}") for row in result["worth"]}
         known = {step: value for step, value in values.items() if value is not None}

@@ -59,8 +59,8 @@ def _curves(axes: Axes, found: JsonObject, what: str, labels: list[str]) -> None
             if points:
                 places, means, spreads = zip(*points, strict=True)
                 axes.errorbar(places, means, spreads, fmt=marker, capsize=2, color=f"C{number}", label=name)
-    points = filter(None, (POINT.fullmatch(row["metric"]) for row in found["ours"]))
-    units = {match["unit"] for match in points if match["what"] == what}
+    matches = filter(None, (POINT.fullmatch(row["metric"]) for row in found["ours"]))
+    units = {match["unit"] for match in matches if match["what"] == what}
     axes.set_xlabel(", ".join(sorted(units)))
     axes.set_title(what, fontsize=9)
     axes.grid(alpha=0.3)
