@@ -33,7 +33,7 @@ class FedAvgReplay(GenerativeReplay, FedAvg):
             federation.evaluate(state.weights)
         return state.weights
 
-    @operation("weights", begins_round=True, summed="mean")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         """Train on mini-batches of real images, each joined by a replayed one."""
         replayed = generative_replay.replayed(site)
