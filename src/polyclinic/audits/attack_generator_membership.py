@@ -29,6 +29,7 @@ from polyclinic.randomness import torch_rng
 
 QUESTION = "membership"
 PASSES = ("epochs", "prior_epochs")  #: settings of generators that count passes over the images
+ONCE = "a search for settings ([tuning]) and differential privacy are not repeated for them"
 
 
 class ReferenceGeneratorsAttack(Attack):
@@ -122,7 +123,7 @@ def shortened(settings: Generator, images: int, most: int) -> tuple[Generator, s
     if (settings.steps_on(images) or 0) > most:
         changes["steps"] = most
     if not changes:
-        return settings, "reference generators are trained as the study trains its own"
+        return settings, f"reference generators are trained with the study's settings of its generator; {ONCE}"
     said = ", ".join(f"{name} {value}" for name, value in changes.items())
-    words = f"reference generators are trained for less than the study's own: {said}"
+    words = f"reference generators are trained for less than the study's own: {said}; {ONCE}"
     return settings.model_copy(update=changes), words

@@ -34,8 +34,8 @@ MOST_PEERS = 8  #: other sites' updates of the round that gains are held against
 PASSES = 3  #: over the planted images
 DARKER = 0.7  #: brightness of the planted scanner
 THREAT = (
-    "site-inference: the attacker has the weights that a site sent, and those it started from, and images with labels "
-    "of which it asks whether they are of this site."
+    "site-inference: the attacker has the weights that a site sent, those it started from, those that other sites sent "
+    "in the same round where they were kept, and images with labels of which it asks whether they are of this site."
 )
 
 
@@ -198,6 +198,7 @@ def origin_finding(seen: Seen, asked: Asked) -> Finding:
 
     Every other site must be excluded, so the largest of the chances counts (an intersection-union test)."""
     chances = {site: asked.chance_beside(site) for site in dict.fromkeys(asked.sites)}
+    without = len(seen.tools.assembly.prepared.names) - 1 - len(chances)
     nearest = max(chances, key=lambda site: chances[site])
     place, leak = asked.place(), chances[nearest] <= seen.tools.level
     because = (
@@ -205,6 +206,8 @@ def origin_finding(seen: Seen, asked: Asked) -> Finding:
         f"their images, this site is number {place} of {1 + len(chances)}; images of {nearest}, the nearest other, lie "
         f"as far below by chance in {chances[nearest]:.2g} of cases"
     )
+    if without:
+        because += f"; {without} other sites have no held-out images, and were not compared"
     theirs = asked.others[asked.rows_of(nearest)]
     evidence: dict[str, float | int | str] = {
         "auc": separation(asked.own, theirs).auc,

@@ -107,5 +107,5 @@ def compute(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: i
         return None
     moved = {name: (update.before[name] - update.after[name])[None] for name, _ in update.network.named_parameters()}
     found = attack.run(moved, update.network, update.shape)
-    result = recovery(found.inputs.reshape(1, *update.shape), truth, shared_out(held)[1], in_order=False)
+    result = recovery(found.inputs.reshape(1, *update.shape), truth, held, in_order=False)
     return Finding(attack.name, str(attack), result.verdict(), draw=result.draw)

@@ -197,18 +197,23 @@ def other_releases(kept: Kept, group: Mapping[str, Release], lines: LedgerLines)
 
 
 def releases_at_once(kept: Kept, group: Mapping[str, Release], lines: LedgerLines) -> dict[str, Release]:
-    """What other sites kept of the same operation, round and step, held against their ledgers as well."""
+    """What other sites kept of the same operation, round and step; not what their ledgers do not confirm."""
     ((site, release),) = group.items()
     when = (release.operation, release.round, release.step)
-    found = {
+    return {
         name: one
         for name, of_site in kept.items()
         for one in of_site
-        if name != site and (one.operation, one.round, one.step) == when
+        if name != site and (one.operation, one.round, one.step) == when and _is_confirmed(name, one, lines)
     }
-    for name, one in found.items():
-        check_against_ledger(name, one, lines.get(name, []))
-    return found
+
+
+def _is_confirmed(site: str, release: Release, lines: LedgerLines) -> bool:
+    try:
+        check_against_ledger(site, release, lines.get(site, []))
+    except WorkFailed:  # damage at another site does not stop the audit of this one
+        return False
+    return True
 
 
 def _is_wanted(parcel: Parcel, kinds: tuple[str, ...], summed: bool) -> bool:

@@ -225,9 +225,8 @@ class Watch:
     def run(self, submission: Submission, job: str) -> JsonObject:
         """The result of the run; WorkFailed or BadInput if there is none."""
         self.display.started(submission.study, submission.study.sites.site_names(), 1)
-        attempts, before = 0, 0
+        attempts, before, self._server_begun = 0, 0, self._begun()
         while True:
-            self._server_begun = self.administration.begun()
             if self._follow(submission, job) == "cancelled":
                 raise WorkFailed(STOPPED)
             outcome = self.administration.outcome(job)
@@ -238,6 +237,7 @@ class Watch:
                 raise WorkFailed(f"the run stopped {ATTEMPTS} times in a row; `polyclinic deploy logs server` says why")
             self.say(outcome.reason if outcome and outcome.reason else f"job {job} was lost")
             submission = Submission(submission.study, submission.name, resume=True)
+            self._server_begun = self._begun()  # before: a restart after it is noticed
             job = self.administration.submit(submission)
             self.say(f"going on after round {self._round} as job {job}")
 
@@ -265,15 +265,21 @@ class Watch:
     def _is_restarted(self, job: str) -> bool:
         """Whether the server is another process than the one that began the job: it does not run the job any more, and
         yet it may call it running for ever."""
-        try:
-            if self.administration.begun() == self._server_begun:
-                return False
-        except WorkFailed:  # it is gone, and will be waited for
+        begun = self._begun()
+        if begun is None:  # it is gone, and will be waited for
+            return False
+        if self._server_begun in (None, begun):
+            self._server_begun = begun
             return False
         self.say("the server is back, and was restarted")
         with contextlib.suppress(WorkFailed):
             self.administration.stop(job, now=True)
         return True
+
+    def _begun(self) -> float | None:
+        with contextlib.suppress(WorkFailed):
+            return self.administration.begun()
+        return None
 
     def _status(self, job: str) -> str:
         """The status of a job; a server that is gone is waited for."""

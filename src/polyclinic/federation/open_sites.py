@@ -146,9 +146,9 @@ class OpenSites:
             if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES and files <= self.FILES:
                 return
             if not site.memory and site.name not in group:
+                self._save(site)
                 states -= self._bytes.pop(site.name)
                 files -= self._files.pop(site.name)
-                self._save(site)
                 del self._sites[site.name], self.gates[site.name]
 
     def open(self, name: str) -> Site:
@@ -157,7 +157,6 @@ class OpenSites:
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)
-        self._files[name] = data.mapped_files
         if name not in self.ledgers:
             anchor = AnchorFile(spec.anchors / f"{spec.folder.name}.json") if spec.anchors else None
             path = spec.folder / "ledger" / f"{name}.jsonl"
@@ -174,6 +173,7 @@ class OpenSites:
         folder = spec.folder / "sites" / name
         folder.mkdir(parents=True, exist_ok=True)
         secret = secret_in(folder) if spec.policy.deployed else ""
+        self._files[name] = data.mapped_files
         return Site(
             name=name,
             seed=spec.seed,

@@ -34,7 +34,7 @@ from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.stacked_generators import train_generators
 from polyclinic.methods.shared.synthetic_buffer import Tensors
 from polyclinic.training.replayed import ReplayedBatches
-from polyclinic.training.stacking import can_stack
+from polyclinic.training.stacking import can_stack, has_dropout
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -269,7 +269,7 @@ class FedER(LocalWork, PeerMethod):
 
     def may_stack(self, trainer: TrainerLike, sites: int, operation: str) -> bool:
         if operation == "prepare":  # generators of the cache are taken one by one
-            return trainer.stacked != "never" and not self.reuse_generators
+            return trainer.stacked != "never" and not self.reuse_generators and not has_dropout(trainer.model)
         return super().may_stack(trainer, sites, operation)
 
     def needs_generator(self) -> bool:

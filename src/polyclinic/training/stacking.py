@@ -249,10 +249,14 @@ def can_stack(trainer: Trainer, members: int) -> bool:
     """Whether the study wants it, and networks learn in a stack what they learn alone, up to rounding."""
     if trainer.stacked == "never" or (trainer.stacked == "auto" and members < FEWEST_NETWORKS):
         return False
-    drops = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in trainer.model.modules())
     known = type(trainer.task) in (Classification, Regression)
     plain = trainer.privacy is None and not trainer.optimizer.keep_state and "mixup" not in trainer.optimizer.augment
-    return known and plain and not drops
+    return known and plain and not has_dropout(trainer.model)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Then a network draws from torch's global state, which sites that work together would share."""
+    return any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in model.modules())
 
 
 def is_worthwhile(members: Sequence[Member]) -> bool:

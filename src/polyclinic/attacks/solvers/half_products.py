@@ -16,8 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from polyclinic.generators.triton_check import kernels_work
-
 #: the largest number after scaling; products of two such are summed in float32, where they fit by far
 LARGEST = 2.0**14
 #: the largest sum of a convolution, whose outputs are float16 as well
@@ -41,6 +39,8 @@ def in_half(tensor: Tensor) -> bool:
 @functools.cache
 def passes_work(device: torch.device) -> bool:
     """Whether Triton's passes give what torch gives; tried once in a process."""
+    from polyclinic.generators.triton_check import kernels_work  # here: the attacks' benchmarks need torch only
+
     if not kernels_work(device):
         return False
     from polyclinic.attacks.solvers import triton_kernels
