@@ -26,11 +26,13 @@ def draws(count: int, name: str, mean: float = 0.0) -> Tensor:
 
 
 def test_rmia_by_hand():
-    """Ratios 2, 1 and 0 against a population of the last two: member beats both; each of the others all but itself."""
+    """Ratios 2, 1 and 0.25; the last two are the population: the member beats both, each of them ties with itself."""
     observed = torch.tensor([0.8, 0.4, 0.1]).log()
     shadows = torch.tensor([[0.4, 0.4, 0.4], [0.4, 0.4, 0.4]]).log()
     population = torch.tensor([False, True, True])
-    assert rmia(observed, shadows, population).tolist() == [1.0, 1.0, 0.0]
+    assert rmia(observed, shadows, population).tolist() == [1.0, 0.75, 0.25]
+    alike = rmia(torch.zeros(6), torch.zeros(4, 6), torch.arange(6) >= 3)
+    assert len(set(alike.tolist())) == 1  # nobody is told by a tie
     with pytest.raises(BadInput, match="RMIA takes scores"):
         rmia(observed, shadows, population & False)
 

@@ -148,15 +148,16 @@ def rmia(observed: Tensor, shadows: Tensor, population: Tensor, *, gamma: float 
     `observed` [N] and `shadows` [S, N]: log probabilities of the true class (or minus the loss) under the attacked
     model and under S reference models, of which half saw each candidate. The likelihood ratio of a candidate is its
     probability under the attacked model over its mean under the reference models. The score is the share of the
-    images `population` (bool [N], not trained on) whose ratio it beats by the factor `gamma`; itself left out.
+    images `population` (bool [N], not trained on) whose ratio it beats by the factor `gamma`; ties count half.
     """
     if shadows.shape[1:] != observed.shape or population.shape != observed.shape or not bool(population.any()):
         raise BadInput("membership: RMIA takes scores [N], of reference models [S, N], and a population bool [N]")
     count = torch.tensor(float(len(shadows)), dtype=torch.float64).log()
     ratio = observed.double() - (shadows.double().logsumexp(0) - count)
-    beaten = ratio[:, None] - ratio[None, population] >= torch.tensor(gamma, dtype=torch.float64).log()
-    own = population.double()  # an image of the population beats itself where gamma is 1
-    return (beaten.double().sum(1) - own * float(gamma <= 1)) / (population.sum() - own).clamp(min=1)
+    ahead = ratio[:, None] - ratio[None, population] - torch.tensor(gamma, dtype=torch.float64).log()
+    # ties count half for everybody, an image of the population beside itself included: images that no model tells
+    # apart must have the same score, whoever was trained on
+    return ((ahead > 0).double() + 0.5 * (ahead == 0).double()).mean(1)
 
 
 def _moments(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
