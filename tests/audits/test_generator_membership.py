@@ -96,7 +96,8 @@ def test_members_of_a_generator_that_remembers_are_found():
         assert one.verdict.leak
         assert one.verdict.evidence["hits_rare_low"] <= one.verdict.evidence["hits_rare"]
         assert one.verdict.evidence["auc_class_0"] > 0.7
-        assert one.assumed == ["reference generators are trained for less than the study's own: steps 100"]
+        (words,) = one.assumed
+        assert words.startswith("reference generators are trained for less than the study's own: steps 100;")
 
 
 def test_images_of_others_are_no_leak_and_the_planted_one_is_found_with_the_same_references(monkeypatch):

@@ -162,3 +162,9 @@ def test_status_tells_when_all_sites_are_lost(tmp_path, monkeypatch, clock, late
     silences = administration.silences(patient=True)
     assert all((silence >= admin.SILENT) is lost for silence in silences.values())
     assert waited == ([] if clock == 1000.0 else [admin.TELLS])
+
+
+def test_a_server_that_is_gone_when_the_watch_begins_is_waited_for(watch):
+    server = Server(DONE)
+    server.begun = lambda: (_ for _ in ()).throw(ServerGone("no server answers"))
+    assert watch(server) == {"rounds": 2}

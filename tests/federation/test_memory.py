@@ -17,7 +17,7 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.open_sites import room_for_states
+from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
 from polyclinic.federation.state import SiteState
 from polyclinic.methods.shared import averaging
@@ -169,6 +169,19 @@ def test_states_in_memory_are_bounded_by_their_size(tmp_path, kilobytes):
     for site in SITES:
         host.handle(Call(site, "keep", 2))
         assert float(host.resident()[-1].state["count"]) == 3
+
+
+def test_a_disk_that_is_full_is_told_again_and_again(tmp_path, monkeypatch):
+    """A state that could not be written stays in memory, and the next site says the same."""
+    host = host_in(tmp_path, kilobytes=0)
+    host.handle(Call("s0", "keep", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenSites, "_save", lambda self, site: (_ for _ in ()).throw(OSError(28, "no space")))
+        for site in ("s1", "s2"):
+            with pytest.raises(OSError, match="no space"):
+                host.sites.get(site)
+    host.handle(Call("s0", "keep", 1))
+    assert float(host.sites.get("s0").state["count"]) == 2
 
 
 @pytest.mark.parametrize(("pages", "room"), [(2**14, 2**28), (2**22, 2**29), (2**28, 2**30), (None, 2**28)])

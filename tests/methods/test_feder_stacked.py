@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan import fit_together
+from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import stacked_generators
 from polyclinic.training import stacking
 
@@ -68,3 +71,10 @@ def test_generators_that_cannot_be_stacked_are_trained_one_by_one(go, monkeypatc
     alone = go(method={"rounds": 1}, engine={"stacked": "never", "checkpoint_every": 1})
     a, b = states_of(alone.folder), states_of(failed.folder)
     assert all(torch.equal(a[key], b[key]) for key in a if "/generator/" in key)
+
+
+@pytest.mark.parametrize(("layer", "together"), [(nn.Dropout(0.5), False), (nn.Dropout(0.0), True)])
+def test_sites_whose_network_has_dropout_prepare_alone(layer, together):
+    """They would draw from one stream."""
+    trainer = SimpleNamespace(stacked="always", model=nn.Sequential(layer))
+    assert FedER(reuse_generators=False).may_stack(trainer, 3, "prepare") is together

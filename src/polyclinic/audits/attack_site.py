@@ -149,7 +149,8 @@ def site_findings(seen: Seen, truth: Truth, others: OtherSites) -> list[Finding 
     cases = truth.cases(count)
     known = cases is not None and others.cases is not None
     asked = Asked(own, theirs, others.sites, cases[1] if known else None, others.cases if known else None)  # type: ignore[index]
-    return [image_finding(seen, asked), origin_finding(seen, asked)]
+    without = len(seen.tools.assembly.prepared.names) - 1 - len(set(others.sites))
+    return [image_finding(seen, asked), origin_finding(seen, asked, without)]
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,12 @@ def image_finding(seen: Seen, asked: Asked) -> Finding:
     return Finding(NAME, THREAT, Verdict(leak, because, evidence), draw=draw, question=QUESTION)
 
 
-def origin_finding(seen: Seen, asked: Asked) -> Finding:
+def origin_finding(seen: Seen, asked: Asked, without: int = 0) -> Finding:
     """Whether the update points to its own site: images of this site gain more than those of each other site.
 
-    Every other site must be excluded, so the largest of the chances counts (an intersection-union test)."""
+    Every other site must be excluded, so the largest of the chances counts (an intersection-union test). `without`:
+    how many other sites have no images to compare with."""
     chances = {site: asked.chance_beside(site) for site in dict.fromkeys(asked.sites)}
-    without = len(seen.tools.assembly.prepared.names) - 1 - len(chances)
     nearest = max(chances, key=lambda site: chances[site])
     place, leak = asked.place(), chances[nearest] <= seen.tools.level
     because = (
